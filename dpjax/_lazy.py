@@ -17,12 +17,12 @@ from typing import Any
 
 from dpjax import _moved
 
-# package -> public name -> (module, name there)
+# Names of all lazy packages: package -> public name -> (module, name in that module).
 _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
 def _read(file: str) -> dict[str, tuple[str, str]]:
-  """Maps each public name of a file to (module, name there).
+  """Maps each public name of a file to (module, name in that module).
 
   The source is the file's imports under `if TYPE_CHECKING:`."""
   names = {}
@@ -53,7 +53,7 @@ class _Package(types.ModuleType):
     is_own_module = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
     if module and is_own_module and isinstance(value, types.ModuleType):
       if module == self.__name__:
-        # The listed object is the module itself.
+        # The listed object is the module itself, so it is set below.
         pass
       elif module == value.__name__:
         value = getattr(value, name_there)
@@ -62,8 +62,8 @@ class _Package(types.ModuleType):
     super().__setattr__(name, value)
 
   def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-    # By its name, as cloudpickle does for plain modules. Ray and Flower send functions that name a
-    # package of dpjax to other processes, and a subclass of modules has no rule of its own there.
+    # A package is pickled by its name. Cloudpickle does so for plain modules, but has no rule for a
+    # subclass. Ray and Flower send other processes functions that name a package of dpjax.
     return importlib.import_module, (self.__name__,)
 
 
@@ -79,7 +79,7 @@ def _resolved(package: str, name: str) -> Any:
 
 
 def listed(package: str) -> Mapping[str, tuple[str, str]]:
-  """Returns public name -> (module, name there) of a package made by `attach`."""
+  """Returns public name -> (module, name in that module) of a package made by `attach`."""
   return types.MappingProxyType(_LISTED[package])
 
 
@@ -91,7 +91,8 @@ def attach(
   The package's modules become attributes too, although `__all__` leaves them out.
 
   Args:
-    package: `__name__` of the package. file: its `__file__`.
+    package: `__name__` of the package.
+    file: `__file__` of the package.
   """
   _LISTED[package] = _read(file)
   module = sys.modules[package]

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Modules that moved after version 0.1.
+# Modules that moved after version 0.1: old name -> present name.
 MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
   "dpjax.accounting.documents": "dpjax.experiments.checks.documents",
@@ -60,7 +60,8 @@ MOVED = {
   "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
 
-# Package that was one module in version 0.1 -> new places of names that the package does not list.
+# Packages that were one module in version 0.1. Each is mapped to the modules that now hold names
+# which the package does not list.
 NAMES = {
   "dpjax.federated.algorithms": (
     "dpjax.federated.round",
@@ -70,7 +71,7 @@ NAMES = {
   "dpjax.federated.aggregators": ("dpjax.federated.aggregators.geometric_median",),
 }
 
-# Public names that changed after version 0.1 -> their present places.
+# Public names that changed after version 0.1: old name -> present name.
 RENAMED = {
   "dpjax.noise.check_paid": "dpjax.noise.check_accounted",
   "dpjax.relevance.Streams": "dpjax.relevance.Keys",
@@ -97,7 +98,8 @@ def home(name: str) -> str | None:
 def attribute(package: str, name: str) -> object:
   """Returns what a former attribute of a package is now, and warns.
 
-  It is a moved module, or a name in `NAMES` or `RENAMED`. AttributeError for any other name.
+  The attribute is a moved module, or a name covered by `NAMES` or `RENAMED`. Any other name raises
+  AttributeError.
   """
   old = f"{package}.{name}"
   if old in RENAMED:
@@ -127,12 +129,13 @@ class _Alias(importlib.abc.Loader):
     return module
 
   def exec_module(self, module: types.ModuleType) -> None:
-    # Python has set the alias's spec on the module. With it, a reload would use the old name.
+    # Python has set the alias's spec on the module, so a reload would use the old name. The true
+    # spec is put back.
     module.__spec__ = self.spec
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds modules by their old names."""
+  """Finds modules by their old names, and warns about the new ones."""
 
   def find_spec(
     self,
@@ -154,13 +157,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install() -> None:
   """Makes old names importable; a second call does nothing."""
   if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    # Stands before Python's own finder, which would load a second copy of each module: the
-    # alias `dpjax.runs` has the new folder as its `__path__`.
+    # This finder must come before Python's own finder. That one would load a second copy of each
+    # module, since the alias `dpjax.runs` has the new folder as its `__path__`.
     sys.meta_path.insert(0, _Finder())
 
 
 def names_of_module(module: str, **new_names: str) -> Callable[[str], Any]:
-  """Returns a module's `__getattr__` that reads old names, and warns."""
+  """Returns a `__getattr__` for a module, which gives old names their new values, and warns."""
 
   def get(name: str) -> Any:
     if name not in new_names:
@@ -244,7 +247,7 @@ def rename_keywords(
 
 
 def warn(old: str, new: str, stacklevel: int) -> None:
-  """Issues the DeprecationWarning that names the new name."""
+  """Warns that `old` is now called `new`, and goes with the next release."""
   warnings.warn(
     f"{old} is {new} now; the old name goes with the next release",
     DeprecationWarning,

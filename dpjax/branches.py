@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-# Name scope of each operation in such a branch. `parallel.programs` looks for it.
+# Name scope of all operations in a rarely taken branch. `parallel.programs` looks for this name.
 RARE = "rarely_taken"
 
 _Args = ParamSpec("_Args")

@@ -34,8 +34,8 @@ class Columns:
   """A dict of arrays with one leading axis: `columns[indices]` is a dict of the same names.
 
   Args:
-    tree: dict of arrays [n, ...], NumPy's or JAX's; dicts, tuples and lists of arrays may stand
-      in it, too.
+    tree: dict of arrays [n, ...] of NumPy or JAX. It may also hold dicts, tuples and lists of
+      such arrays.
     name: name of the dict in error messages.
 
   Raises:
@@ -46,7 +46,8 @@ class Columns:
   (3, [2.0, 0.0], {'age': (), 'text': (5,)})
   """
 
-  # Callers ask every data set for these two: no common dtype, and only the row axis is shared.
+  # Callers read these two attributes of every data set. The arrays have no common dtype, and share
+  # only the row axis.
   dtype = None
   ndim = 1
 
@@ -56,7 +57,8 @@ class Columns:
     size = 0
     for place, leaf in _named(tree, name):
       shape = getattr(leaf, "shape", None)
-      # Types that select by label, such as a pandas Series, have `iloc` to select by place.
+      # Types that select by label, such as a pandas Series, have `iloc` to select by place. They
+      # are refused, since indices are places.
       if shape is None or hasattr(leaf, "iloc"):
         raise UserError(
           f"must be an array [n, ...], got {type(leaf).__name__}; np.asarray makes one",
@@ -85,7 +87,7 @@ class Columns:
     return jax.tree.map(lambda leaf: leaf[indices], self.tree)
 
   def __array__(self, *args: Any, **named: Any) -> np.ndarray:
-    # NumPy would make an array of objects of it.
+    # Without this method NumPy would make an array of objects.
     raise UserError("is a dict of arrays, and one array is needed", field="x")
 
   @property
@@ -95,7 +97,7 @@ class Columns:
 
   @property
   def nbytes(self) -> int:
-    """Returns the bytes of all arrays."""
+    """Returns the number of bytes of all arrays together."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.tree))
 
   @property
@@ -117,7 +119,7 @@ class Columns:
 def by_place(data: Any, name: str = "data") -> Any:
   """Wraps a dict of arrays in `Columns`; returns any other data unchanged.
 
-  A plain dict would not do: its `len` is the number of names, not of examples.
+  The `len` of a plain dict would be the number of names, not of examples.
 
   >>> len(by_place({"x": np.zeros((4, 2)), "y": np.zeros(4)})), len(by_place(np.zeros(3)))
   (4, 3)
@@ -128,7 +130,7 @@ def by_place(data: Any, name: str = "data") -> Any:
 def _named(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
   try:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-  # JAX sorts the names of a dict, which must be comparable.
+  # JAX sorts the names of a dict, so they must be comparable.
   except (TypeError, ValueError) as error:
     raise UserError("must have names of one type, such as text", field=name) from error
   for path, leaf in leaves:

@@ -30,7 +30,7 @@ def sync_folder(path: str | os.PathLike) -> None:
 def sync(path: str | os.PathLike, mode: int | None = None) -> None:
   """Makes a file, or the names in a folder, survive a loss of power.
 
-  `mode`: permission bits to set first; None keeps those it has."""
+  `mode`: permission bits to set first; None leaves them as they are."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     if mode is not None:
@@ -75,7 +75,8 @@ def replace_file(
     os.replace(new, path)
     sync_folder(path.parent)
   finally:
-    # If nothing can be written, there is nothing to remove.
+    # An error here must not hide the error of the write. Without a temporary file there is nothing
+    # to remove.
     with contextlib.suppress(OSError):
       new.unlink(missing_ok=True)
 

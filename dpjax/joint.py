@@ -28,7 +28,8 @@ from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# The field of a part that holds its noise. `JointPlan.calibrated` scales all of them together.
+# Field with the noise multiplier of a part. `JointPlan.calibrated` scales the noise multipliers of
+# all parts that are not fixed by one factor.
 _NOISE = "noise_multiplier"
 
 
@@ -44,20 +45,20 @@ class JointPlan:
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
     neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
-      the first mechanism.
+      the first mechanism, or add_or_remove_one if it states none.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
   protects. Each plan must run on its `batches`, each mechanism on the data, and none more often
-  than `allowed(name)`. Parts may run in any order and by turns, and each may depend on what was
-  released before: their parameters are fixed here, so this is concurrent composition (Vadhan and
-  Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
-  the same data, which never makes epsilon smaller.
+  than `allowed(name)`. Parts may run in any order, and their steps may alternate. Each may depend
+  on what was released before. The parameters of all parts are fixed here, so this is concurrent
+  composition (Vadhan and Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are
+  accounted as if they read the same data, which never makes epsilon smaller.
 
   Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
   independently, which no ledger can detect.
 
-  Quote the epsilon of the joint plan. That of one plan leaves the other parts out.
+  Quote the epsilon of the joint plan. The epsilon of one plan leaves the other parts out.
 
   >>> from dpjax import PoissonSampler, mechanisms
   >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
@@ -98,7 +99,8 @@ class JointPlan:
           value=name,
         )
       validate.integer_at_least(1, **{f"times[{name!r}]": count})
-    # Read-only copies: a caller who changes the dict later must not change what was checked.
+    # Read-only copies are kept, so that a caller who changes the dict does not change what was
+    # checked.
     freeze = types.MappingProxyType
     object.__setattr__(self, "parts", freeze(dict(self.parts)))
     object.__setattr__(self, "times", freeze(dict(self.times)))
@@ -126,7 +128,8 @@ class JointPlan:
       )
 
   def _checked_relation(self) -> NeighboringRelation:
-    """Returns the relation that all plans share; without a plan, that of the first mechanism."""
+    """Returns the relation that was asked for. "" stands for that of the plans, or, without a plan,
+    that of the first mechanism. Raises UserError if a plan has another relation."""
     stated = {
       name: str(part.neighboring_relation)
       for name, part in self.parts.items()
@@ -189,7 +192,7 @@ class JointPlan:
       except UserError as error:
         return error.at(f"parts[{name!r}]")
     try:
-      # Each part may have a proof by itself, and the parts together none.
+      # Even if each part has a proof by itself, the parts together may have none.
       accountable(self.event(), relation, accountant)
     except UserError as error:
       return error
@@ -220,7 +223,7 @@ class JointPlan:
 
     Raises:
       UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a noise multiplier of 0 in the others; or what the class raises.
+        a part whose noise may change has none; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -245,14 +248,15 @@ class JointPlan:
 
     def scaled(scale: float) -> JointPlan:
       changed = {
-        # Converted to float, since a half-precision multiplier could round the noise down.
+        # The multiplier is converted to float, since half precision could round the noise down.
         name: dataclasses.replace(part, **{_NOISE: float(getattr(part, _NOISE)) * scale})
         for name, part in shares.parts.items()
         if name in free
       }
       return dataclasses.replace(shares, parts={**shares.parts, **changed})
 
-    # The share of delta reserved for draws above a capacity is fixed. Capacities follow below.
+    # The share of delta reserved for draws above a capacity is fixed here. The capacities are
+    # fitted to it at the end.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
     left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
     kept = dict.fromkeys(free, 0)
@@ -279,11 +283,15 @@ class JointPlan:
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
     """Returns these parts, with plan deltas so small that overflow fits into the joint share.
 
-    Let B be the abort probability of a plan, and own the plan's own epsilon. The plan sizes its
-    capacity so that (1 + e^own) B <= the share of its own delta. All parts together need
-    (1 + e^epsilon) sum B <= the share of the joint delta. A smaller delta of a plan makes its B
-    smaller. Its own epsilon then grows, which makes B smaller still, so one division by the excess
-    is enough.
+    A plan with epsilon e aborts with a probability B. It sizes its capacity so that
+    (1 + exp(e)) B <= the share of the plan's delta. All parts together need
+    (1 + exp(epsilon)) sum B <= the share of the joint delta. So a plan's delta is divided by
+    (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta raises e, which makes B
+    smaller still, so one division is enough.
+
+    Args:
+      epsilon: epsilon of all parts together.
+      padded: names of the plans whose batches can overflow.
     """
     changed = {}
     for name in padded:
@@ -300,7 +308,7 @@ class JointPlan:
     return self.parts[name]
 
   def fitted(self, num_examples: int) -> JointPlan:
-    """Returns a joint plan in which each sampler has the least capacity that delta allows.
+    """Returns a joint plan in which each sampler has the smallest capacity that delta allows.
 
     Args:
       num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
@@ -389,7 +397,10 @@ class JointPlan:
   def _set_aside(
     self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
   ) -> float:
-    """Returns how much of delta to reserve for draws above the capacities of all plans."""
+    """Returns how much of delta to reserve for draws above the capacities of all plans.
+
+    Raises UserError if no amount is enough.
+    """
     validate.open_unit(delta=delta)
     counts = self._counts(steps)
     chances = [
@@ -406,7 +417,7 @@ class JointPlan:
       least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even at all of delta, so the size of the reserve does not matter.
+      # Epsilon is infinite even if nothing is reserved, so any amount will do.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -419,7 +430,8 @@ class JointPlan:
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:
-    """Returns plan name -> log of the largest allowed chance that a draw exceeds its capacity."""
+    """Returns plan name -> log of the largest allowed probability that one draw exceeds the plan's
+    capacity. Plans whose draws cannot exceed it are left out."""
     plans = {name: self.parts[name] for name in self.parts if self._can_overflow(name)}
     return {
       name: overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps)
@@ -453,7 +465,7 @@ class JointPlan:
       raise UserError(
         "must be a string, not empty",
         field="noise_key_id",
-        # Not shown, as it may be the key itself.
+        # The value is not shown, as it may be the key itself.
         value=Verbatim(type(noise_key_id).__name__),
       )
     part = self[name]
@@ -490,7 +502,10 @@ class JointPlan:
   def _check_key(
     self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
   ) -> None:
-    """Raises UserError if noise was already drawn from this key."""
+    """Raises UserError if another part used this key, or an earlier call of this mechanism.
+
+    A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
+    """
     counts_steps = isinstance(self.parts[name], Plan)
     for charge in ledger.charges:
       other, _, key = charge.noise_key_id.partition("/")
@@ -528,7 +543,7 @@ class JointPlan:
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A repeated first step can cost more than a first and a second step do.
+      # Steps may differ in cost. Two first steps can cost more than a first and a second one.
       if charge.first_step != ran[name]:
         raise UserError(
           f"must hold each step of a part once, in order; after {ran[name]} steps it goes on at "
@@ -566,7 +581,8 @@ class JointPlan:
 
   @functools.cached_property
   def _starts_of_runs(self) -> dict[str, list[int]]:
-    """Returns plan name -> steps at which a new run of equal steps begins, if its steps differ."""
+    """Returns plan name -> steps at which a new run of equal steps begins. Plans whose steps are
+    all alike are left out."""
     starts = {}
     for name, part in self.parts.items():
       if isinstance(part, Plan) and not part.steps_alike:
@@ -591,12 +607,12 @@ class JointPlan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Returns the unproved assumptions about the parts. With any, epsilon is only claimed."""
+    """Returns the unproved assumptions about the parts; empty if epsilon is proved."""
     found = []
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      # A subclass of a plan may state an event of its own.
+      # A user's subclass of Plan may state another event than Plan does.
       if not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)

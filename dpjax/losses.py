@@ -38,7 +38,7 @@ def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Arra
 
 
 def _cross_entropy(logits: Array, labels: Array) -> Array:
-  """Cross-entropy in nats: logits [..., K], integer labels [...] -> [...]."""
+  """Returns cross-entropies in nats, [...], of logits [..., K] and integer labels [...]."""
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   return jax.nn.logsumexp(logits, axis=-1) - picked
 
@@ -57,7 +57,7 @@ def _integers(value: Any, name: str, rank: int) -> Array:
 def softmax_cross_entropy(apply: Apply) -> LossFn:
   """Cross-entropy of one example's logits [1, K] with its integer label `example.y`.
 
-  In nats: log sum_k exp(logits[k]) - logits[y], in float32 or wider even if the model returns
+  It is log sum_k exp(logits[k]) - logits[y] nats, in float32 or wider even if the model returns
   bfloat16. `dpjax.data` checks that labels are in [0, K); this loss does not.
 
   Raises:
@@ -95,7 +95,7 @@ def sigmoid_cross_entropy(apply: Apply) -> LossFn:
   def loss(params: Params, example: Example) -> Array:
     logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
     labels = jnp.asarray(example.y)
-    # Nothing is broadcast: one label against many logits would be another loss.
+    # Shapes must be equal: broadcasting one label to many logits would make another loss.
     if labels.shape != logits.shape:
       raise UserError(
         f"must hold 0 or 1 for each of {logits.shape[0]} logits, got shape {labels.shape}",
@@ -128,7 +128,7 @@ def mean_squared_error(apply: Apply) -> LossFn:
         f"{jnp.shape(outputs)}",
         field="example.y",
       )
-    # Both are flat, so that nothing is broadcast.
+    # Outputs and targets are flattened, so that neither is broadcast to the other's shape.
     error = trees.at_least_float32(jnp.asarray(outputs)).ravel() - target.ravel()
     return jnp.mean(error * error)
 
@@ -145,8 +145,8 @@ def next_token(
 ) -> LossFn:
   """Cross-entropy of the tokens of one example, each given those before it in its sequence.
 
-  An example is one sequence, `example.x` tokens [T] (m = 1); apply gets [m, T - 1] and returns
-  logits [m, T - 1, V], and must be causal. `example.y` is unused.
+  An example is one sequence of tokens, `example.x` [T], and m = 1. `apply` gets tokens [m, T - 1],
+  returns logits [m, T - 1, V], and must be causal. `example.y` is unused.
 
   No loss is divided by anything that depends on other examples. Dividing by the tokens of the
   whole batch, as is usual without privacy, would let every example change the gradients of all
@@ -155,11 +155,12 @@ def next_token(
 
   Args:
     padding_id: targets equal to it are left out; a loss without any other target is 0.
-    sequences: whether an example is several sequences of one user, `example.x` tokens [m, T].
-    reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
-      examples then weigh more.
-    weights: targets [m, T - 1] -> their weights [m, T - 1], at least 0; it must use nothing
-      but these targets. "mean" is then the weighted mean: sum of w * loss / sum of w.
+    sequences: whether an example is m sequences of one user, with `example.x` tokens [m, T].
+    reduction: "mean" or "sum" over the tokens of the example. With "sum", long examples weigh
+      more before clipping.
+    weights: function of targets [m, T - 1] that returns their weights [m, T - 1], at least 0. It
+      must use nothing but these targets. "mean" is then the weighted mean, sum of w * loss / sum of
+      w.
 
   Raises:
     UserError: during tracing: tokens that are no integers or not of one example, fewer than 2
@@ -189,7 +190,7 @@ def next_token(
       raise UserError(f"must return logits {wanted} {shapes}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # An uncounted loss may be infinite, and 0 times infinity is NaN. So it is replaced by 0.
+    # A loss of weight 0 may be infinite, and 0 times infinity is NaN. So that loss is set to 0.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total

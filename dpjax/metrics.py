@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 
 
-# Bounded, so that a long session frees its models.
+# The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   """Returns a jitted function of one batch -> [hits, sum of cross-entropies, number of answers].
@@ -34,7 +34,7 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     if padding_id is not None:
       # An example's mask applies to all of its sequences.
       mask = jnp.repeat(mask, x.size // x.shape[-1] // len(x))
-      # Flattens the sequences of all examples into rows.
+      # Every sequence becomes a row, also where an example holds several sequences.
       x = x.reshape(-1, x.shape[-1])
       y = x[:, 1:]
       x = x[:, :-1]
@@ -128,7 +128,7 @@ def _summed(
     )
   totals = _compiled(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
-  # float64, since float32 counts stop growing at 2^24.
+  # Sums are in float64, since counts in float32 stop growing at 2^24.
   return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
 
 
@@ -145,7 +145,7 @@ def accuracy(
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
 
 
-# Bounded, so that a long session frees its models.
+# The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
 def _jitted(apply: Apply) -> Callable[..., Array]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
@@ -158,7 +158,7 @@ def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.nd
   if not len(y):
     raise UserError("must hold at least one example", field="dataset.y")
   outputs = []
-  # The last batch is padded: one compilation serves all.
+  # The last batch is padded, so that one compilation serves all batches.
   for x, _, mask in _batches(dataset.x, y, size):
     outputs.append(np.asarray(_jitted(apply)(params, x), np.float64)[mask])
   stacked = np.concatenate(outputs)
@@ -220,9 +220,10 @@ def evaluate_labels(
   """
   logits = _all_outputs(apply, params, dataset, batch_size)
   labels = np.asarray(dataset.y)
-  # NaN is a failure of the model. It is neither above nor below 0, so it counts as wrong.
+  # A NaN logit is a failure of the model. Comparisons with NaN are False, so it counts as wrong.
   right = np.where(labels == 1, logits > 0, logits <= 0)
-  # log(1 + exp(-z)) of the logit towards the right answer, without overflow.
+  # The loss is log(1 + exp(-z)): z is the logit if the label is 1, else its negative. `logaddexp`
+  # does not overflow.
   with np.errstate(invalid="ignore"):
     losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
   return {
@@ -294,11 +295,12 @@ def confusion(
 def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:
   """Returns the share of points whose nearest OTHER point has the same label.
 
-  Distances are Euclidean; of equally near points the first one counts. With classes that an
+  Distances are Euclidean. Among equally near points the first one counts. With classes that an
   embedding was not trained on, the share measures how well the embedding separates them.
 
   Args:
-    points: [n, D], n >= 2. labels: [n].
+    points: [n, D], n >= 2.
+    labels: [n].
 
   >>> nearest_neighbour_accuracy([[0.0], [0.1], [5.0], [5.2], [1.0]], [0, 0, 1, 1, 2])
   0.8
@@ -315,7 +317,8 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   hits = 0
   for start in range(0, len(points), batch_size):
     rows = np.arange(start, min(start + batch_size, len(points)))
-    # Squared distances without the squared length of the row, which changes no minimum.
+    # The squared length of each row is left out of its squared distances. It is the same for all
+    # points, so it does not change which point is nearest.
     distances = lengths - 2 * points[rows] @ points.T
     # A point is not its own neighbour.
     distances[rows - start, rows] = np.inf
@@ -335,7 +338,7 @@ def evaluate_next_token(
 
   `dataset.x` is tokens [n, T], or [n, m, T] where an example is several sequences; apply maps
   [B, T - 1] to logits [B, T - 1, V]. Means are over all tokens that are not `padding_id`, so an
-  example with more tokens weighs more. Perplexity is exp of that mean loss (nats).
+  example with more tokens weighs more. Perplexity is exp of the mean loss, which is in nats.
 
   >>> from dpjax.types import Example
   >>> data = Example(x=np.array([[1, 2, 1, 0]]), y=np.array([0]))

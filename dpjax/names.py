@@ -143,7 +143,7 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
       elif error.is_about(field, path):
         raise
       else:
-        # The error may already name the field's section, so the path is written once.
+        # An error about the field's section already shows the path. It is not shown twice.
         said = error.is_about(field.partition(".")[0], path)
         why = error.must if said else str(error)
       raise UserError(why, field=field, value=path) from error
@@ -168,7 +168,7 @@ def _module(home: str, field: str, path: str) -> Any:
 
 
 def _file(home: str) -> str | None:
-  """Returns the file of a module that cannot be imported; None if it is unknown."""
+  """Returns the file of a module, which need not be importable; None if the file is unknown."""
   try:
     spec = importlib.util.find_spec(home)
   # The package that contains the module cannot be imported either.
@@ -190,9 +190,12 @@ def reason(error: BaseException, file: str | None) -> str:
 
 
 def blame(error: BaseException) -> str | None:
-  """Returns the config's field and `reason`; None if no user's file was in the traceback."""
+  """Returns the config field that names the user's file in an error's traceback, and `reason`.
+
+  It returns None if no user's file is in the traceback.
+  """
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  # A config may also name a part of dpjax by its import path, which is no user's file.
+  # A config may also name a part of dpjax by its import path. The file of dpjax is no user's file.
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
   faulty = next((file for file in theirs if file in files), None)
@@ -211,7 +214,7 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
   """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
 
   For an import path the sha256 covers the file of the module in the path. It also covers the file
-  that defines the object, if that is another one. `code` also covers what these files import.
+  that defines the object, if it is another file. `code` also covers what these files import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}
@@ -235,8 +238,8 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 def weights_file(path: str) -> str:
   """Returns the file or folder of weights that a path stands for.
 
-  For the folder of a run it is params.npz, and for a folder that Flax or Orbax wrote the newest
-  checkpoint. A file stands for itself.
+  A folder of a run stands for the params.npz in it. A folder that Flax or Orbax wrote stands for
+  its newest checkpoint. A file stands for itself.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'

@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Markers of published results of others, so that they differ from those of our own lines.
+# Markers of results that others published. They differ from the markers of our own lines.
 REFERENCE_MARKERS = ("*", "d", "p", "h", "8", "<")
 REFERENCE_COLOR = "#555555"
-# Colour of the other curves of a picture, drawn behind the one that a panel is about.
+# Colour of curves that a panel shows for comparison, behind its main curve.
 CONTEXT_COLOR = "#C8C8C8"
-# Picture widths in inches: one column of most two-column proceedings, and a whole page.
+# Widths of pictures in inches. "single" fits one column of most two-column proceedings, and
+# "double" fits a whole page.
 SIZES = {"single": 3.3, "double": 6.9}
 STYLES = ("grid", "plain", "grey")
 SUFFIXES = (".png", ".pdf", ".svg")
 WITHOUT_PRIVACY = "without privacy"
 _GREYS = ("#000000", "#5A5A5A", "#8C8C8C", "#B0B0B0")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-# Least and largest size in inches. Below the least no tick label of the smallest font fits.
+# Smallest and largest side of a picture, in inches. On a smaller one no tick label would fit.
 _LEAST = 1.0
 _MOST = 40.0
 _FONT_SIZES = (4.0, 24.0)
@@ -57,7 +58,7 @@ _WORDS = {
   "fpr": "false positive rate",
   "tpr": "true positive rate",
 }
-# Data sets, models and methods as their authors write them.
+# Names of data sets, models and methods as their authors write them.
 _PROPER_NAMES = {
   "mnist": "MNIST",
   "fashion_mnist": "Fashion-MNIST",
@@ -130,7 +131,7 @@ class Look:
   def __post_init__(self) -> None:
     for name in ("width", "height"):
       value = getattr(self, name)
-      # `not` also refuses NaN.
+      # The negated comparison also refuses NaN.
       if value is not None and not _LEAST <= value <= _MOST:
         raise UserError(
           f"must be in [{_LEAST:g}, {_MOST:g}] inches", field=name, value=value
@@ -151,7 +152,8 @@ class Look:
     return colors[index % len(colors)]
 
   def dash(self, index: int) -> Any:
-    """Returns the dash pattern of line `index`: solid, except in grey once greys repeat."""
+    """Returns the dash pattern of line `index`. Lines are solid, except where the style "grey"
+    uses the same grey again."""
     return _DASHES[index // len(_GREYS) % len(_DASHES)] if self.style == "grey" else "-"
 
   def across(self, least_width: float) -> int:
@@ -159,7 +161,7 @@ class Look:
     return max(1, int(self.width // least_width))
 
 
-# The look of pictures for which the caller gives none.
+# The look of a picture if the caller gives no look.
 PAGE = Look()
 
 
@@ -204,7 +206,8 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 
 
 def new_figure(look: Look, *, height: float) -> Figure:
-  """Returns an empty figure of the look's size; `height` (inches) serves if the look has none."""
+  """Returns an empty figure of the look's size. `height` (inches) is used if the look has no
+  height."""
   with optional.needed():
     from matplotlib.figure import Figure
 
@@ -244,7 +247,7 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
   labels = [str(handle.get_label()) for handle in handles]
   if not labels:
     return
-  # A handle takes about five letters beside its label.
+  # The line or marker before a label is about as wide as five letters.
   wide = (max(map(len, labels)) + 5) * letter(look.font_size - 0.5)
   columns = int(look.width // wide)
   figure.legend(
@@ -255,7 +258,7 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
 
 
 def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
-  """Returns a line or a marker for a `key`."""
+  """Returns a line or a marker for a `key`. `how` holds options of matplotlib's Line2D."""
   with optional.needed():
     from matplotlib.lines import Line2D
 
@@ -268,8 +271,8 @@ def label_ends(
 ) -> None:
   """Writes names of lines to the right of the axes, at the height of their last point.
 
-  Names that would overlap are moved apart; a thin line leads from each to its point. Call it
-  last: the limits of the axes do not move afterwards.
+  Names that would overlap are moved apart. A thin line leads from each name to the edge of the axes
+  at the height of the last point. Call this function last, since it fixes the limits of the axes.
 
   Args:
     axes: axes that already hold all lines.
@@ -284,8 +287,8 @@ def label_ends(
   figure = axes.get_figure(root=True)
   assert isinstance(figure, Figure)
   FigureCanvasAgg(figure)
-  # Only the layout fixes the height of the axes. `line` is the share of it that one line of text
-  # takes.
+  # The height of the axes is known only after the layout. `line` is the height of one line of text,
+  # as a share of the axes' height.
   figure.draw_without_rendering()
   axes.set_ylim(axes.get_ylim())
   high = axes.get_window_extent().height
@@ -312,7 +315,7 @@ def label_ends(
     )
     if over:
       centers[index] = min(centers[index], above - shown[index][3] / 2)
-  # Ten points to the right of the axes, as a share of their width.
+  # Names begin ten points to the right of the axes. `gap` is this length as a share of their width.
   gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
   for center, (share, text, color, _) in zip(centers, shown):
     axes.annotate(
@@ -374,7 +377,8 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):
-    # Drawn in memory first, so that a killed process leaves the old file or the new one.
+    # The picture is drawn in memory first, so that a killed process leaves the old file or the new
+    # one.
     content = io.BytesIO()
     with matplotlib.rc_context(fixed):
       figure.savefig(content, format=suffix[1:], dpi=_DPI, metadata=dates[suffix])
@@ -391,7 +395,7 @@ def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
 
   smaller = io.BytesIO()
   with Image.open(content) as image:
-    # Without dithering, so that areas of one colour stay of one colour.
+    # Dithering is off, so that an area of one colour keeps one colour.
     few = image.convert("RGB").quantize(
       256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
     )

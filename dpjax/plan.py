@@ -28,20 +28,22 @@ from dpjax.validate import UserError, Verbatim
 
 # Largest number of steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
-# For more steps, calibrating the noise takes a quarter of a minute or more.
+# `Plan.for_data` warns above this number of steps: calibrating the noise then takes a quarter of a
+# minute or more.
 _MANY_STEPS = 2 * 10**6
-# Largest number of examples that NumPy can number.
+# Largest number of examples that an int64 index of NumPy can tell apart.
 _MOST_EXAMPLES = 2**63 - 1
 # `batches` warns if the divisor and the expected batch size differ by more than this factor.
 _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Returns the number of steps of `Plan.for_data`.
+  """Returns the number of steps of `Plan.for_data`, rounded, but at least 1.
+
+  It warns about more than two million steps, for which finding the noise takes long.
 
   Raises:
     UserError: more steps than a transform can count.
-    UserWarning: more than two million steps, for which finding the noise takes long.
   """
   steps = epochs * size / batch_size
   sentence = f"are {steps:.3g} steps of batch_size={batch_size}"
@@ -80,16 +82,16 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns if it is far from the expected batch size.
     num_steps: largest number of updates, all of which the guarantee covers.
-    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
+    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved for draws above the capacity.
     neighboring_relation: "" for the sampler's default.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
     slices: physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
-      example (`dpjax.sampling.Participation`), from which its cost is computed.
-    statistics: private statistics, computed once on the same data before the first step. The
-      cost of the first step includes theirs; `epsilon(steps=0)` does not. Their key may be that
-      of `transform`, or another.
+      example (`dpjax.sampling.Participation`), since the cost depends on that bound.
+    statistics: private statistics, computed once on the same data before the first step. Their
+      cost is part of the first step's cost, so `epsilon(steps=0)` does not include it. They may
+      use the key of `transform`, or another one.
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
@@ -98,8 +100,8 @@ class Plan:
   Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
   is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
   under `neighboring_relation`. All numbers of the plan must be constants. Under
-  add_or_remove_one the number of examples is secret, so none may be computed from it; a number
-  declared without looking at the data may be used.
+  add_or_remove_one the number of examples is secret, so no number of the plan may be computed
+  from it. A number of examples declared without looking at the data may be used.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -180,14 +182,14 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # Called for its checks: it refuses combinations without an analysis.
+      # The events are computed now, since this raises for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
 
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
-    """Returns each step's event; only for a sampler that bounds participation."""
+    """Returns the event of each step. Read it only if the sampler bounds participation."""
     participation = self.sampler.participation
     assert participation is not None
     return accounting.correlated_events(
@@ -222,10 +224,10 @@ class Plan:
 
     Raises:
       UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
-        reaches, or a sampler that has no event.
+        reaches, an unknown option, or a sampler that has no event.
     """
-    # Checked first: who gives a noise multiplier gives no epsilon, and must not be told that
-    # epsilon is missing.
+    # Options are checked first. A caller who gives a noise multiplier gives no epsilon, and must
+    # not be told that epsilon is missing.
     known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
     for name in options.keys() - known:
       if name == "noise_multiplier":
@@ -241,7 +243,7 @@ class Plan:
       raise UserError(
         "give it or epsilon, not both", field="attack", value=Verbatim(repr(attack))
       )
-    # Making a plan with any noise runs its checks before the slow search for the noise.
+    # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -265,8 +267,8 @@ class Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # The search asks a faster accountant where to start. If that one does not know the sampler,
-      # it raises UserError, and the search starts elsewhere.
+      # The search asks a faster accountant where to start. If that accountant does not know the
+      # sampler, UserError is raised, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
@@ -290,30 +292,32 @@ class Plan:
     num_examples: int | None = None,
     **options: Any,
   ) -> Plan:
-    """Returns the plan of a Poisson-sampled run, from its expected batch size and its epochs.
+    """Returns the plan of a Poisson-sampled run, from its expected batch size and number of epochs.
 
-    Sampling probability (batch_size / n), capacity, divisor (batch_size) and number of steps
-    (epochs * n / batch_size, rounded) follow from those two numbers and a size n.
+    With a size n, these two numbers give the sampling probability (batch_size / n), the capacity,
+    the divisor (batch_size) and the number of steps (epochs * n / batch_size, rounded).
 
     n is `num_examples` where given. Otherwise, under add_or_remove_one the size of the data is
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
     relations neighbours have equal sizes, and n is len(data).
 
+    A UserWarning is issued if delta is not below 1 / n, or if there are more than two million
+    steps, for which finding the noise takes a quarter of a minute or more.
+
     Args:
       data: the data that `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps in which each example takes part.
-      epsilon, delta: the guarantee; the noise is the least that keeps it.
+      epsilon, delta: the guarantee. The plan gets the least noise that keeps it.
       attack: in place of epsilon, the most that an attacker may achieve, as for `calibrated`.
       l2_clip_norm: bound on one example's gradient, as for the plan.
-      num_examples: n, a number declared without looking at the data; None for the n above.
+      num_examples: n, a number declared without looking at the data; None for the default of n
+        above.
       options: further fields of the plan, such as `neighboring_relation` and `slices`.
 
     Raises:
-      UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
-        another number out of its range.
-      UserWarning: delta is not below 1 / n; more than two million steps, whose noise takes a
-        quarter of a minute or more to find.
+      UserError: no declared size under add-or-remove-one; a batch size above n; a sampler, a
+        divisor or a number of steps among the options; epsilon or another number out of its range.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -408,9 +412,9 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """Returns the event of the statistics together with `sums`, the event of noisy sums.
+    """Returns `sums`, an event of noisy sums, joined with that of the statistics if there are any.
 
-    Each sum depends on the data and on earlier releases only, so the two compose.
+    Each noisy sum depends only on the data and on earlier releases, so all events compose.
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
@@ -426,7 +430,8 @@ class Plan:
     rule = self.l2_clip_norm.rule
     if self.noise_shape.schedule:
       multiplier *= self.noise_shape.schedule[step]
-    # The noisy sum and the noisy count are one release.
+    # An adaptive rule also releases a noisy count. The noisy sum and the noisy count cost as much
+    # as one Gaussian release with the combined multiplier.
     if rule.adapts:
       multiplier = rule.combined_noise_multiplier(multiplier, self.normalize_by)
     event = self.sampler.event_at(step, accounting.gaussian_event(multiplier))
@@ -442,9 +447,9 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """Returns `event(steps)`, as one Gaussian where it composes to one, which is faster.
+    """Returns `event(steps)`, or one Gaussian event that is equal up to rounding.
 
-    The two are equal up to rounding."""
+    The Gaussian event is returned if there is one: it is faster to account for."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -478,10 +483,10 @@ class Plan:
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
     """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
 
-    A run overflows with probability at most B; `check_capacity` ensures this at the plan's own
-    delta and epsilon. Overflow costs (1 + e^epsilon) B of delta at ANY delta. Below the plan's
-    own delta epsilon is larger, so `OVERFLOW_SHARE` may not be enough. Then the least amount
-    x >= (1 + e^epsilon(delta - x)) B is reserved, on a grid of amounts.
+    `check_capacity` bounds the probability B that a run overflows, so that `OVERFLOW_SHARE` is
+    enough at the plan's delta. At any delta overflow costs (1 + e^epsilon) B of it. At a smaller
+    delta epsilon is larger, so that share may not be enough. Then the least amount
+    x >= (1 + e^epsilon(delta - x)) B on a grid of amounts is reserved.
 
     Raises:
       UserError: no epsilon makes the run private at such a small delta.
@@ -492,14 +497,14 @@ class Plan:
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
     finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
-    # At a larger delta epsilon is smaller, so the plan's own share is enough.
+    # At a larger delta epsilon is smaller, so the share of the plan's delta is enough.
     if delta >= self.delta and finite:
       return delta - OVERFLOW_SHARE * self.delta
     return delta - self._set_aside(delta, steps)
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta. The capacity is chosen for it."""
+    """Returns epsilon of all steps at the plan's delta. The capacity is chosen for this epsilon."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -507,7 +512,10 @@ class Plan:
     return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def _set_aside(self, delta: float, steps: int) -> float:
-    """Returns how much of `delta` to reserve for overflow in `steps` steps, in all."""
+    """Returns how much of `delta` to reserve for overflow in `steps` steps together.
+
+    Raises UserError if no amount is enough.
+    """
     event = self._total(steps)
     aside = accounting.overflow.set_aside(
       lambda left: self._accounted(event, left),
@@ -516,7 +524,7 @@ class Plan:
       least=OVERFLOW_SHARE * self.delta,
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even at all of delta, so the size of the reserve does not matter.
+      # Epsilon is infinite even if nothing is reserved, so any amount will do.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -554,13 +562,14 @@ class Plan:
 
   def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
     """Returns pairs (epsilon, delta) at many epsilons, after `steps` (default: all) steps. All
-    hold at once, and each includes the cost of the abort on a draw above the capacity."""
+    pairs hold at once. Each includes the cost of the abort on a draw above the capacity."""
     return accounting.all_pairs_of(self.privacy_profile(steps))
 
   def privacy_profile(self, steps: int | None = None) -> accounting.Profile:
-    """Returns a function epsilons -> deltas for the state after `steps` (default: all) steps.
+    """Returns a function epsilons -> deltas for the first `steps` (default: all) steps.
 
-    All pairs hold at once, and each includes the cost of the abort on a draw above the capacity.
+    All pairs (epsilon, delta) hold at once. Each includes the cost of the abort on a draw above
+    the capacity.
 
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
     ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
@@ -580,16 +589,16 @@ class Plan:
     """Returns the private Optax transform: `dpjax.clip_and_noise`, or the variant that the plan's
     clip and noise need.
 
-    Put it first in `optax.chain`, in no wrapper. A transform before it would see all examples of
-    a batch, and one example could change the gradients of the others. An Optax transform before
+    Put it first in `optax.chain`, inside no wrapper. A transform before it would see all examples
+    of a batch, and one example could change the gradients of the others. An Optax transform before
     it raises a one-line error. With slices > 1 give the chain to `accumulated`.
 
     `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`, which
-    knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
-    `dpjax.stacked`. The state counts the updates (`spent`). These raise, and give NaN under jit:
-    an update beyond `num_steps`; a state changed by `optax.tree.set`, `jax.tree.map` or similar;
-    the state of a plan with another noise, bound or sampling probability; more examples than the
-    sampler ever draws.
+    already holds its mask, or gradients of `dpjax.per_example_grads`. Wrap bare arrays in
+    `dpjax.stacked`. The state counts the updates (`spent`). An update raises, or gives NaN under
+    jit, if it is beyond `num_steps`; if its state was changed by `optax.tree.set`, `jax.tree.map`
+    or similar; if its state is that of a plan with another noise, bound or sampling probability;
+    or if it gets more examples than the sampler ever draws.
 
     Two mistakes cannot be detected. Each update needs the state that the last one returned: an
     earlier state, whether kept, copied, restored or made by `init` again, draws the same noise
@@ -623,7 +632,7 @@ class Plan:
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
-    # Left out if None, so that marks in older checkpoints of plans without scaling stay valid.
+    # Without scaling the mark leaves its name out, so that marks in older checkpoints stay valid.
     scaling = {} if self.scaling is None else {"scaling": dataclasses.asdict(self.scaling)}
     return of_plan.mark_of(
       {
@@ -672,8 +681,8 @@ class Plan:
     """Returns the cost of the updates that an optimizer state has counted so far.
 
     Args:
-      opt_state: state of the chain that `transform` is in, or anything that holds it, such as the
-        state of `training.dp_sgd`; also one that was restored from a checkpoint.
+      opt_state: state of the chain that begins with `transform`, or a tree that holds this state,
+        such as the state of `training.dp_sgd`. It may come from a checkpoint.
       delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
@@ -710,7 +719,8 @@ class Plan:
     if isinstance(states[0].draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(states[0].draws)
-    # Copies of one state on several devices look like states of several models under vmap.
+    # Copies of one state on several devices look like states of several models under vmap, so both
+    # are refused.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
         f"counts steps by {count.dtype}{list(count.shape)}: must be one integer "
@@ -738,7 +748,8 @@ class Plan:
 
     If the clip norm changes from step to step, `loss_fn` must be the loss divided by
     `transforms.clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan
-    with `scaling` it must be a `transforms.ScaledLoss`, called at its `start`.
+    with `scaling`, `loss_fn` must be a `transforms.ScaledLoss`, and the result takes
+    `loss_fn.start` in place of the parameters.
 
     Raises:
       UserError: a loss that is no `ScaledLoss` in a plan with scaling.
@@ -755,9 +766,12 @@ class Plan:
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
     """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.
 
-    With slices > 1 the result takes the `slices` batches of one step one after the other. Only
-    the last one adds the noise, divides and updates the optimizer's own state, once per step.
-    `rows`: rows of a slice, if several devices need more than the plan has; 0 for the plan's.
+    With slices > 1 the result takes the `slices` batches of one step one after the other. Only at
+    the last batch it adds the noise, divides and updates the optimizer's own state.
+
+    Args:
+      rows: number of rows of a slice, if several devices need more than the plan's; 0 for the
+        plan's number.
     """
     if self.slices == 1:
       return tx
@@ -791,7 +805,7 @@ class Plan:
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
   def fitted_sampler(self, num_examples: int) -> Any:
-    """Returns the sampler with the least capacity that the share of delta for overflow allows.
+    """Returns the sampler with the smallest capacity that the share of delta for overflow allows.
 
     The capacity is enough for `num_examples` + 1 records, too."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
@@ -836,14 +850,14 @@ class Plan:
   @property
   def _size_of_divisor(self) -> int | None:
     """Returns the number of examples whose expected batch size is `normalize_by`; None without
-    a sampling rate, or if the number is below 1 or too large."""
+    a sampling rate, or if the number rounds to 0 or is too large."""
     rate = getattr(self.sampler, "rate", None)
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _size_needed(self, num_examples: int) -> int:
-    """Returns the padded batch size that draws from `num_examples` + 1 examples need; 0 if that
-    of the plan is enough."""
+    """Returns the padded batch size that draws from `num_examples` + 1 examples need; 0 if the
+    plan's padded batch size is enough."""
     padded_batch_size = self.sampler.padded_batch_size
     needed = self.fitted_sampler(num_examples).padded_batch_size
     return needed if padded_batch_size < min(needed, num_examples + 1) else 0
@@ -854,13 +868,16 @@ class Plan:
     """Yields padded, masked batches for steps start .. num_steps - 1. With slices > 1, the draw of
     a step is split into that many consecutive batches, and each drawn example is in one of them.
 
+    A UserWarning is issued if `normalize_by` is far from the expected batch size. That costs no
+    privacy, but makes updates too small or too large.
+
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
-        it has a bool array `present` [n], rows that are False there may be drawn, and contribute
-        zero. If it has a `nominal_size`, the capacity is checked for that number.
+        the data have a bool array `present` [n], rows whose entry is False may be drawn, and
+        contribute zero. If the data have a `nominal_size`, the capacity is checked for that number.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again. Like the key of `transform`, it is
         for one run on one data set: costs of runs compose only if they sample independently.
@@ -870,8 +887,6 @@ class Plan:
     Raises:
       UserError: the sampler's capacity is too small for these data; or they have no rows, or
         cannot be read by index, now or at a later step. The message does not show the draw.
-      UserWarning: `normalize_by` is far from the expected batch size. That costs no privacy,
-        but makes updates too small or too large.
     """
     if rng is None:
       # Without a seed, an interrupted run cannot repeat its draws.
@@ -881,7 +896,7 @@ class Plan:
     num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
-      # Checked here, since NumPy's error would name a drawn index, which is secret.
+      # `present` is checked here, since NumPy's error would name a drawn index, which is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(
@@ -894,9 +909,10 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # Reads the first and the last row, so that unreadable data are reported before any draw.
+    # This reads a row already, so that unreadable data are reported before any draw.
     read = indexed.reader(data, num_examples)
-    # A subset keeps the declared size of the whole data set, and the divisor may fit either.
+    # A subset keeps the declared size of the whole data set. The divisor may fit the size of the
+    # subset or that of the whole.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
 
@@ -912,7 +928,8 @@ class Plan:
     return generate()
 
   def _warn_of_divisor(self, least: int, most: int) -> None:
-    """Warns if the divisor is far from the expected batch size of `least` to `most` examples."""
+    """Warns if the divisor is far from the expected batch size for every number of examples from
+    `least` to `most`. A divisor of 1 is never warned about."""
     sampler = self.sampler
     if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
       return
@@ -975,8 +992,7 @@ class Plan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Returns the unproved assumptions of the plan's epsilon. With any, epsilon is only
-    claimed."""
+    """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     return transforms.assumptions(clip, shape, self.sampler, self.statistics)

@@ -70,7 +70,7 @@ def refuse_inside_optax() -> None:
   It reads the call stack. This gives a clear message, and catches transforms that only select
   leaves by shape. Arithmetic fails in any case, because of the leaves' type.
   """
-  # Skips this function and its caller.
+  # The search begins at the caller's caller: the caller itself is always a part of dpjax.
   frame = sys._getframe(1).f_back
   while frame is not None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -84,8 +84,8 @@ def refuse_inside_optax() -> None:
 class Sealed(type):
   """Metaclass of classes that Optax must not take apart.
 
-  JAX prints the class in its error about trees of different structure, such as those of a mask
-  and the gradients. So `repr` refuses, too. Flax tests `name in grads`; the answer is always no.
+  If a mask and the gradients differ in structure, JAX raises an error that prints the class. So
+  `repr` raises `MISPLACED`, too. Flax tests `name in grads`; the answer is always False.
   """
 
   def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
@@ -150,8 +150,8 @@ def _digest(numbers: tuple[float, ...]) -> np.ndarray:
 def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
   """Returns whether a sealed leaf was made from these numbers, [] bool; may be traced.
 
-  Static numbers are part of the tree's structure, which other code can exchange. The seal is a
-  leaf, so it stays.
+  Other code can exchange the structure of a tree, and with it static numbers. The seal is a leaf,
+  so such code keeps it.
 
   >>> is_seal_of(seal(1.0), 1.0), is_seal_of(seal(10.0), 1.0)
   (Array(True, dtype=bool), Array(False, dtype=bool))
@@ -178,7 +178,7 @@ def _closed(leaf: jax.Array) -> jax.Array:
   if bits == 64:
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
     return jax.random.wrap_key_data(words, impl=_IMPLS[2])
-  # Keys hold words of 32 bits, so narrower floats are widened to one word.
+  # Keys hold words of 32 bits, so the bits of a narrower float are widened to one word.
   words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
   return jax.random.wrap_key_data(words[..., None], impl=_IMPLS[1])
 
@@ -233,7 +233,8 @@ class PerExampleGrads(metaclass=Sealed):
 
     `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
     """
-    # Floats below 8 bits cannot be sealed as words, and float32 represents all their values.
+    # Floats of fewer than 8 bits cannot be sealed as words. They become float32, which has all
+    # their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))

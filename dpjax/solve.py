@@ -18,10 +18,11 @@ from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.validate import UserError
 
-# Name for no sampler: every record is in every step.
+# Value of `sampler` for a run without sampling: every record is in every step.
 EVERYBODY = "none"
 SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
-BOUNDED = sampling.answered("simulated")  # whose participation is bounded: `bounded_rows`
+# Samplers that bound how often an example takes part. `bounded_rows` knows them.
+BOUNDED = sampling.answered("simulated")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -36,8 +37,8 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # A probability that whole batches or passes can have: for "fixed_size" it is b / num_examples,
-  # where b is the size of a batch.
+  # The probability must be possible with whole batches and passes. For "fixed_size" it is
+  # b / num_examples, where b is the size of a batch.
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
@@ -100,7 +101,7 @@ def event(question: Question) -> accounting.DpEvent:
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   drawn = _sampler(question)
   sampled = noise if drawn is None else drawn.event(noise)
-  # `SAMPLERS` lists only those whose event an accountant knows.
+  # `SAMPLERS` lists only samplers whose event an accountant knows.
   assert sampled is not None, question.sampler
   return sampled
 
@@ -108,7 +109,7 @@ def event(question: Question) -> accounting.DpEvent:
 def run_event(question: Question) -> accounting.DpEvent:
   """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
-  # Rounded up to whole passes.
+  # The two minus signs make the division round up, to whole passes.
   return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
 
 
@@ -130,8 +131,8 @@ def solve(question: Question) -> Question:
       accountant=question.accountants[0],
     )
     answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
-    # Rounding up can pick a coarser grid of losses, whose bound is slightly looser. Then more
-    # noise is needed.
+    # The accountant may use a coarser grid of losses for the rounded noise multiplier. The bound is
+    # then slightly looser, and more noise is needed.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
       answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
@@ -167,7 +168,7 @@ def solve(question: Question) -> Question:
     )
   )
   rounded = _rounded(prob, math.floor)
-  # Rounded to six digits only if the rounded probability is still possible.
+  # The answer is rounded to six digits only if batches can have the rounded probability.
   return question._replace(sampling_prob=rounded if near(rounded) == rounded else prob)
 
 
@@ -212,15 +213,15 @@ class Bounded(NamedTuple):
   sampler: str  # one of BOUNDED
   noise_multiplier: float
   num_steps: int
-  sampling_prob: float  # of one example to be in a batch
-  min_sep: int  # of balls_in_bins the number of bins
+  sampling_prob: float  # probability that one example is in a batch
+  min_sep: int  # for balls_in_bins, the number of bins
   delta: float
   bands: int = 1  # of the noise; 1: independent
   num_samples: int = 2_000_000
 
   @property
   def strategy(self) -> Strategy:
-    """Returns the best coefficients for this number of steps and bands."""
+    """Returns the noise's correlation: the best coefficients for this number of steps and bands."""
     # Imported here, since it loads JAX, which nothing else in this file needs.
     from dpjax.noise import correlated
 
@@ -230,14 +231,14 @@ class Bounded(NamedTuple):
 
 
 def check_bounded(run: Bounded) -> None:
-  """Raises UserError for settings that `bounded_rows` refuses; runs before slow simulations."""
+  """Raises UserError for settings that `bounded_rows` refuses. It simulates nothing."""
   validate.one_of(BOUNDED, sampler=run.sampler)
   validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
   turn = run.sampling_prob * run.min_sep
-  # Under min_sep an example may wait longer between two steps. In bins it takes part exactly
-  # once every min_sep steps.
+  # With the sampler min_sep, an example may wait longer than min_sep steps. With balls_in_bins, it
+  # takes part exactly once in every min_sep steps.
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
       f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
@@ -305,7 +306,8 @@ def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
   rows = []
   for answer in answers:
     total = answer.num_steps or 0
-    # Squares are denser at the start, where the curve bends.
+    # Numbers of steps grow like squares, so that they are denser at the start, where the curve
+    # bends.
     shares = np.linspace(0, 1, _CURVE_POINTS) ** 2
     steps = sorted({max(1, round(share * total)) for share in shares})
     names = ("noise_multiplier", "sampling_prob", "delta", "neighboring_relation")
@@ -331,7 +333,7 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  # Imported here, since the import is slow.
+  # Imported here, since only a picture needs it.
   from dpjax import pictures
 
   look = pictures.Look()

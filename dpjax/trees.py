@@ -17,9 +17,9 @@ from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
 # Largest number of terms of a clipped sum that are added one after the other. A sum of N equal
-# terms is rounded by up to N eps / 2 of a term at each addition. One more example can change the
-# rounding of all others, and so move the sum further: by .016 terms for 1,024 rows, and by 64 for
-# 65,536.
+# terms is rounded by up to N eps / 2 of a term at each addition, where 1 + eps is the float after
+# 1. These errors add up to .016 terms for 1,024 rows, and to 64 terms for 65,536. One more example
+# can change the errors, and so move the sum by more than its own term.
 ADDED_AT_ONCE = 1024
 
 
@@ -29,7 +29,7 @@ def wide_dtype(dtype: DType) -> Any:
   >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
   (dtype('float32'), dtype('complex64'))
   """
-  # JAX does not promote floats of 8 bits or fewer.
+  # JAX promotes no floats of 8 bits or fewer by itself, so narrow floats are replaced by float32.
   narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
   return jnp.promote_types(jnp.float32 if narrow else dtype, jnp.float32)
 
@@ -52,14 +52,14 @@ def _rows(leaf: jax.Array) -> jax.Array:
 def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array:
   """Returns the L2 norm of each example over all leaves: leaves [B, ...] -> [B].
 
-  Computed in float32 or wider, and correct for every finite input: numbers whose squares would
-  overflow or underflow are scaled before they are squared. An example that holds NaN or infinity
-  gets a norm that is NaN or infinite.
+  Norms are computed in float32 or wider, and are correct for every finite input: numbers whose
+  squares would overflow or underflow are scaled before they are squared. An example that holds NaN
+  or infinity gets a norm that is NaN or infinite.
 
   Args:
     tree: leaves [B, ...].
-    exact_above: a norm up to this need not be exact; the result is then at most this, too. It
-      saves the scaling, for example where gradients are exactly zero.
+    exact_above: norms up to this number need not be exact. Their results are at most this number,
+      too. That saves the scaling, for example if gradients are exactly zero.
 
   >>> per_example_norms({"a": jnp.array([[3.0], [0.0]]), "b": jnp.array([4.0, 2.0])})
   Array([5., 2.], dtype=float32)
@@ -71,8 +71,8 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   plain = jnp.sqrt(squares)
   if not leaves:
     return plain
-  # Squares below the normal numbers are lost: at most this much of the sum. Those of a
-  # float32 leaf are lost sooner than those of a float64 one.
+  # Squares below the smallest normal number may be flushed to zero. `lost` bounds what the sum
+  # loses by that. The smallest normal number is larger for float32 than for float64.
   lost = sum(float(jnp.finfo(leaf.dtype).tiny) * leaf.shape[1] for leaf in leaves)
   sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
   harmless = jnp.sqrt(squares + lost) <= exact_above
@@ -80,7 +80,7 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
 
 
-# Defined at module level, so that JAX finds the traces of both branches in its cache again.
+# Both branches are defined at module level, so that JAX finds their traces in its cache again.
 def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   del keep, leaves
   return plain
@@ -88,13 +88,18 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
 
 @rarely_taken
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-  """Rescales row by row, so that no example affects the rounding of another's norm."""
+  """Returns the norms `plain`, with those computed anew whose `keep` is False.
+
+  Each row is scaled by itself, so no example affects the rounding of another one's norm.
+  """
   return jnp.where(keep, plain, scaled_norms(leaves).astype(plain.dtype))
 
 
 def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
-  """Returns the norm of each row over real leaves [B, n], [B], without overflow: each row is
-  divided by about its largest entry first."""
+  """Returns the norm of each row over all leaves, [B], without overflow of the squares.
+
+  Each row is first divided by about its largest entry. Leaves are real, [B, n].
+  """
   largest = functools.reduce(
     jnp.maximum, (jnp.max(jnp.abs(leaf), axis=1, initial=0) for leaf in leaves)
   )
@@ -106,7 +111,7 @@ def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
 
 
 def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
-  """Returns sqrt(sum_l norms[l]^2), elementwise, without underflow or overflow: [B] -> [B].
+  """Returns sqrt(sum_l norms[l]^2), [B], for arrays norms[l] [B], without underflow or overflow.
 
   >>> root_sum_squares([jnp.array([3e-30]), jnp.array([4e-30])]) == 5e-30
   Array([ True], dtype=bool)
@@ -161,7 +166,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 @rarely_taken
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
-    # Widened first, since some 8-bit floats have no zero.
+    # The leaf is widened before zeros are filled in, since some 8-bit floats have no zero.
     leaf = at_least_float32(leaf)
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
@@ -313,6 +318,6 @@ def sha256(tree: ArrayTree) -> str:
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.asarray(leaf)
     digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-    # The bytes themselves, without a copy: a model may be most of the memory.
+    # The digest reads the bytes of the array without a copy: a model may fill most of the memory.
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return digest.hexdigest()

@@ -37,7 +37,7 @@ ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransf
 
 
 class Config(Protocol):
-  """Any dataclass that holds the settings of something."""
+  """Type of configs: any instance of a dataclass."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-# Default of `ClippedSum.seal`: the seal is then made from the sum's own bounds.
+# Default of `ClippedSum.seal`. The seal is then made from the bounds of this sum.
 _OF_ITS_BOUNDS = object()
 
 
@@ -95,8 +95,8 @@ class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.
 
   `norms` and `losses` are per example and NOT private: never release them. A norm of at most 1e-7
-  clip norms may be shown too small, even as 0. In float32 this happens below 1e-19. It changes no
-  clipping factor.
+  clip norms may be too small, even 0, if its square underflows: in float32, below 1e-19. This
+  changes no clipping factor.
 
   `l2_bound` is static (not an array), so that a transform which adds noise for another bound
   refuses during tracing. But scaling the sum would not scale `l2_bound`. So Optax may not flatten
@@ -109,10 +109,10 @@ class ClippedSum(metaclass=sealed.Sealed):
   norms: Array  # [B] l2 norms before clipping; not private
   losses: Array  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
-  # Bound of each group of parameters if they are clipped group by group; else (l2_bound,).
+  # Bound of each group of parameters. It is (l2_bound,) if they are not clipped group by group.
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  # Number of slices of one step in the sum: 1, or all of them once they are accumulated.
+  # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
 
@@ -127,7 +127,7 @@ class ClippedSum(metaclass=sealed.Sealed):
 
 
 class Algorithm(NamedTuple):
-  """A pair of pure functions: `init(params)` and `step(state, batch)`."""
+  """Training algorithm as two pure functions: one makes the state, one runs a step."""
 
   init: Callable[..., Any]  # (params) -> state
   step: Callable[..., Any]  # (state, batch) -> (state, info)

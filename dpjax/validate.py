@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-# Largest number of characters of one word in a message, and of the whole message. With the
-# "error: " that a launcher puts in front, a message has about 300.
+# Largest number of characters of one word in a message, and of the whole message. A launcher puts
+# "error: " in front of it, which makes about 300 characters.
 _LONGEST_WORD = 160
 _LONGEST = 292
 # Largest number of characters shown of another library's error.
@@ -124,12 +124,12 @@ class UserError(ValueError):
 def _rebuilt(
   kind: type[UserError], must: str, field: str, value: Any, hint: str
 ) -> UserError:
-  """Returns the error that another process pickled; its value is text."""
+  """Returns the error that another process pickled. The error's value is text."""
   return kind(must, field=field, value=value, hint=hint)
 
 
 def _shown(value: Any) -> str:
-  """Returns a value as an error shows it: quoted if it is text, else as `print` shows it."""
+  """Returns a value as an error shows it: text is quoted, unless it is `Verbatim`."""
   if isinstance(value, Verbatim):
     return str(value)
   return repr(value) if isinstance(value, str | bytes) else str(value)
@@ -175,7 +175,7 @@ def _is_number(value: Any) -> bool:
     return False
   try:
     float(value)
-  # The value is an integer too large for float64.
+  # The value is too large for float64.
   except OverflowError:
     return False
   return True
@@ -221,7 +221,7 @@ def finite(**named: Any) -> None:
 
 
 def flag(**named: Any) -> None:
-  """Raises UserError unless each value is True or False: Python takes a text "no" for true."""
+  """Raises UserError unless each value is True or False. To Python the text "no" is true."""
   for name, value in named.items():
     _require(isinstance(value, bool), name, value, "True or False")
 
@@ -317,7 +317,7 @@ def integer_in(low: int, high: int, **named: Any) -> None:
 
 def folder(**named: str | os.PathLike) -> None:
   """Raises UserError unless each value is a writable directory, or a path where one can be made.
-  It makes none.
+  It makes no directory.
 
   >>> folder(workdir="/dev/null/runs")
   Traceback (most recent call last):
@@ -413,7 +413,7 @@ def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
-  """Returns the known word that differs from this one by few typing errors; None if none does.
+  """Returns the known word that differs from `word` by few typing errors; None if none does.
 
   An error is a letter too many, missing or wrong, or two neighbours exchanged. One error is
   allowed for every four letters of `word`: at least one, and at most three.
@@ -435,7 +435,7 @@ def _slips(word: str, other: str) -> int:
     row = [i]
     for j, character in enumerate(other, start=1):
       row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != character)))
-      # Two letters that changed places.
+      # The exchange of two neighbouring letters counts as one error.
       if i > 1 and j > 1 and word[i - 2 : i] == other[j - 2 : j][::-1]:
         row[-1] = min(row[-1], rows[-2][j - 2] + 1)
     rows.append(row)

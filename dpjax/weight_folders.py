@@ -78,7 +78,7 @@ def files_within(folder: str, at: str) -> list[str]:
       name = os.path.join(where, entry.name)
       if entry.is_dir(follow_symlinks=False):
         open_folders.append(name)
-      # A link may lead out of the folder, and a pipe is read for ever.
+      # A link may lead out of the folder, and reading a pipe may never end.
       elif not entry.is_file(follow_symlinks=False):
         raise UserError(f"{at}: {name} must be a file, not a link, a pipe or a device")
       else:
@@ -102,5 +102,5 @@ def sha256(folder: str, at: str) -> str:
         digests.append(hashlib.file_digest(file, "sha256").hexdigest())
   except OSError as error:
     raise UserError(f"{at}: {error.strerror}") from error
-  # JSON keeps names and digests apart: no two folders give one text.
+  # JSON keeps names and digests apart, so two different folders never give the same text.
   return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()

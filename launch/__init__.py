@@ -2,12 +2,12 @@
 
 import sys
 
-# Below this limit of addresses JAX's native code crashes as it starts its threads.
+# Smallest limit of the address space, in bytes, with which JAX's native code can start its threads.
 _LEAST_BYTES = 2_500_000_000
 
 
 def _check_memory() -> None:
-  """Ends the process in one line where JAX would not survive the limit of memory (`ulimit -v`)."""
+  """Ends the process with one line if the limit of memory (`ulimit -v`) is too low for JAX."""
   try:
     import resource
   except ImportError:  # there are no such limits on Windows
@@ -22,5 +22,5 @@ def _check_memory() -> None:
     sys.exit(1)
 
 
-# Before any launcher imports JAX.
+# The limit is checked before any launcher imports JAX.
 _check_memory()

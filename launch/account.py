@@ -5,7 +5,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # epsilon of a run: 4000 steps, each on a Poisson sample of 1 % of the data
   python -m launch.account --noise_multiplier=1.1 --sampling_prob=0.01 --num_steps=4000
 
-  # the same from data size, expected batch and epochs; four noise levels, with a curve
+  # epsilon from data size, expected batch size and epochs, for four noise levels; with a curve
   python -m launch.account --noise_multiplier=0.8,1,1.5,2 --num_examples=60000 \\
     --batch_size=600 --epochs=40 --curve=/tmp/curve
 
@@ -13,58 +13,60 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --epsilon=3 --num_examples=60000 --batch_size=600 --epochs=40 \\
     --statement
 
-  # how many steps are allowed; how large a sample
+  # how many steps an epsilon allows; how large a sampling probability it allows
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --sampling_prob=0.01
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --num_steps=4000
 
-  # fixed-size batches without replacement: replace_one, or add_or_remove_one by name
+  # fixed-size batches without replacement, under replace_one (default) or add_or_remove_one
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
-  # batches of independent draws, copies counted: the same two relations, proved by PLD only
+  # batches of independent draws, with copies, under the same two relations; proved by PLD only
   python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
-  # Poisson samples cut to 700 at random: replace_special, proved by PLD only
+  # Poisson samples cut at random to 700 records, under replace_special; proved by PLD only
   python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
-  # every record once a pass, in a batch drawn uniformly, anew in each pass: 10 passes of 200
-  # steps (without --sampling_prob, one pass of --num_steps); Poisson beside it
+  # each record is in one random batch of every pass: 10 passes of 200 steps. Without
+  # --sampling_prob it is one pass of --num_steps. Poisson sampling is shown for comparison
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
-  # each record in 7 steps of one pass of 2000, a secret set; several passes: --sampling_prob
+  # each record is in a random set of 7 of the 2000 steps of a pass; more passes: --sampling_prob
   python -m launch.account --sampler=k_out_of_t --num_selected=7 --noise_multiplier=1 \\
     --num_steps=2000
 
-  # steps of a record at least 8 apart, noise of 4 bands: simulated; balls_in_bins: proved, too
+  # steps of a record are at least 8 apart, and noise has 4 bands: epsilon is simulated; for
+  # --sampler=balls_in_bins it is also proved
   python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
     --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
 
-  # shuffled batches: an epoch costs no more than one step on all data; here 40 epochs
+  # 40 epochs of shuffled batches: an epoch costs no more than one step on all data
   python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
     --neighboring_relation=replace_special
 
-  # what an attacker can do at most: true positives at few false ones, and mu of Gaussian DP
+  # what an attacker can achieve at most: the true positive rate at low false positive rates, and mu
+  # of Gaussian DP
   python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
     --num_steps=4000
 
-  # how much noise keeps every attack below a true positive rate of .1 at a false one of .01; or
-  # within an advantage, a mu of Gaussian DP, or a chance of error at a prior (one of the four)
+  # how much noise keeps every attack below a true positive rate of .1 at a false positive rate of
+  # .01; or within a bound on its advantage, its chance of error at a prior, or mu of Gaussian DP
   python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --bayes_risk=0.4 --prior=0.5 --sampling_prob=0.01 --num_steps=4000
 
-  # epsilon by the central limit, which may be too small, beside the proved ones
+  # the proved epsilons, and an approximation by the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
-  # what finished runs on the same data cost together, less than the sum of their epsilons; a folder
-  # of a sweep stands for all of its runs
+  # what finished runs on the same data cost together, which is less than the sum of their epsilons;
+  # a folder of a sweep stands for all of its runs
   python -m launch.account --runs=runs/first,runs/second
 
-  # published formulas beside the truth: where they guarantee too much, where too little
+  # published formulas beside the true epsilon: which claim too small a one, and which waste noise
   python -m launch.account --compare_documents --out=/tmp/documents
 
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
@@ -88,9 +90,9 @@ from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-# From here on some neighbouring integers are equal as floats.
+# From this number on, some neighbouring integers are equal as floats.
 _MOST = 2**53
-# False positive rates of the printed attackers.
+# False positive rates at which true positive rates of attackers are printed.
 _RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
   *UNKNOWNS,
@@ -113,7 +115,8 @@ _QUESTION_FLAGS = (
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines this launcher's flags; not at import, so that launchers do not clash."""
+  """Defines this launcher's flags. Importing it defines none, since launchers share names of
+  flags."""
 
   def flag(kind: str, name: str, default: Any, *more: Any) -> None:
     getattr(flags, f"DEFINE_{kind}")(name, default, *more, flag_values=values)
@@ -184,8 +187,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Returns questions from flag values, one for each noise multiplier. Raises UserError when
-  unclear."""
+  """Returns questions from flag values, one for each noise multiplier.
+
+  Raises UserError if a flag is missing, is out of range, or contradicts another one.
+  """
   _check_counts(values)
   num_selected = _for_sampler(values, "num_selected")
   prob = _sampling_prob(values)
@@ -212,7 +217,8 @@ def questions(values: Any) -> list[Question]:
 
 
 def _check_counts(values: Any) -> None:
-  """Raises UserError for counts too large to differ as floats, since ratios are taken."""
+  """Raises UserError for counts of 2^53 or more: ratios of counts are floats, which could not tell
+  them apart."""
   for name in ("num_steps", "batch_size", "num_examples", "capacity", "num_selected"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
@@ -222,7 +228,8 @@ def _check_counts(values: Any) -> None:
 
 
 def _for_sampler(values: Any, name: str) -> int | None:
-  """Returns the value of a flag that some samplers need, and the others do not take."""
+  """Returns the value of a flag that some samplers need; None for other samplers, which refuse
+  it."""
   value = getattr(values, name)
   readers = [
     sampler
@@ -239,8 +246,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
 
 
 def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
-  # A capacity truncates larger draws where batches cannot overflow, which changes the cost.
-  # Elsewhere it only pads batches, which costs nothing.
+  # If batches cannot overflow, the capacity truncates larger draws, which changes the cost. For
+  # other samplers it only pads batches, which costs nothing.
   return name in kind.options and not (name == "capacity" and kind.can_overflow)
 
 
@@ -312,16 +319,16 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns --sampling_prob, for batches of a fixed size as the nearest one that they can have.
+  """Returns --sampling_prob. For batches of a fixed size it is rounded to the nearest possible one.
 
-  Without the flag, a sampler in passes has the probability that makes the run one pass. For other
-  samplers the result is None.
+  Without the flag, a sampler in passes gets the probability that makes the run one pass. For other
+  samplers the result is then None.
   """
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))
-    # Training draws whole batches, so a fixed size allows only probabilities b / n.
+    # Training draws whole batches, so a batch of b examples has the probability b / n.
     whole = kind.takes_whole_passes
     return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
@@ -371,7 +378,7 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
     )
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
-  # 40 / 0.01 is 4000, not 4001.
+  # Rounding errors must not add a step: 40 / 0.01 gives 4000 steps, not 4001.
   steps = math.ceil(values.epochs / prob * (1 - 1e-12))
   if steps >= _MOST:
     raise UserError(
@@ -397,8 +404,10 @@ def _check_one_missing(question: Question) -> None:
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False, zcdp: bool = False) -> str:
-  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too, and
-  with `zcdp` its bound."""
+  """Returns a text table with a row for each answer and accountant.
+
+  `gdp` adds a row with the central limit's approximation, and `zcdp` one with the bound of
+  zero-concentrated DP."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
   lines = [header, *(row for answer in answers for row in _rows(answer, gdp, zcdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
@@ -445,10 +454,10 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a note where launch.train would exceed the requested guarantee; None where it keeps it.
+  """Returns a note if launch.train would exceed the requested guarantee; None if it keeps it.
 
-  launch.train sets a share of delta aside for batches above the capacity. Calibration by the run
-  itself (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
+  launch.train reserves a share of delta for batches above the capacity. If the run itself finds the
+  noise (`--config.privacy.epsilon`), it takes that into account, and adds a little more noise.
   """
   if answer.attack is not None and answer.can_overflow:
     return _note_on_attack(answer, answer.attack)
@@ -479,12 +488,12 @@ def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | N
 def attackers(
   answer: Question, fpr: float | None = None, prior: float | None = None
 ) -> str:
-  """Describes in one line the most that any attack can achieve, by the first accountant's
-  proof.
+  """Returns one line about the most that any attack can achieve, by the first accountant's proof.
 
   Args:
-    fpr: one more false positive rate to report; None: no other.
-    prior: chance of membership that an attacker knows; None: its error is not reported.
+    fpr: one more false positive rate to report; None for no other.
+    prior: chance of membership that an attacker knows, to report the attacker's least chance of
+      error; None to leave it out.
   """
   by = answer.accountants[0]
   profile = solve.profile_of(answer)
@@ -526,7 +535,7 @@ def headline(asked: Question) -> str:
 
 
 def statement(answer: Question) -> str:
-  """Returns the guarantee in words."""
+  """Returns the guarantee of the whole run in words, with its assumptions."""
   return accounting.privacy_statement(
     solve.run_event(answer),
     delta=answer.delta,
@@ -537,7 +546,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the truth, and draws it if `out` is set."""
+  """Prints every published formula beside the true epsilon, and draws a picture if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -569,7 +578,7 @@ def show_runs(values: Any) -> None:
   ]
   if given:
     raise UserError("does not go with --runs, whose folders say everything", field=given[0])
-  # Imported here: few calls ask about finished runs.
+  # Imported here, since few calls ask about finished runs.
   from dpjax.experiments.checks import several_runs
 
   # --runs may be given several times, and may list folders between commas.
@@ -626,7 +635,8 @@ def _write_trade_offs(
 
 
 def main() -> None:
-  """Answers the command line."""
+  """Prints what the flags ask for: the cost of finished runs, the comparison of documents, or
+  answers."""
   values = flags.FLAGS
   if values.runs is not None:
     return show_runs(values)
@@ -636,7 +646,7 @@ def main() -> None:
 
 
 def answer_questions(values: Any) -> None:
-  """Prints the answers about runs that flags describe."""
+  """Prints the answers about runs that flags describe, and writes their curves to --curve."""
   _check_companions(values)
   if values.sampler in solve.BOUNDED:
     _check_counts(values)
@@ -647,7 +657,8 @@ def answer_questions(values: Any) -> None:
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp, zcdp=values.zcdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  # An attacker's numbers were requested, or are the ones that the noise was solved for.
+  # Numbers about attackers are printed if a flag asks for them, or if the noise was solved for
+  # them.
   asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))

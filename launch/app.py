@@ -32,8 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def fail(message: object, code: int = 2) -> None:
-  """Prints one line on stderr and exits."""
-  # Formatted as a user's error: on one line, without the middle of a long value.
+  """Prints an error of one line on stderr, and ends the process with an exit code."""
+  # The message is formatted like a UserError: on one line, without the middle of a long value.
   line = " ".join(str(UserError(str(message))).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
@@ -57,7 +57,7 @@ def define_target() -> None:
 
 
 def target() -> Machine | None:
-  """Returns the machine of --target; None where it is not given."""
+  """Returns the machine of --target; None if the flag is not given."""
   text = flags.FLAGS.target
   return None if text is None else parallel.targets.parse(text)
 
@@ -84,8 +84,8 @@ def refuse_given(names: Iterable[str], what: str) -> None:
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
-  """Ends the process in one line, with exit code 1, where runs of a grid failed. Each
-  reason appears once, with its first run and the number of the others."""
+  """Ends the process with one line and exit code 1 if runs of a grid failed. Each reason appears
+  once, with its first run and the number of other runs."""
   rows = list(rows)
   reasons = dict[str, list[str]]()
   for row in rows:
@@ -101,7 +101,7 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
-  """Ends the process in one line, with exit code 1, where an audit refuted a run's claim."""
+  """Ends the process with one line and exit code 1 if an audit refuted the claim of a run."""
   from dpjax.accounting import lower
 
   refuted = [row for row in rows if row.get("refuted")]
@@ -113,7 +113,8 @@ def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def report_audit(result: Mapping[str, Any]) -> None:
-  """Prints the verdict, if there is one; a refuted claim ends the process with exit code 1."""
+  """Prints the verdict of a result's audit, if there is one. A refuted claim ends the process with
+  exit code 1."""
   audit = result.get("audit")
   if audit is None:
     return
@@ -123,9 +124,11 @@ def report_audit(result: Mapping[str, Any]) -> None:
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
-  """Keeps freed memory where one of these runs is central training on scattering features,
-  whose steps are wide. Other runs may become slower (`dpjax.parallel.allocator`). Call it
-  before JAX is used.
+  """Makes the process keep freed memory if one of these runs trains centrally on scattering
+  features.
+
+  Such runs get faster, and other runs may get slower (`dpjax.parallel.allocator`). Call it before
+  JAX is used.
   """
   from dpjax import models
   from dpjax.experiments.kinds.central.config import TrainConfig
@@ -138,11 +141,10 @@ def prepare_memory(configs: Iterable[Any]) -> None:
 
 
 def without_device() -> str | None:
-  """Returns one line where JAX has no device to run on; None where it has one.
+  """Returns a line for the user if JAX has no device to run on; None if it has one.
 
-  JAX has none with JAX_PLATFORMS=cuda on a machine without a GPU, and says so with an
-  assertion, or in many lines. Call this only after something has failed, because it starts
-  JAX's backends.
+  With JAX_PLATFORMS=cuda on a machine without a GPU, for example, JAX raises an assertion or an
+  error of many lines. Call this only after something has failed, because it starts JAX's backends.
   """
   import jax
 
@@ -177,9 +179,9 @@ class _Stopped(KeyboardInterrupt):
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:
-  """Yields an error, and every error that it answers, once."""
+  """Yields an error with all its causes and contexts, each once."""
   waiting = [error]
-  # An error may be its own cause.
+  # An error may be its own cause, so errors that were seen are skipped.
   seen: set[int] = set()
   while waiting:
     one = waiting.pop()
@@ -190,15 +192,16 @@ def _behind(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _stop_behind(error: BaseException | None) -> _Stopped | None:
-  """Returns the stop that an error answers, or is; None for an error of its own."""
+  """Returns the `_Stopped` among an error and its causes and contexts; None if there is none."""
   return next((one for one in _behind(error) if isinstance(one, _Stopped)), None)
 
 
 class _Stops:
   """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
 
-  A destructor, or a callback of a library, may swallow the exception: then the signal is sent
-  again. Other code may answer with an error of its own, as tqdm does: `_stop_behind` finds it.
+  A destructor, or a callback of a library, may swallow the exception. Then the signal is sent
+  again. Other code may catch the exception and raise another error, as tqdm does. `_stop_behind`
+  then finds it.
   """
 
   def __init__(self) -> None:
@@ -213,7 +216,8 @@ class _Stops:
     stopped = _stop_behind(unraisable.exc_value)
     if stopped is None:
       return self._hook(unraisable)
-    # Sent later: this hook runs where the exception was lost, so a new one would be lost, too.
+    # The signal is sent later. This hook runs where the exception was lost, so another one raised
+    # now would be lost, too.
     self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
     self._again.daemon = True
     self._again.start()
@@ -230,7 +234,7 @@ class _Stops:
     return self
 
   def __exit__(self, *_: object) -> None:
-    # Behind the block there is nothing left to stop.
+    # After the block there is nothing left to stop.
     if self._again is not None:
       self._again.cancel()
     sys.unraisablehook = self._hook
@@ -240,8 +244,8 @@ class _Stops:
 
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
-  """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
-  code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
+  """Ends the process with one line and exit code 128 + signal if SIGINT, SIGTERM or SIGHUP stops
+  the block. During a training, the loop handles the signal, finishes its step and saves."""
   # Packages for pictures are checked now: a training of hours needs them only at its end.
   from dpjax import optional
   from dpjax.experiments.run import loop
@@ -255,7 +259,7 @@ def stoppable(workdir: str) -> Iterator[None]:
       stopped = error if saved else _stop_behind(error)
       if stopped is None and not isinstance(error, KeyboardInterrupt):
         raise
-      # After a hang-up the terminal reads nothing.
+      # After a hang-up nothing reads the terminal, so printing may fail.
       with contextlib.suppress(OSError):
         reason = error if saved else _BETWEEN
         print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
@@ -281,12 +285,12 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
 
-  Other broken pipes are left to their writers. For example, one event loop in 500 that saves
-  checkpoints gets a message after it has closed.
+  A write to any other broken pipe fails as usual. For example, about one in 500 event loops that
+  save checkpoints gets a message after it has closed.
   """
   poll = select.poll()
   for number in (1, 2):
-    # No event is asked for: errors and hang-ups are reported anyway.
+    # The mask 0 asks for no event, since errors and hang-ups are always reported.
     poll.register(number, 0)
   if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
     signal.signal(signum, signal.SIG_DFL)
@@ -317,12 +321,15 @@ def _without_late_words(unraisable: Any) -> None:
 
 
 def run(main: Callable[..., None], *, words: bool = False) -> None:
-  """Runs `main()` under absl with one-line errors. With `words`, runs `main(*words)` on the
-  arguments that are no flags; otherwise those are refused.
+  """Runs `main()` under absl with one-line errors.
 
-  UserError: exit code 2. OSError (a missing or unwritable file) and a lack of memory: exit code 1.
-  An error in a user's own code that a config names by its import path: one line, exit code
-  2. Anything else is a bug of ours and keeps its traceback.
+  UserError, a missing package or device, and an error in a user's code that a config names by its
+  import path end the process with exit code 2. OSError (a missing or unwritable file) and a lack of
+  memory end it with exit code 1. Any other error is a bug of dpjax and keeps its traceback.
+
+  Args:
+    words: whether to call `main` with the arguments that are no flags. If False, such arguments are
+      refused.
   """
 
   if hasattr(signal, "SIGPIPE"):
@@ -330,11 +337,11 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
-    # Informative messages of other libraries are not for users.
+    # Users do not see the informative messages of other libraries.
     logging.set_verbosity(logging.WARNING)
     try:
       main(*argv[1:])
-    # Before UserError: a refused write is both, and the code of its exit is 1.
+    # OSError comes before UserError: a refused write is both, and must end with exit code 1.
     except OSError as error:
       fail(error, code=1)
     except UserError as error:
@@ -349,7 +356,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
-    # Flushed here, where `_end_unread` still handles SIGPIPE. Without a stdout, print fails.
+    # stdout is flushed while `_end_unread` still handles SIGPIPE. Without a stdout, print fails.
     finally:
       with contextlib.suppress(OSError):
         print(end="", flush=True)

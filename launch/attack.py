@@ -62,7 +62,10 @@ def attack_run() -> None:
 
 
 def main() -> None:
-  """Runs the remaining rows of the table."""
+  """Runs the rows of the table that have no result yet, and prints the table.
+
+  With --run it attacks one finished run instead, and with --threats it prints the page of threats.
+  """
   if flags.FLAGS.threats:
     fields = [name for name in flags.FLAGS if name.startswith("config.")]
     names = ("config", "workdir", "dry_run", "run", "shadows", *fields)

@@ -63,7 +63,8 @@ def _refuse(names: tuple[str, ...], reason: str) -> None:
 
 
 def audit_final_models() -> None:
-  """Trains final models for an audit, and prints one line."""
+  """Trains final models for an audit, and prints the result in one line. A refuted claim ends the
+  process with exit code 1."""
   options = flags.FLAGS
   _refuse(_OF_GAMES, "is of the games, must not be given with --final_model")
   settings = many_models.FinalModels(
@@ -81,7 +82,8 @@ def audit_final_models() -> None:
 
 
 def play_twins() -> None:
-  """Plays the remaining twins, and prints those that no game refuted."""
+  """Plays the twins that have no row yet, and prints those that no game refuted. If there are any,
+  the process ends with exit code 1."""
   options = flags.FLAGS
   _refuse(("minutes",), "is of the claims, must not be given with --twins")
   settings = broken_twins.TwinSettings(options.only, options.seed)
@@ -96,7 +98,7 @@ def play_twins() -> None:
 
 
 def main() -> None:
-  """Plays the remaining games, and prints the table; or audits final models."""
+  """Plays games against claims or broken twins, or audits final models, as the flags say."""
   options = flags.FLAGS
   if options.final_model:
     return audit_final_models()
@@ -116,7 +118,8 @@ def main() -> None:
 
 
 def play_claims() -> None:
-  """Plays the remaining games, and prints the table."""
+  """Plays the games that have no row yet, and prints the table. A refuted claim ends the process
+  with exit code 1."""
   options = flags.FLAGS
   settings = long_games.Settings(options.minutes, options.only, options.seed)
   rows = long_games.run(settings, options.out)

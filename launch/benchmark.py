@@ -163,7 +163,7 @@ SUITES = (
   "draws",
   "serve",
 )
-# Flags that only some suites read.
+# Flags that only some suites read: flag -> names of these suites.
 _OF_SUITES = {
   "workloads": (
     *("gradients", "federated", "secure_sums", "sum_messages", "data", "allocator"),
@@ -345,7 +345,7 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
         )
       )
       print(f"measured {name}", file=sys.stderr, flush=True)
-      # After each workload, so that an interrupted run keeps its results.
+      # Results are written after each workload, so that an interrupted run keeps them.
       if out is not None:
         gradient_speed.write(entries, out)
   print(gradient_speed.table(entries))
@@ -427,7 +427,8 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   meshes = options.mesh or device_speed.default_meshes()
   entries = []
-  # Before any timing: an error in the last mesh would cost the minutes of the others.
+  # Meshes are checked before any timing, since an error in the last one would waste the minutes
+  # spent on the others.
   for mesh in meshes:
     gradients.mesh_of(mesh)
   for name, config in configs.items():
@@ -599,7 +600,7 @@ def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
       name, methods, repeats=options.repeats if options.timed else 0
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each model, so that an interrupted run keeps its results.
+    # Results are written after each model, so that an interrupted run keeps them.
     if out is not None:
       correlated_cost.write(entries, out)
   print(correlated_cost.table(entries))

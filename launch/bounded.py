@@ -8,7 +8,7 @@ from typing import Any
 from dpjax import accounting, solve, validate
 from dpjax.validate import UserError
 
-# Flags for these samplers only.
+# Flags for samplers that bound how often an example takes part, and for no others.
 FLAGS = ("min_sep", "bands", "num_samples")
 # Flags that state a guarantee in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
@@ -26,7 +26,10 @@ _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
-  """Returns runs from flag values, one for each noise multiplier. Raises UserError when unclear."""
+  """Returns runs from flag values, one for each noise multiplier.
+
+  Raises UserError if a flag is missing, is out of range, or does not fit the sampler.
+  """
   for name in _NOT:
     if values[name].present:
       raise UserError(f"does not go with sampler={values.sampler!r}", field=name)
@@ -51,7 +54,7 @@ def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
 
 
 def table(asked: Iterable[solve.Bounded]) -> str:
-  """Formats each run's epsilons, each with its kind."""
+  """Returns a text table with a row for each run and kind of epsilon."""
   lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
   for run in asked:
     level = accounting.lower(run.noise_multiplier, digits=6)
@@ -61,7 +64,7 @@ def table(asked: Iterable[solve.Bounded]) -> str:
 
 
 def show(asked: Sequence[solve.Bounded]) -> None:
-  """Prints what was asked, and the table."""
+  """Prints the settings that all runs share, and the table."""
   first = asked[0]
   print(
     f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, min_sep "

@@ -32,7 +32,7 @@ flags.DEFINE_string("workdir", None, "Directory to write check.json to (default:
 
 
 def main() -> None:
-  """Runs every check."""
+  """Runs every check, and prints the table. A failed check ends the process with exit code 1."""
   workdir = flags.FLAGS.workdir
   if workdir is not None:
     validate.folder(workdir=workdir)

@@ -64,10 +64,11 @@ def main() -> None:
   if name not in COMMANDS:
     hint = validate.did_you_mean(name, COMMANDS) if name else ""
     app.fail(f"dpjax {name}: must be one of {', '.join(COMMANDS)}{hint}")
-  # A script's path begins with the script's own folder, where no user's code lies.
+  # Python searches the folder of the script first, where no user's code lies. So the current folder
+  # is put before it.
   sys.path.insert(0, "")
   sys.argv = [f"launch.{name}", *sys.argv[2:]]
-  # Run as `python -m` does, so that only this launcher's flags are defined.
+  # The launcher is run as by `python -m`, so that only its flags are defined.
   runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
 
 

@@ -26,7 +26,7 @@ from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
 
-# So that --help lists the flag with its launcher.
+# The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
 
 _WIDTH = 96  # of --help
@@ -49,7 +49,7 @@ def define(
   for path in _overridden(name):
     try:
       flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
-    # Raised at import, before `app.run` catches errors; for example by a name with a space.
+    # A name with a space, for example, raises this at import, before `app.run` catches errors.
     except flags.Error as error:
       app.fail(f"--{name}.{path}: {error}")
   if default is None:
@@ -65,10 +65,10 @@ def define(
 
 
 def get(name: str = "config", **more: Any) -> Any:
-  """Returns the config of the parsed flags: the file's, checked, with the overrides.
+  """Returns the config of the file that the flag names, checked, with the overrides.
 
-  A field that the overrides leave unread goes back to its default, and a line on stderr says
-  so; see `dpjax.experiments.run.switches`.
+  If the overrides leave a field unread, it goes back to its default, and a line on stderr says so;
+  see `dpjax.experiments.run.switches`.
 
   Args:
     more: values of fields that have a flag of their own, such as "audit.enabled".
@@ -79,7 +79,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """
   flag_text = str(flags.FLAGS[name].value)
   file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
-  # The code of the run is tracked from this file on.
+  # The search for the code of the run begins at the config file.
   run_code.begin_at(str(_file_of(flag_text, f"--{name}={flag_text}")))
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   steps = fields.override_all(config, texts, name=f"--{name}")
@@ -99,8 +99,7 @@ def get(name: str = "config", **more: Any) -> Any:
 
 
 def command_line(config: Any, name: str) -> list[str]:
-  """Returns a flag for each field, or a comment where a value can only be written in a
-  file."""
+  """Returns a line for each field: its flag, or a comment if only a file can hold its value."""
   lines = []
   for leaf in fields.leaves(config):
     text = _as_text(leaf.value)
@@ -116,7 +115,7 @@ def command_line(config: Any, name: str) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-  """Returns a value as an override of its field would be written."""
+  """Returns the text of a value in an override such as --config.seed=1."""
   if value is None or isinstance(value, bool):
     return str(value).lower()
   # Python parses 1e999 as infinity, and the word inf as a name.
@@ -138,8 +137,9 @@ def _fields_in_words(config: Any, name: str) -> str:
 
 
 def asked(prefix: str = "") -> tuple[Any, str]:
-  """Returns (config, workdir) of a run. --audit and --noaudit override the file's audit;
-  `prefix` begins the default workdir's name."""
+  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file.
+
+  `prefix`: beginning of the default name of the workdir."""
   audit = flags.FLAGS["audit"]
   more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
   config = get("config", **more)
@@ -147,8 +147,8 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 
 
 def workdir(prefix: str = "") -> str:
-  """Returns the directory of --workdir, or runs/<prefix><config name>; UserError if it
-  cannot be one."""
+  """Returns --workdir, by default runs/<prefix><config name>. Raises UserError if --workdir cannot
+  be a directory."""
   folder_flag = flags.FLAGS.workdir
   if folder_flag is None:
     return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
@@ -194,7 +194,7 @@ def _module(path: str, at: str) -> ModuleType:
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
-  # Registered before it runs, since a dataclass in the file looks up its module.
+  # The module is registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
   _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
   return module
@@ -203,7 +203,7 @@ def _module(path: str, at: str) -> ModuleType:
 def _guarded(call: Any, path: str, at: str) -> Any:
   try:
     return call()
-  # A user's file may raise anything; it is reported in one line.
+  # A user's file may raise any error. It is reported in one line.
   except (Exception, SystemExit) as error:
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
@@ -213,7 +213,7 @@ def _overridden(name: str) -> list[str]:
   order."""
   try:
     argv = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
-  # An unreadable --flagfile: absl reports it when it parses.
+  # absl reports an unreadable --flagfile later, when it parses the flags.
   except flags.Error:
     return []
   marks = (f"--{name}.", f"-{name}.")

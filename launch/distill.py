@@ -28,7 +28,7 @@ flags.DEFINE_string(
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line."""
+  """Returns one line about a finished run: its scores, its guarantee and its time."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)} of the student, "
     f"teacher_accuracy={result['teacher_accuracy']:.4g}, "
@@ -37,7 +37,7 @@ def line(result: dict) -> str:
 
 
 def main() -> None:
-  """Runs the remaining steps."""
+  """Runs the steps that are left, and prints the result."""
   config = config_flag.get()
   workdir = config_flag.workdir("distill_")
   with app.stoppable(workdir):

@@ -56,7 +56,8 @@ peers.define()
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line."""
+  """Returns one line about a finished run: its scores, guarantee, rounds and time, and the round at
+  which each target accuracy was reached."""
   reached = [
     f"{float(target):.0%} in {rounds}"
     for target, rounds in result["rounds_to_accuracy"].items()
@@ -77,8 +78,7 @@ def main() -> None:
     FEDERATED,
     config,
     workdir,
-    # Checkpoints differ by the location of states, but the digest covers only the
-    # computation.
+    # The digest covers only the computation. Checkpoints also depend on where client state is kept.
     {"config": build.digest(config).hex(), "client_state": config.client_state},
     line,
     "round",

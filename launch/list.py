@@ -37,7 +37,8 @@ def _docstrings(folder: str, marks: str) -> dict[str, str]:
 
 
 def configs() -> Rows:
-  """Returns every published config, with the launcher in its docstring."""
+  """Returns the first sentence of every published config, with the launcher that its docstring
+  names."""
 
   def summary(text: str) -> str:
     return f"{sentence(text)} [{', '.join(_COMMAND.findall(text)[:1])}]"
@@ -47,7 +48,7 @@ def configs() -> Rows:
 
 
 def launchers() -> Rows:
-  """Returns every command."""
+  """Returns every command, with the first sentence of its docstring."""
   docstrings = _docstrings("launch", "  app.run(")
   return {
     f"python -m launch.{pathlib.Path(path).stem}": sentence(text)
@@ -91,7 +92,7 @@ def page(topics: tuple[str, ...] = ()) -> str:
 
 
 def main(*topics: str) -> None:
-  """Prints the page."""
+  """Prints the lines of these topics, or of all topics if none is given."""
   print(page(topics), end="")
 
 

@@ -28,7 +28,7 @@ flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/pate_
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line."""
+  """Returns one line about a finished run: its scores, its guarantee and its time."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
     f"{guarantee.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
@@ -37,7 +37,7 @@ def line(result: dict) -> str:
 
 
 def main() -> None:
-  """Runs the remaining teachers and queries."""
+  """Runs what is left of the run: teachers, queries and the student."""
   config = config_flag.get()
   workdir = config_flag.workdir("pate_")
   with app.stoppable(workdir):

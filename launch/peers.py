@@ -24,7 +24,7 @@ from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
 from launch import app, native_words
 
-# So that --help lists the flags with their launcher.
+# The flags are no key flags of this module, so that --help lists them with their launcher.
 flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
@@ -45,7 +45,8 @@ class Options(NamedTuple):
 
 
 def define() -> None:
-  """Defines the flags; call it at import time."""
+  """Defines --coordinator and the other flags of a run on many processes; call it at import
+  time."""
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
   )
@@ -103,10 +104,10 @@ def options() -> Options | None:
 
 
 def _own_stdout() -> None:
-  """Gives Python a copy of stdout, and native code none: gloo prints a greeting for each
-  peer."""
+  """Gives Python a copy of stdout, and drops what native code prints: gloo prints a greeting for
+  each peer."""
   sys.stdout.flush()
-  # File number 1 goes to native code, so Python writes to a copy.
+  # Native code writes to file number 1, which leads nowhere from here on. Python writes to a copy.
   kept = os.dup(1)
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 1)
@@ -115,7 +116,9 @@ def _own_stdout() -> None:
 
 
 def _own_stderr(me: str) -> None:
-  """Gives Python a copy of stderr; native code's messages go through `native_words`."""
+  """Gives Python a copy of stderr, and sends messages of native code through `native_words`.
+
+  `me`: name of this process, for its last line."""
   sys.stderr.flush()
   line = f"error: {me}: lost another process, most likely process 0; {_THEN}"
   command = [sys.executable, "-S", native_words.__file__, line]
@@ -137,16 +140,17 @@ class _Ending:
     self._number = options.process_id
     self._me = f"process {options.process_id} of {options.num_processes}"
     self._saved = saved
-    # Never released: only the first thread that takes it ends the process.
+    # This lock is never released: only the first thread that takes it ends the process.
     self._once = threading.Lock()
 
   def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
-    """Ends the process when a peer is gone or hangs, or the others have given up on this
-    one."""
+    """Ends the process when a peer is gone or hangs, or when the others have given up this
+    process."""
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
   def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
-    """Ends the process after a failed exchange, once others had time to name the cause."""
+    """Ends the process after a failed exchange. It waits first, so that others can report the
+    cause."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
@@ -160,7 +164,8 @@ class _Ending:
     self._exit(meeting, 1, who, why)
 
   def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
-    """Ends the process on a user's error, which the others have most likely found, too."""
+    """Ends the process on a user's error. It waits before the end, since the others most likely
+    find the same error, and report it themselves."""
     self._once.acquire()
     self._say(str(error))
     time.sleep(_MOMENT)
@@ -175,7 +180,7 @@ class _Ending:
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    # Tells `native_words` that the reason is printed, so that it prints no other.
+    # This tells `native_words` that a reason was printed, so that it prints none.
     os.write(2, native_words.SAID)
 
   def _exit(
@@ -206,8 +211,8 @@ def carry_out(
 
   Args:
     same: values that must be equal in all processes; see `meeting.meet`.
-    line: describes a result in one line, which process 0 prints.
-    unit: what its checkpoints count, such as "step".
+    line: function that describes a result in one line, which process 0 prints.
+    unit: name of what the checkpoints count, such as "step".
   """
   many = options()
   done = []
@@ -236,11 +241,13 @@ def carry_out(
 
 
 def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
-  """Describes the saved state when a peer is lost.
+  """Returns words about the newest checkpoint, for the error when a peer is lost.
 
-  Process 0, the owner, may be lost while it writes that state.
+  Args:
+    heard: steps of the checkpoints that were reported to this process.
+    owner: whether this is process 0, which writes the checkpoints.
   """
-  # Process 0 reads the disk; the others know only the last report.
+  # Process 0 looks at the disk. The other processes know only the last report.
   newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
   if newest is None:
     return "nothing is saved"
@@ -258,10 +265,10 @@ def run(
 
   Args:
     same: values that must be equal in all processes; see `meeting.meet`.
-    saved: describes the saved state; called when a peer is lost.
+    saved: function that describes the saved state. It is called when a peer is lost.
 
-  UserError: one line, exit code 2. A process that dies: one line in each of the others, exit
-  code 1.
+  A UserError ends the process with one line and exit code 2. If a process dies, each of the others
+  ends with one line and exit code 1.
   """
   _own_stdout()
   _own_stderr(f"process {options.process_id} of {options.num_processes}")
@@ -279,7 +286,7 @@ def run(
     work()
   except PeerLost as error:
     ending.broken(met, error)
-  # Before UserError: a refused write is both, and the code of its exit is 1.
+  # OSError comes before UserError: a refused write is both, and must end with exit code 1.
   except OSError as error:
     ending.error(met, error, 1)
   except UserError as error:

@@ -2,11 +2,11 @@
 
   python -m launch.plot results/mnist_curves/curve.csv --out=curve.pdf --size=single
 
-  # three files at once; two sweeps on one picture; a published result beside them
+  # draw two sweeps and a published result in one picture, and write it as three files
   python -m launch.plot results/fed_user_level/curve.csv results/fed_mcmahan/curve.csv \\
     --out=curve.png,curve.pdf,curve.svg --reference='McMahan et al. 2017:205:0.97'
 
-  # any other table: name its columns; rows that share x and group are one point, their mean
+  # draw any other table by its columns; rows with equal x and group are one point, at their mean
   python -m launch.plot results/radp/test1_mnist/report.csv --x=epoch --y=test_accuracy \\
     --group=curve --out=accuracy.pdf --size=3.3x2.4 --font_size=7 --style=grey --log_y
 
@@ -50,7 +50,7 @@ flags.DEFINE_multi_string(
 
 
 def main(*paths: str) -> None:
-  """Draws the files that the command names."""
+  """Draws the CSV files at these paths, and writes the pictures of --out."""
   values = flags.FLAGS
   look = Look(
     **redraw.size(values.size),

@@ -53,7 +53,7 @@ _DATA_DIR = flags.DEFINE_string(
 
 
 def _require_tensorflow() -> None:
-  # Suppresses TensorFlow's messages at its start.
+  # TensorFlow prints no messages at its start if this is set before its import.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   if importlib.util.find_spec("tensorflow") is None:
     raise UserError(
@@ -63,7 +63,8 @@ def _require_tensorflow() -> None:
 
 
 def _require_network(builder: Any) -> None:
-  """Requests the first URL once: TFDS itself retries for minutes before it gives up."""
+  """Raises OSError if the first URL of a data set cannot be reached. TFDS itself would retry for
+  minutes."""
   import requests
 
   for url in list(builder.url_infos or {})[:1]:
@@ -72,7 +73,7 @@ def _require_network(builder: Any) -> None:
     except (requests.ConnectionError, requests.Timeout) as error:
       raise OSError(f"cannot download {url}: {first_line(error)}") from error
     except requests.RequestException:
-      # Not a web address, or refused: TFDS may still be able to fetch it.
+      # The URL is no web address, or the request was refused. TFDS may still be able to fetch it.
       pass
 
 
@@ -84,7 +85,7 @@ def _write(name: str, root: pathlib.Path) -> None:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
     _require_network(builder)
     builder.download_and_prepare()
-  # TFDS raises many types, mostly with long messages.
+  # TFDS raises many types of errors, mostly with long messages.
   except Exception as error:
     reason = first_line(error, with_type=True)
     raise OSError(f"could not prepare {name!r} in {root}: {reason}") from error
@@ -105,8 +106,8 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
 
 
 def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
-  """Downloads the database of TensorFlow Federated with this name, and unpacks it on the
-  way.
+  """Downloads the database of TensorFlow Federated with this name, unpacks it as it arrives, and
+  returns its path.
 
   An existing file is left alone. A failed download leaves nothing that could be read as data.
   """
@@ -127,7 +128,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
     unfinished.unlink(missing_ok=True)
     reason = first_line(error, with_type=True)
     raise OSError(f"could not fetch {url}: {reason}") from error
-  # Renamed when it is complete, so that nobody reads a part of it.
+  # The file is renamed when it is complete, so that nobody reads a part of it.
   return unfinished.replace(path)
 
 

@@ -39,7 +39,7 @@ app.define_dry_run()
 
 
 def draw_figure_9(folder: str) -> None:
-  """Draws figure 9, and prints a line for each noise."""
+  """Draws figure 9 into a folder, and prints a line for each noise."""
   names = ("config", "workdir", "audit", "dry_run")
   app.refuse_given(names, "a run, and --figure_9 trains nothing")
   result = noise_histograms.run(folder)
@@ -49,7 +49,7 @@ def draw_figure_9(folder: str) -> None:
 
 
 def main() -> None:
-  """Runs the remaining curves of the experiment, or draws figure 9."""
+  """Runs the curves of the experiment that have no result yet, or draws figure 9."""
   if flags.FLAGS.figure_9:
     return draw_figure_9(flags.FLAGS.figure_9)
   config, workdir = config_flag.asked()

@@ -32,7 +32,7 @@ app.define_dry_run()
 
 
 def main() -> None:
-  """Runs the remaining rows of the table."""
+  """Runs the rows of the table that have no result yet, and prints the table."""
   app.refuse_given(("dry_run",), "a run of many steps; a sum or a regression is one")
   config = config_flag.get()
   workdir = config_flag.workdir("secure_")

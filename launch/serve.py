@@ -106,7 +106,7 @@ flags.DEFINE_string(
 
 
 def _shares(name: str) -> tuple[float, ...]:
-  """Returns the numbers of a flag."""
+  """Returns the numbers of a flag that lists them between commas."""
   listed: list[str] = getattr(flags.FLAGS, name)
   try:
     return tuple(float(part) for part in listed)
@@ -117,7 +117,8 @@ def _shares(name: str) -> tuple[float, ...]:
 
 
 def _stages(num_runs: int) -> tuple[float, ...]:
-  """Returns the shares of a release; --weights sets the first."""
+  """Returns the shares of requests at each stage of a release. --weights sets the first share,
+  after which only larger ones follow."""
   from dpjax.serving import rollout
 
   stages = _shares("stages")

@@ -2,7 +2,7 @@
 
   python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/sweep
 
-  # instead: a random number of runs, of which the best is released and accounted for
+  # a private selection: a random number of runs, of which the best is released and accounted for
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
     --config.selection.enabled=True --config.selection.mean_trials=10
 
@@ -59,7 +59,8 @@ app.define_dry_run()
 
 
 def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
-  """Returns one shell command for each run of a sweep, into the folder where it is collected.
+  """Returns a shell command for each run of a sweep. It writes to the folder where the sweep looks
+  for the run.
 
   Raises:
     UserError: a field of a run can only be written in a config file.
@@ -68,7 +69,7 @@ def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
   launcher, file = ("federate", "fed/quickstart") if federated else ("train", "quickstart")
   lines = []
   for point in grid.placed(config):
-    # Every field is given, so nothing of the file that the launcher reads remains.
+    # Every field gets a flag, so no value of the named config file is used.
     settings = config_flag.command_line(point.config, "config")
     unwritable = [line for line in settings if line.startswith("#")]
     if unwritable:
@@ -84,7 +85,7 @@ def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
 
 
 def main() -> None:
-  """Runs the remaining points of the sweep."""
+  """Runs the points of the sweep that have no result yet, or the private selection."""
   config = config_flag.get()
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))

@@ -30,7 +30,7 @@ flags.DEFINE_string(
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line."""
+  """Returns one line about a finished run: its scores, its guarantee and its time."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
     f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
@@ -38,7 +38,7 @@ def line(result: dict) -> str:
 
 
 def main() -> None:
-  """Runs the release and the remaining updates."""
+  """Runs what is left of the run: the release, if it was not made yet, and the updates."""
   config = config_flag.get()
   workdir = config_flag.workdir("synthesis_")
   with app.stoppable(workdir):

@@ -50,7 +50,7 @@ peers.define()
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line."""
+  """Returns one line about a finished run: its scores, its guarantee and its time."""
   return (
     f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
     f"{guarantee.summary(result)}, {result['num_steps']} steps{writers.took(result)}"

@@ -1,4 +1,4 @@
-"""Accounting of random allocation by Renyi DP: a pass of T Gaussian sums, both directions.
+"""Renyi DP of random allocation: one pass of T Gaussian sums, in both directions.
 
 `random_allocation` proves that the likelihood ratio L = (X_1 + .. + X_T) / T dominates a pass, for
 every convex function of L. The X_t are independent lognormals of mean 1. Renyi DP of order a needs
@@ -6,9 +6,10 @@ two such functions, for a record that is removed and for one that is added:
 
   removed  (a - 1) D_a(P | Q) = log E_Q L^a      added  (a - 1) D_a(Q | P) = log E_Q L^(1 - a)
 
-Removed: exact at integers a. With s = 1 / noise multiplier, E X^k = exp(s^2 k (k - 1) / 2), and
-E (X_1 + .. + X_T)^a / a! is the coefficient of y^a in (sum_k E X^k y^k / k!)^T. This is the sum
-over all multinomials of Feldman and Shenfeld (2025, arXiv:2502.08202, section 4), taken at once.
+Removed: E_Q L^a is exact at integers a. With s = 1 / noise multiplier,
+E X^k = exp(s^2 k (k - 1) / 2), and E (X_1 + .. + X_T)^a / a! is the coefficient of y^a in
+(sum_k E X^k y^k / k!)^T. This power replaces the sum over all multinomials of Feldman and Shenfeld
+(2025, arXiv:2502.08202, section 4).
 All of its terms are positive. Between integers (a - 1) D_a is convex in a, so it is below its
 chord.
 
@@ -16,7 +17,8 @@ Added: with b = a - 1 > 0 and phi(c) = E exp(-c X),
 
   E L^-b = 1 / Gamma(b) int t^(b - 1) phi(t / T)^T dt,  over u = log t:  int exp(b u) phi^T du,
 
-by the trapezoid rule, whose error is bounded (Trefethen and Weideman 2014, theorem 5.1). Off the
+is computed by the trapezoid rule, whose error is bounded (Trefethen and Weideman 2014, theorem
+5.1). Off the
 real line by an angle d < pi / 2 the integrand is at most that at t cos d, so the integral there is
 at most cos(d)^-b times the real one. The same rule gives phi: off the line by i y, y <= pi / (2 s),
 the integrand is at most exp(y^2 / 2) times the normal density. log phi(e^u) is concave in u (a
@@ -35,13 +37,14 @@ from scipy import special
 
 from dpjax import validate
 
-# Step of u: the rule errs by less than 1e-12 of its value up to the order 1100.
+# Step of u = log t. With it the trapezoid rule errs by less than 1e-12 of its value, for orders up
+# to 1100.
 _STEP = 0.02
-# Range of log c. For noise multipliers above 1/2, phi(c) < exp(-280) long before its end. Below, a
-# geometric series covers the rest.
+# Range of log c on the grid of phi. For noise multipliers above 1/2, phi(c) < exp(-280) long before
+# this range ends. For smaller ones a geometric series covers what lies beyond the range.
 _FIRST = -42.0
 _LAST = 60.0
-# Least log phi: the rule for phi itself errs by e^-300.
+# Smallest log phi that is used, since the quadrature for phi errs by e^-300.
 _LOWEST = -280.0
 _UNIT = 2.0**-53
 
@@ -51,9 +54,14 @@ def allocation_rdp(
 ) -> np.ndarray:
   """Returns the Renyi divergence of one pass at each order, the larger of both directions.
 
-  Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special;
-  exact up to rounding at integer orders where removing costs more. Divergences of several passes
-  add up if each pass draws its steps anew.
+  Args:
+    num_steps: number T of steps of the pass.
+    noise_multiplier: std of the noise / l2_clip_norm.
+    orders: Renyi orders above 1, [k]. The result has the same shape.
+
+  Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special. It is
+  exact up to rounding at integer orders where removing a record costs more than adding one.
+  Divergences of several passes add up if each pass draws its steps anew.
 
   >>> rdp = allocation_rdp(1, 2.0, orders=[2.0, 8.0])  # a Gaussian: a / (2 z^2)
   >>> [round(float(value), 9) for value in rdp]
@@ -66,7 +74,8 @@ def allocation_rdp(
   wanted = np.asarray(orders, float)
   shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of one Gaussian sum, whose divergence bounds a pass
-  # One step is one Gaussian sum. With so little noise, amplification would save almost nothing.
+  # One step is one Gaussian sum. With a noise multiplier below 1 / 30, amplification would save
+  # almost nothing.
   if num_steps == 1 or shift > 30:
     return gaussian
   bounds = np.maximum(
@@ -76,39 +85,40 @@ def allocation_rdp(
 
 
 def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
-  """Returns D_a(P | Q) at orders above 1, [orders]."""
+  """Returns upper bounds on D_a(P | Q) at orders a > 1, [orders]."""
   top = math.ceil(orders.max())
   counts = np.arange(top + 1)
   log_term = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
   total = log_term
-  # The T-th power by squaring: 2 log2(T) products of series in place of T.
+  # Repeated squaring gives the T-th power in at most 2 log2(T) products of series, in place of T.
   for bit in bin(num_steps)[3:]:
     total = _multiplied(total, total)
     total = _multiplied(total, log_term) if bit == "1" else total
   sizes = 1 + np.abs(log_term) + counts * math.log(num_steps)  # of the logarithms
-  # Each product sums positive terms, so errors stay relative. The bound on them is added.
+  # Each product sums positive terms, so its errors are relative. A bound on all errors is added
+  # to the moments.
   rounding = 64 * _UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
   moments = total + special.gammaln(counts + 1) - counts * math.log(num_steps)
-  # (a - 1) D_a is zero at 0 and 1.
+  # (a - 1) D_a is zero at the orders 0 and 1.
   moments[:2] = 0.0
   moments[2:] += rounding[2:]
-  # The moment is convex in the order, so between integers its chord is an upper bound.
+  # The log moment is convex in the order, so between integers its chord is an upper bound.
   return np.interp(orders, counts, moments) / (orders - 1)
 
 
 def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-  """Returns the log coefficients of the product of two power series, cut to their length."""
+  """Returns the log coefficients of a product of two power series, as many as each factor has."""
   size = len(left)
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
   shifted = np.lib.stride_tricks.sliding_window_view(padded, size)[::-1]
   terms = left + shifted  # [n, j]
-  # The largest term is taken out before exp: the coefficients themselves overflow.
+  # The largest term is taken out before exp, since the coefficients themselves would overflow.
   most = terms.max(axis=1)
   return most + np.log(np.exp(terms - most[:, None]).sum(axis=1))
 
 
 def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
-  """Returns log(E L^-b) / b for powers b > 0, [powers]."""
+  """Returns upper bounds on D_a(Q | P) = log(E L^-b) / b for powers b = a - 1 > 0, [powers]."""
   rates, logs = _laplace(shift)
   times = rates + math.log(num_steps)  # [u]
   logs = num_steps * logs
@@ -118,7 +128,8 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
     last = values[-1] - values[-2]
     # Below the grid phi is at most 1, so a geometric series bounds the integrand.
     before = power * times[0] - math.log(math.expm1(power * _STEP))
-    # Above it log phi is concave, so the last ratio bounds all later ones.
+    # log phi is concave, so above the grid each ratio of neighbouring values is at most the last
+    # ratio on the grid.
     beyond = values[-1] + last - math.log(-math.expm1(last)) if last < 0 else math.inf
     total = special.logsumexp([special.logsumexp(values), before, beyond])
     log_moments[place] = total + math.log(_STEP) - special.gammaln(power)
@@ -128,20 +139,23 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns log c and log phi(c) for rising c, where phi is accurate: [u] and [u]."""
+  """Returns rising log c, [u], and log phi(c) = log E exp(-c X) there, [u], for a lognormal X.
+
+  Both end before phi is too small to be accurate.
+  """
   rates = np.arange(_FIRST, _LAST, _STEP)
   step = min(0.04, math.pi**2 / (300 * shift))
   z = np.arange(-26, 26, step)
   density = np.exp(-z * z / 2)
-  # Normalised, so that the rule integrates the constant 1 without error.
+  # The density is normalised, so that the rule integrates the constant 1 without error.
   density /= density.sum()
   log_masses = np.empty(0)
-  # In blocks, since the table of [u, z] would be too large at once.
+  # c is taken in blocks, since the whole table [u, z] would be too large.
   for start in range(0, len(rates), 256):
     block = rates[start : start + 256, None]
     terms = np.exp(block + shift * z - shift**2 / 2)  # c X at [u, z]
     with np.errstate(divide="ignore"):
-      # For small c, phi is near 1. A sum of expm1 keeps all digits of the difference.
+      # For small c, phi is near 1. A sum of expm1 keeps all digits of 1 - phi.
       if block.max() < -1:
         logs = np.log1p(np.expm1(-terms) @ density)
       else:

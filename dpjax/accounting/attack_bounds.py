@@ -6,7 +6,7 @@ was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.0219
 - `TruePositiveRate`: TPR at one false positive rate.
 - `Advantage`: the largest TPR - FPR, which is delta at epsilon 0.
 - `GaussianDp`: mu of Gaussian DP (Dong, Roth and Su 2022), up to delta.
-- `BayesRisk`: the least chance of error of an attacker who has a prior (Kulynych et al. 2025,
+- `BayesRisk`: the smallest chance of error of an attacker who has a prior (Kulynych et al. 2025,
   arXiv 2507.06969, proposition D.1).
 
 All are read from the privacy profile epsilon -> delta of the whole run; every pair of the profile
@@ -28,7 +28,8 @@ from dpjax.accounting.text import lower, upper
 from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
-# Number of epsilons in the first search for the best bound, and in the second one around it.
+# Numbers of epsilons in the coarse search for the best bound, and in the fine search around its
+# result.
 _COARSE = 257
 _FINE = 65
 # Largest epsilon tried: e^-40 is below the rounding of a rate.
@@ -38,10 +39,10 @@ _LARGEST = 40.0
 def true_positive_rate(profile: Profile, fpr: float) -> float:
   """Returns the largest true positive rate of any test at a false positive rate in (0, 1).
 
-  It is the least over epsilon of e^epsilon FPR + delta and of
+  It is the smallest value, over all epsilon, of e^epsilon FPR + delta and of
   1 - e^-epsilon (1 - FPR - delta): Proposition 2.12 of Dong, Roth and Su 2022.
 
-  Guarantee: an upper bound. Each epsilon gives one; at worst the search misses the smallest.
+  Guarantee: an upper bound. Each epsilon gives an upper bound; the search may miss the smallest.
 
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
@@ -57,8 +58,8 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
     return 1 - np.exp(-epsilons) * (1 - fpr - profile(epsilons))
 
   best = 1.0
-  # Above log(1 / FPR) the first line is above 1. Both are convex, the first in e^epsilon and
-  # the second in e^-epsilon, so the best point lies beside the best of the coarse ones.
+  # `steep` is above 1 for an epsilon above log(1 / FPR). `steep` is convex in e^epsilon and `flat`
+  # in e^-epsilon, so the best epsilon lies next to the best coarse epsilon.
   for line, last in ((steep, min(-math.log(fpr), _LARGEST)), (flat, _LARGEST)):
     coarse = np.linspace(0, last, _COARSE)
     nearest = int(np.argmin(line(coarse)))
@@ -71,6 +72,8 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
 def advantage(profile: Profile) -> float:
   """Returns the largest TPR - FPR of any test, which is delta at epsilon 0.
 
+  Guarantee: an upper bound.
+
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
   >>> round(advantage(profile), 4)  # 2 Phi(1/2) - 1
@@ -80,13 +83,13 @@ def advantage(profile: Profile) -> float:
 
 
 def bayes_risk(profile: Profile, prior: float) -> float:
-  """Returns the least chance of error of any attacker who knows the prior of membership.
+  """Returns the smallest chance of error of any attacker who knows the prior of membership.
 
   It is min(prior, 1 - prior) (1 - delta(epsilon)) at epsilon = |log(prior / (1 - prior))|.
 
   Args:
-    prior: chance in (0, 1) that the record is in the data, or that it has the first of two
-      values between which the attacker must guess.
+    prior: chance in (0, 1) that the record is in the data, or that it has the first of its two
+      possible values.
 
   Guarantee: a lower bound.
 
@@ -116,7 +119,7 @@ class AttackBound(abc.ABC):
   def cost(self, profile: Profile, delta: float) -> float:
     """Returns an upper bound on what an attacker gains, in the unit of `limit`.
 
-    It falls as the noise grows.
+    The cost falls as the noise grows.
 
     Args:
       profile: privacy profile of the whole run.
@@ -198,9 +201,9 @@ class Advantage(AttackBound):
 class GaussianDp(AttackBound):
   """No test of membership beats the best test between N(0, 1) and N(mu, 1), up to delta.
 
-  For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. For sampled mechanisms too
-  it is proved from the whole trade-off curve; no limit of many steps is used. The slack delta is
-  needed because losses are known only up to a largest one, so no mu would hold without it.
+  For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. This is proved from the whole
+  trade-off curve, for sampled mechanisms too, and needs no limit of many steps. Losses are known
+  only up to a largest value, so no mu would hold without the slack delta.
 
   Raises:
     UserError: mu <= 0.
@@ -227,7 +230,7 @@ class GaussianDp(AttackBound):
 
 @dataclasses.dataclass(frozen=True)
 class BayesRisk(AttackBound):
-  """No attacker who knows the `prior` of membership errs less often than `bayes_risk`.
+  """No attacker who knows the `prior` of membership errs with a chance below `bayes_risk`.
 
   Raises:
     UserError: a number outside (0, 1), or a risk that no noise reaches: a guess of the likelier
@@ -270,10 +273,10 @@ def attack_bound(
   bayes_risk: float | None = None,
   prior: float | None = None,
 ) -> AttackBound | None:
-  """Returns the one bound that these numbers state; None where all are None.
+  """Returns the bound that the given numbers define, or None if all of them are None.
 
   Raises:
-    UserError: numbers of two bounds, one of a pair without the other, or out of range.
+    UserError: numbers of several bounds, only one number of a pair, or a number out of range.
 
   >>> attack_bound(tpr=0.1, fpr=0.01)
   TruePositiveRate(tpr=0.1, fpr=0.01)

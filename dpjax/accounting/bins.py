@@ -48,7 +48,7 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-# Least share of the common part c in d, unless c is zero. A smaller share would need too fine a
+# Smallest c / d in step 4 of the proof, unless c is zero. A smaller ratio would need too fine a
 # grid of losses.
 _LEAST = 1e-6
 
@@ -64,13 +64,14 @@ def balls_in_bins_event(
   """Returns an event that bounds a run of `BallsInBinsSampler(num_bins)` with correlated noise.
 
   Args:
-    strategy: C, with no negative entry.
+    strategy: matrix C of the correlated noise, without negative entries.
     noise_multiplier: multiplier of the white noise, std / l2_clip_norm.
     num_steps: number of steps of the whole run.
     num_bins: number of steps of one pass.
-    spacing: g of the proof, 1 .. num_bins; each gives a valid bound.
+    spacing: number g of the proof, from 1 to num_bins. Every g gives a valid bound.
 
-  Guarantee: costs no less than the run, or any beginning of it, adaptive or not (proof above).
+  Guarantee: the event costs at least as much as the run, or as its first steps. This holds for
+  adaptive runs, too (proof in the docstring of the module).
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> event = balls_in_bins_event(BandedToeplitz((1.0, 0.5)), noise_multiplier=2.0,
@@ -84,14 +85,14 @@ def balls_in_bins_event(
   images = turn_images(strategy, num_steps, num_bins)  # [num_steps, <= num_bins]
   gram = images.T @ images
   far = np.abs(np.subtract.outer(np.arange(len(gram)), np.arange(len(gram))))
-  # Bins lie on a circle: the last one is next to the first of the following pass.
+  # Bins lie on a circle: the last bin of a pass is next to the first bin of the following pass.
   far = np.minimum(far, num_bins - far) >= spacing
   largest = float(gram.diagonal().max())
   common = float(gram[far].max(initial=0.0))
   if spacing >= (strategy.bands or num_bins) or num_bins // spacing == 1:
-    # Images of different bins share no row, so they are orthogonal; or there is one bin.
+    # Either images of different bins share no row, so they are orthogonal, or only one bin is left.
     common = 0.0
-  # Step 4 of the proof. A larger common part makes H larger, so it is sound.
+  # Step 4 of the proof: a larger common part makes H larger, so the bound remains valid.
   common = min(largest, max(common, _LEAST * largest)) if common > 0 else 0.0
   parts = [_gaussian(noise_multiplier, common)] if common > 0 else []
   left = largest - common
@@ -126,9 +127,9 @@ def balls_in_bins_proved(
   """
   validate.integer_at_least(1, num_bins=num_bins)
   spacings = {1 << power for power in range(num_bins.bit_length())}
-  # At the reach of the bands the images are orthogonal, which needs no common part.
+  # With a spacing of at least the number of bands the images are orthogonal: no part is common.
   spacings |= {min(strategy.bands or 1, num_bins)}
-  # Spacings that give the same event are accounted once.
+  # Several spacings can give the same event, which is then accounted only once.
   events = {
     repr(event): event
     for event in (

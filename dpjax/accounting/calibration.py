@@ -28,8 +28,8 @@ MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
 
-# Name of the target's accountant on a coarse grid of losses, and the most answers that this grid
-# may suggest.
+# Name of the target's accountant on a coarse grid of losses, and the largest number of answers from
+# this grid that are tried.
 _COARSE = "coarse"
 _MOST_GUESSES = 4
 
@@ -37,7 +37,7 @@ _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
 class Target(Counting):
-  """The (epsilon, delta) that a run may cost, and the relation and accountant of that cost."""
+  """Largest (epsilon, delta) of a run, and the relation and accountant by which it is counted."""
 
   epsilon: float
   delta: float
@@ -46,11 +46,11 @@ class Target(Counting):
 def calibrate_noise_multiplier(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
-  """Returns the smallest noise_multiplier z at which the run `make_event(z)` keeps `epsilon`.
+  """Returns the smallest noise_multiplier z at which `make_event(z)` costs at most `epsilon`.
 
-  Guarantee: the run costs at most `epsilon`, and at least `(1 - tol) * epsilon` unless the cost
-  jumps there or the answer is MIN_NOISE_MULTIPLIER.
-  Raises Unreachable if even MAX_NOISE_MULTIPLIER costs more.
+  Guarantee: the run costs at most `epsilon`. It costs at least `(1 - tol) * epsilon`, unless the
+  cost jumps over this range or the answer is MIN_NOISE_MULTIPLIER.
+  Raises Unreachable if the run costs more even at MAX_NOISE_MULTIPLIER.
 
   >>> import dp_accounting as dpa
   >>> z = calibrate_noise_multiplier(dpa.GaussianDpEvent, epsilon=2.0, delta=1e-5)
@@ -71,16 +71,17 @@ def calibrate_noise_to_attack(
   tol: float = 1e-4,
   **counting: Unpack[Counting],
 ) -> float:
-  """Returns the smallest noise_multiplier whose whole run `make_event(z)` keeps an attack's bound.
+  """Returns the smallest noise_multiplier z at which the run `make_event(z)` keeps an attack bound.
 
-  It uses the whole privacy profile (Kulynych et al. 2024, arXiv 2407.02191), which needs less
-  noise than converting the bound to one pair (epsilon, delta) does.
+  The whole privacy profile is used (Kulynych et al. 2024, arXiv 2407.02191). This needs less noise
+  than a bound that is converted to one pair (epsilon, delta).
 
   Args:
     make_event: noise multiplier -> event of the whole run.
-    attack: the most that an attacker may achieve, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
+    attack: bound on what an attacker gains, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
-    tol: share of the limit by which the attacker's gain at the answer may be below the limit.
+    tol: largest gap between the limit and the attacker's gain at the answer, as a share of the
+      limit.
     counting: relation and accountant, as in `epsilon`.
 
   Guarantee: the bound holds at the answer.
@@ -122,7 +123,7 @@ def noise_of_profile(
 
   Args:
     make_profile: (noise multiplier, accountant) -> profile of the whole run. Accountant "" means
-      the run's own, whose profile decides; others only speed up the search.
+      the run's own accountant, whose profile decides. Other accountants only speed up the search.
     accountant: name of the run's own accountant.
 
   >>> from dpjax.accounting import Advantage, gaussian_event
@@ -133,7 +134,7 @@ def noise_of_profile(
   validate.open_unit(delta=delta, tol=tol)
 
   cost_by = _cached(lambda name: lambda z: attack.cost(make_profile(z, name), delta))
-  # Costs are differences of rates. A slightly smaller limit covers rounding of the difference.
+  # Costs are differences of rates. A slightly smaller limit covers the rounding of a difference.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
@@ -151,18 +152,18 @@ def noise_of_profile(
 def calibrate_sampling_prob(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
-  """Returns the largest sampling_prob q <= 1 at which the run `make_event(q)` keeps `epsilon`.
+  """Returns the largest sampling_prob q <= 1 at which `make_event(q)` costs at most `epsilon`.
 
-  Guarantee: as for `calibrate_noise_multiplier`.
-  Raises Unreachable if even MIN_SAMPLING_PROB costs more.
+  Guarantee: the run costs at most `epsilon`. It costs at least `(1 - tol) * epsilon`, unless the
+  cost jumps over this range or the answer is 1.
+  Raises Unreachable if the run costs more even at MIN_SAMPLING_PROB.
 
   >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  # More noise and less sampling both cost less privacy, so one search over the inverse
-  # serves both.
+  # The cost falls as 1 / q rises, as it does for more noise, so the same search finds 1 / q.
   by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
   return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
@@ -172,7 +173,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """Returns the largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, and one step more costs more than `epsilon`.
-  Raises UserError if one step costs more, or if MAX_NUM_STEPS do not.
+  Raises UserError if one step costs more than `epsilon`, or if MAX_NUM_STEPS steps cost no more.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)
@@ -205,9 +206,9 @@ def _costs(
   accountant: str = "pld",
   **options: Any,
 ) -> Callable[[str], _Cost]:
-  """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
+  """Checks the target. Returns a function accountant -> (parameter -> epsilon) that caches values.
 
-  Accountant "" means the target's own, and _COARSE the target's own on a coarse grid."""
+  Accountant "" is the target's accountant, and _COARSE is the same accountant on a coarse grid."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -219,7 +220,7 @@ def _costs(
 
 
 def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
-  """Returns accountant -> cost, with values cached, and adds _COARSE: "" on a coarse grid."""
+  """Returns `cost_of` with cached values. Name _COARSE gives the cost of "" on a coarse grid."""
 
   @functools.cache
   def cost_by(name: str) -> _Cost:
@@ -229,16 +230,17 @@ def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
       with coarse_grid() if name == _COARSE else contextlib.nullcontext():
         return cost(parameter)
 
-    # The search asks for the ends of its bracket again and again.
+    # Values are cached, since the search asks repeatedly for the costs at the ends of its bracket.
     return functools.cache(on_its_grid)
 
   return cost_by
 
 
 def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
-  """Returns where to start a search: the answer by RDP, which is faster and looser.
+  """Returns where to start a search: at the answer by RDP, which is faster and looser than PLD.
 
-  It is 1 if RDP finds no answer or is the accountant itself; None if RDP does not know the event.
+  Returns 1 if RDP finds no answer or is the target's accountant. Returns None if RDP cannot account
+  for the event.
   """
   if accountant == "rdp":
     return 1
@@ -263,9 +265,9 @@ def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
 def _solved(
   make_event: Callable, low: float, high: float, last: str, tol: float, target: Target
 ) -> float:
-  """Returns the least parameter in [low, high] whose run costs at most the target.
+  """Returns, within `tol`, the smallest parameter in [low, high] that costs at most the target.
 
-  `last` begins the message of `Unreachable`, which is raised if there is none."""
+  If there is no such parameter, `Unreachable` is raised, with a message that begins with `last`."""
   by = _costs(make_event, tol, **target)
   answer = _least_guided(
     by, target.get("accountant"), low=low, high=high, target=target["epsilon"], tol=tol
@@ -284,7 +286,7 @@ def _least_guided(
   target: float,
   tol: float,
 ) -> float | None:
-  """Returns `_least` of `cost_by("")`; a quicker cost chooses where the search starts.
+  """Returns `_least` of `cost_by("")`, searched from an answer that a quicker cost gives.
 
   Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost says.
   """
@@ -295,11 +297,11 @@ def _least_guided(
   )
   if start is not None:
     return search(cost, start=start, target=target, tol=tol)
-  # RDP does not know the event. Loss distributions do, and are quicker on a coarse grid.
+  # RDP cannot account for the event. Loss distributions can, and are quicker on a coarse grid.
   coarse = cost_by(_COARSE)
   aim = target
   start = 1.0
-  # Later guesses are near the first one.
+  # Later guesses are near the first one, so the searches for them begin with smaller steps.
   first_steps = [1.1, *(1.003,) * (_MOST_GUESSES - 1)]
   for first_step in first_steps:
     guess = search(coarse, start=start, target=aim, tol=tol / 4, first_step=first_step)
@@ -308,7 +310,7 @@ def _least_guided(
     start = guess
     if target * (1 - tol) <= cost(guess) <= target:
       return guess
-    # The coarse cost is too large by a factor that changes slowly.
+    # The coarse cost exceeds the true cost by a factor that changes slowly from guess to guess.
     aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
   return search(cost, start=start, target=target, tol=tol)
 
@@ -323,9 +325,11 @@ def _least(
   tol: float,
   first_step: float = 1.1,
 ) -> float | None:
-  """Returns the least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
+  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`, or None.
+
+  The cost must fall as x rises."""
   private = unsafe = min(max(start, low), high)
-  # The step is squared each time: a good start needs few trials, a bad one a few more.
+  # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
   while cost(private) > target:
     if private >= high:
@@ -346,11 +350,13 @@ def _least(
 def _between(
   cost: _Cost, private: float, unsafe: float, target: float, tol: float
 ) -> float:
-  """Narrows a bracket, cost(private) <= target < cost(unsafe), and returns `private` once its
-  cost is within a share `tol` of the target."""
+  """Narrows a bracket with cost(private) <= target < cost(unsafe), and returns `private`.
+
+  Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it. Then the width ends the search.
+    # A cost that jumps over the target never comes near it. Then the search ends at a bracket that
+    # is narrow enough.
     if near or abs(math.log(unsafe / private)) < 1e-10:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)
@@ -360,8 +366,9 @@ def _between(
 
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
-  """Returns where the line through a and b on log-log axes meets `aim`; at every third trial,
-  the middle instead."""
+  """Returns the point at which the line through a and b, on log-log axes, has the cost `aim`.
+
+  Every third trial returns the geometric middle of a and b instead."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
@@ -369,12 +376,12 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
-  # Clipped, so that the guess never falls on an end, where the cost is known already.
+  # The share is clipped, so that the guess is never an end, where the cost is known already.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 
 def _most_steps(cost: _Cost, start: int, *, target: float) -> int:
-  """Returns the largest n <= MAX_NUM_STEPS with cost(n) <= target, for a rising cost; or 0."""
+  """Returns the largest n <= MAX_NUM_STEPS with cost(n) <= target, or 0; costs must rise with n."""
   low = 0
   high = max(1, start)
   while high < MAX_NUM_STEPS and cost(high) <= target:

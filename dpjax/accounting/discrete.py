@@ -3,7 +3,7 @@
 The curves serve sums of integer vectors under secure aggregation. A sensitivity here is that of
 the vector AFTER scaling and rounding. Rounding makes it larger (see
 `dpjax.noise.discrete.rounded_norm_bound`, and P21 and P38 in docs/sharp_edges.md). It is the norm
-of one record under add_or_remove_one and replace_special, and twice that under replace_one. No
+of one record under add_or_remove_one and replace_special, and twice this norm under replace_one. No
 amplification by sampling is claimed. Where every client adds a share of the noise, removing a
 client also removes its share. So `SkellamDpEvent`, the event of Skellam noise, is proved only under
 replace_special and replace_one. In the table D2 and D1 are the L2 and L1 sensitivities.
@@ -51,7 +51,9 @@ def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
 
 
 def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarray:
-  """Returns Renyi divergences [len(ORDERS)] of noise N_Z(0, variance) on each coordinate.
+  """Returns Renyi divergences [len(ORDERS)] of discrete Gaussian noise of this variance.
+
+  Every coordinate has independent noise.
 
   >>> float(discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)[0])  # at order 2
   1.0
@@ -65,7 +67,11 @@ def summed_discrete_gaussian_rdp(
 ) -> np.ndarray:
   """Returns Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
-  Raises UserError for share_variance < 1/4, which the proposition does not cover.
+  Args:
+    share_variance: variance of one share. Below 1/4 there is no proof, and UserError is raised.
+    num_shares: number of independent shares in each coordinate of the sum.
+    l2_sensitivity: L2 norm by which one record changes the integer vector.
+    dim: number of coordinates.
 
   >>> rdp = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
   >>> bool(np.allclose(rdp, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
@@ -78,7 +84,7 @@ def summed_discrete_gaussian_rdp(
       "must be >= 0.25; scale up, or skellam", field="share_variance", value=share_variance
     )
   order = np.array(ORDERS, float)
-  # The k-th term of tau's sum is e^(-2 pi^2 s2 k / (k + 1)).
+  # tau of proposition 14 is 10 times the sum, over k, of e^(-2 pi^2 s2 k / (k + 1)).
   k = np.arange(1, num_shares)
   tau = 10 * float(np.exp(-2 * math.pi**2 * share_variance * k / (k + 1)).sum())
   std = math.sqrt(num_shares * share_variance)
@@ -89,7 +95,7 @@ def summed_discrete_gaussian_rdp(
     order / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dim),
     order / 2 * (l2 + math.sqrt(dim) * tau) ** 2,
   )
-  # Proposition 14 proves all three. Which one is least depends on the dimension.
+  # Proposition 14 proves all three bounds. Which one is smallest depends on the dimension.
   return np.min(each, axis=0)
 
 
@@ -103,7 +109,9 @@ def skellam_rdp(
   """Returns Renyi divergences [len(orders)] of Skellam noise of this variance per coordinate.
 
   Args:
-    l1_sensitivity: see the function `l1_sensitivity`.
+    variance: variance of the noise on each coordinate.
+    l2_sensitivity: L2 norm by which one record changes the integer vector.
+    l1_sensitivity: L1 norm of that change, as the function `l1_sensitivity` bounds it.
     orders: Renyi orders > 1. An order that is no integer gets the value of the next integer, which
       is an upper bound.
 
@@ -114,7 +122,7 @@ def skellam_rdp(
   validate.positive(
     variance=variance, l2_sensitivity=l2_sensitivity, l1_sensitivity=l1_sensitivity
   )
-  # The divergence rises with the order, so that of the next integer is an upper bound.
+  # The divergence rises with the order, so its value at the next integer is an upper bound.
   order = np.ceil(np.array(orders, float))
   square = l2_sensitivity**2
   few = ((2 * order - 1) * square + 6 * l1_sensitivity) / (4 * variance**2)
@@ -124,7 +132,7 @@ def skellam_rdp(
 
 
 def epsilon_from_rdp(rdp: np.ndarray, *, delta: float, num_steps: int = 1) -> float:
-  """Returns epsilon at `delta` of `num_steps` adaptive steps, each of divergences `rdp` at ORDERS.
+  """Returns epsilon at `delta` of `num_steps` adaptive steps. `rdp` is one step's curve at ORDERS.
 
   >>> round(epsilon_from_rdp(discrete_gaussian_rdp(4.0, l2_sensitivity=1.0), delta=1e-5), 3)
   2.168
@@ -141,13 +149,13 @@ class DistributedNoise:
   """Noise that clients add in shares, sized for the smallest number of shares in a sum.
 
   Every client adds a share of variance `share_variance`. A sum of `min_survivors` shares or more
-  holds the guaranteed noise: further shares only post-process it. A sum of fewer holds less noise
-  (pitfall P37): `check_survivors` refuses it, and `rdp` gives its true cost.
+  holds the guaranteed noise: further shares only post-process it. A sum of fewer shares holds less
+  noise (pitfall P37): `check_survivors` refuses this sum, and `rdp` gives its true cost.
 
   Args:
     noise: "skellam" (shares add up to Skellam noise again) or "discrete_gaussian".
     share_variance: variance of one client's share, on the integer grid.
-    min_survivors: least number of HONEST clients whose shares are in every sum. Colluding
+    min_survivors: smallest number of HONEST clients whose shares are in a sum. Colluding
       clients know their own shares, so they do not count.
 
   >>> noise = DistributedNoise.sized(total_variance=400.0, min_survivors=40)
@@ -194,8 +202,8 @@ class DistributedNoise:
     """Returns Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
-      survivors: number of shares in a sum that was released; None for `min_survivors`. With
-        fewer than that the sum costs more than the guarantee.
+      survivors: number of shares in a sum that was released; None means `min_survivors`. A sum of
+        fewer shares costs more than the guarantee.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

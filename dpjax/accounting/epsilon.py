@@ -1,17 +1,17 @@
 """Epsilon and delta of an event, by privacy loss distribution (PLD) or by Renyi DP.
 
-The convention, once: an event's noise multiplier z is std / l2_clip_norm. Exchanging one
-record (replace_one) moves a clipped sum by up to 2 C, so z counts as z / 2 there. The two
+An event's noise multiplier z is std / l2_clip_norm, for every relation. Exchanging one record
+(replace_one) moves a clipped sum by up to 2 C, so there z counts as z / 2. The two
 accountants of dp_accounting read `GaussianDpEvent` differently under REPLACE_ONE (RDP:
 std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversion is
 done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
-noise multiplier: its epsilon stands as it is under every relation.
+noise multiplier: its epsilon is the same under every relation.
 
 `event_kinds` defines each kind of event: its proof, Renyi curve and privacy loss. This module
 composes the parts of a run. Random allocation under replace_one is accounted as removing one
 record and adding another (`replaced`).
 
-Both accountants give upper bounds. What rounding could take away is added back: see
+Both accountants give upper bounds. A bound on their rounding errors is added: see
 `_PLD_ROUNDING` here and `_RDP_ROUNDING` in `event_kinds.kind`.
 """
 
@@ -46,24 +46,25 @@ from dpjax.validate import UserError
 
 
 class Counting(TypedDict, total=False):
-  """The arguments `neighboring_relation` and `accountant` of `epsilon`, with its defaults."""
+  """Optional arguments `neighboring_relation` and `accountant`, as `epsilon` takes them."""
 
   neighboring_relation: str
   accountant: str
 
 
 # A PLD is composed by FFT, whose rounding can make delta too SMALL. Against the closed form
-# the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). 2.5
-# times that is added back.
+# the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). So 2.5 times
+# this error is added to delta.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
 # Largest interval of the grid of privacy losses, unless the losses are huge.
 _INTERVAL = 4e-4
-# If losses need a wider grid than this, epsilon is reported as infinite: no finite one
-# would be useful.
+# If losses need a wider interval than this, epsilon is reported as infinite. A finite epsilon would
+# be too large to be useful.
 _WIDEST = 100.0
 # Largest number of points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
-# Factor by which `coarse_grid` widens the grid: a power of two, like the ratio of any two grids.
+# Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
+# ratio of any two intervals.
 _COARSER = 8.0
 _widened = contextvars.ContextVar("widened", default=1.0)
 
@@ -75,11 +76,12 @@ def epsilon(
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
 ) -> float:
-  """Returns the smallest epsilon that the accountant proves for `event` at `delta`; maybe inf.
+  """Returns the smallest epsilon that the accountant proves for `event` at `delta`, or inf.
 
   Guarantee: an upper bound. PLD (Koskela et al. 2020; Doroshenko et al. 2022,
   arXiv:2207.04380) is nearly exact; RDP (Mironov et al. 2019, arXiv:1908.10530) is looser.
-  Raises UserError if the accountant has no analysis of this sampler under this relation.
+  Raises UserError if the accountant has no analysis of this sampler under this relation, or if
+  `delta` is below twice the rounding of PLD.
 
   >>> run = dpa.GaussianDpEvent(2.0)
   >>> round(epsilon(run, delta=1e-5), 3)
@@ -117,7 +119,7 @@ def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> fl
 def delta_curve(
   event: DpEvent, epsilons: Sequence[float], **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Returns delta at each epsilon, entry by entry equal to `delta`. All pairs hold at once.
+  """Returns delta at each epsilon, [k], as `delta` does. All pairs (epsilon, delta) hold at once.
 
   >>> delta_curve(dpa.GaussianDpEvent(2.0), [0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
   array([1.9741e-01, 1.0000e-05])
@@ -139,10 +141,10 @@ def delta_curve(
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   """Returns a function epsilons -> deltas, for epsilons >= 0; the analysis is done once.
 
-  For many epsilons it takes a thousandth of the time of `delta_curve`, and gives values up to
-  1e-11 above.
+  For many epsilons this function takes a thousandth of the time of `delta_curve`. Its values are up
+  to 1e-11 larger.
 
-  Guarantee: its values are upper bounds that hold at once.
+  Guarantee: all its values are upper bounds, which hold at once.
 
   Raises UserError as `epsilon` does.
 
@@ -153,7 +155,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   steps = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return lambda epsilons: np.ones(len(epsilons))
-  # Nothing ran. RDP's formula would take the log of zero here.
+  # For an event without parts, RDP's formula would take the log of zero.
   if not steps:
     return lambda epsilons: np.zeros(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
@@ -172,11 +174,11 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 def loss_distribution(
   event: DpEvent, **counting: Unpack[Counting]
 ) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
-  """Returns an event's privacy loss distribution, and the delta that rounding can take away.
+  """Returns an event's privacy loss distribution, and a bound on the rounding error of its delta.
 
-  None if there is no such distribution: for RDP, a replaced record that is accounted as one
-  removed and one added, nothing that ran, or losses so large that epsilon is infinite.
-  Raises UserError as `epsilon` does.
+  Returns None for RDP, for an event without parts, and for losses so large that epsilon is
+  infinite. It also returns None if a replaced record is accounted as one removed and one added.
+  Raises UserError if the accountant has no analysis of this sampler under this relation.
 
   >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
   >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12
@@ -185,7 +187,7 @@ def loss_distribution(
   steps = accountable(event, **counting)
   if counting.get("accountant", "pld") != "pld":
     return None
-  # Without parts, or with an infinite epsilon, there is no grid of losses.
+  # An event without parts, or with an infinite epsilon, has no grid of losses.
   if not steps or dpa.NonPrivateDpEvent() in steps or _interval(steps) > _WIDEST:
     return None
   if in_two(steps, counting.get("neighboring_relation", "")):
@@ -196,13 +198,13 @@ def loss_distribution(
 def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> float:
   """Returns rho of zero-concentrated DP: every Renyi divergence of order a is at most rho a.
 
-  Papers on DP-FTRL report it. It adds up over releases. Sampling does not lower it: a run on
+  Papers on DP-FTRL report rho. It adds up over releases. Sampling does not lower rho: a run on
   samples has the rho of the same run on all records.
 
   Guarantee: an upper bound (Bun and Steinke 2016, arXiv:1605.02065); exact for Gaussian noise.
 
   Raises:
-    UserError: a part without such a bound, such as Skellam noise or the best of several runs.
+    UserError: a part without a bound on rho, such as Skellam noise or the best of several runs.
 
   >>> zcdp(composed(dpa.GaussianDpEvent(2.0), 4))
   0.5
@@ -210,7 +212,8 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   raw = merged_parts(event)
   if dpa.NonPrivateDpEvent() in raw:
     return math.inf
-  # Checked first, so that the error says that a part has no rho, rather than no accountant.
+  # The parts are checked first, so that an error is about a missing rho, not about a missing
+  # accountant.
   for part in raw:
     kind_of(part).zcdp(part)
   steps = accountable(event, neighboring_relation)
@@ -241,7 +244,7 @@ def epsilon_curve(
 ) -> np.ndarray:
   """Returns epsilon after each number of steps; the analysis of one step is done once.
 
-  Entry by entry it is `epsilon(composed(step_event, n))`.
+  The entry for n steps is `epsilon(composed(step_event, n))`.
 
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
@@ -253,7 +256,7 @@ def epsilon_curve(
 
 @contextlib.contextmanager
 def coarse_grid() -> Iterator[None]:
-  """Widens the grid of losses within its block, for searches that need many epsilons quickly.
+  """Widens the grid of losses inside a `with` block, for searches that need many epsilons quickly.
 
   Guarantee: epsilons remain upper bounds, as on any grid. They are up to one per cent looser.
 
@@ -282,14 +285,15 @@ def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
 
 
 def _rdp_profile(steps: Parts) -> Profile:
-  """Returns a vectorised `rdp_lib.compute_delta` (Canonne, Kamath and Steinke 2020,
-  arXiv:2004.00010, proposition 12)."""
+  """Returns a function epsilons -> deltas, a vectorised `rdp_lib.compute_delta`.
+
+  Its source is proposition 12 of Canonne, Kamath and Steinke 2020, arXiv:2004.00010."""
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
-  # The Kullback-Leibler divergence bounds delta at every order and epsilon: delta <= sqrt(1
-  # - e^-KL).
+  # At every epsilon, delta <= sqrt(1 - e^-KL). The Renyi divergence of every order is at least the
+  # Kullback-Leibler divergence KL, so the smallest one gives a bound.
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
-  # Dropping an order keeps the bound valid. Near order 1 the formula is not stable.
+  # Near order 1 the formula is not stable. The bound is valid without these orders, too.
   usable = orders > 1.01
   slopes = orders[usable] - 1
   heights = slopes * (rdp[usable] + np.log1p(-1 / orders[usable])) - np.log(orders[usable])
@@ -305,14 +309,14 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns the lower of two profiles: of the steps, and of the steps without amplification.
+  """Returns a function epsilons -> the smaller delta, of the steps or without amplification.
 
-  With little noise the second may be tighter."""
+  With little noise the delta without amplification may be smaller."""
   plain = merged_parts(unamplified(steps))
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # Each way is proved, so the smaller delta holds. Within a way the worse direction counts.
+  # All of `ways` are proved, so the smallest delta holds. In each, the worse direction counts.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways
@@ -332,7 +336,8 @@ def _pld_profile(steps: Parts) -> Profile:
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
-  # For a smaller delta, subtracting the rounding of the FFT would leave almost nothing.
+  # If delta is smaller than this, almost nothing of it is left when the rounding of the FFT is
+  # subtracted.
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
@@ -344,8 +349,8 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
     return 0.0
   plain = merged_parts(unamplified(steps))
   if plain != steps:
-    # With little noise the analysis of an amplified step may be looser than that of the
-    # plain one.
+    # With little noise the analysis of an amplified step may be looser than the analysis of the
+    # same step without amplification.
     return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
   return _pld_quantile(steps, delta)
 
@@ -353,7 +358,8 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
 def _pld_quantile(steps: Parts, delta: float) -> float:
   if _interval(steps) > _WIDEST:
     return math.inf
-  # Rounding can make delta too small, so it is taken off the delta that is asked for.
+  # The distribution's delta may be too small by its rounding error. So a bound on this error is
+  # subtracted from the requested delta.
   return float(_pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps)))
 
 
@@ -372,7 +378,7 @@ def _pld_values(steps: Parts, epsilons: list[float]) -> list[float]:
     return [1.0] * len(epsilons)
   pld = _pld(steps)
   rounding = _pld_rounding(steps)
-  # Added here for the same reason: the true delta may be larger by the rounding.
+  # A bound on the rounding error is added, since the true delta may be above the computed delta.
   return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
 
 
@@ -387,15 +393,15 @@ def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   return _pld_of(parts, _interval(steps))
 
 
-# Few entries, since one can hold millions of points. Accounting for a replaced record asks for the
-# same run at several deltas.
+# The cache has few entries, since an entry can hold millions of points. It is needed where a
+# replaced record is accounted: this asks for the same run at several deltas.
 @functools.lru_cache(maxsize=2)
 def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],
   interval: float,
 ) -> pld_lib.PrivacyLossDistribution:
-  # Classes are part of the caches' keys: a user's event may claim equality with another
-  # one.
+  # Classes are part of the caches' keys: a user's event may claim to equal an event of another
+  # class.
   ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
   each = [pld if times == 1 else pld.self_compose(times) for pld, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
@@ -410,8 +416,8 @@ def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDi
 def _interval(steps: Parts) -> float:
   """Returns the interval of the grid of losses: small for small losses, wide for huge ones.
 
-  A grid of h adds about h^2 / 4 to the variance r of one step's loss, so h = sqrt(r) / 60
-  costs about 1e-4 of it.
+  A grid of interval h adds about h^2 / 4 to the variance r of one step's loss. So an interval of
+  sqrt(r) / 60 adds about 1e-4 of the variance.
   """
   renyi = {part: kind_of(part).renyi_two(part) for part in steps}
   total = sum(times * renyi[part] for part, times in steps.items())
@@ -423,5 +429,6 @@ def _interval(steps: Parts) -> float:
   wanted = max(
     1e-6, min(_INTERVAL, finest), widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1]
   )
-  # Rounded up to a power of two, so that different runs share cached distributions of a step.
+  # The interval is rounded up to _INTERVAL times a power of two, so that different runs share
+  # cached distributions of a step.
   return _widened.get() * _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))

@@ -53,20 +53,22 @@ from scipy import stats
 from dpjax.accounting.exchanged_sample import profile
 from dpjax.accounting.mixture_pld import removed_deltas
 
-# Numbers of copies are cut off where the chance of still more is below this. That chance counts
-# as lost (delta) at every step.
+# Numbers of copies are counted while the chance of at least as many copies is above this. The
+# chance of more copies than are counted is added to delta at every step.
 _LEAST_MASS = 1e-20
-# Limit on the numbers of copies. As b <= n, m copies have a chance of at most 1 / m!, so far fewer
-# are counted.
+# Largest number of copies that may be counted. As b <= n, m copies have a chance of at most 1 / m!,
+# so far fewer are counted.
 _MOST_COPIES = 200
-# The grid ends where delta is at most this. Beyond its end a loss counts as infinite.
+# The grid of losses ends where delta is at most this. Losses beyond its end count as infinite.
 _LEAST_DELTA = 1e-18
-# Largest end of the grid: no useful epsilon is as large.
+# Once the end of the grid is above this, it is not doubled again: no useful epsilon is as large.
 _LARGEST_LOSS = 1e9
 
 
 def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
-  """Returns 1, 2, .. copies of a record in a batch, their chances, and the chance of still more.
+  """Returns the numbers 1, 2, .. of copies of a record in a batch, [m], and their chances, [m].
+
+  The third result is the chance of more copies than these.
 
   >>> numbers, chances, beyond = copies(4, 2)
   >>> numbers.tolist(), chances.tolist(), beyond
@@ -83,14 +85,14 @@ def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, 
 def copies_profile(
   epsilons: np.ndarray, *, num_examples: int, batch_size: int, noise_multiplier: float
 ) -> np.ndarray:
-  """Returns delta at each epsilon of one step; negative epsilons are allowed.
+  """Returns delta of one step at each epsilon, [k].
 
   Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
 
   Args:
-    epsilons: [k].
-    num_examples: n, number of records of either neighbour.
-    batch_size: b, number of draws of a step.
+    epsilons: losses at which delta is computed, [k]; they may be negative.
+    num_examples: number n of records of each neighbour.
+    batch_size: number b of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
 
   >>> copies_profile(np.array([0.0, 1.0]), num_examples=4, batch_size=2,
@@ -100,7 +102,8 @@ def copies_profile(
   losses, places = np.unique(np.abs(np.asarray(epsilons, float)), return_inverse=True)
   numbers, chances, beyond = copies(num_examples, batch_size)
   joining = joining_prob(num_examples, batch_size)
-  # h of the proof: the mean over M of the profile at M times the shift.
+  # `apart` is h of the proof: the mean, over numbers of copies M, of the profile at M times the
+  # shift.
   apart = np.zeros(len(losses))
   for number, chance in zip(numbers, chances, strict=True):
     apart += (chance / joining) * profile(
@@ -118,7 +121,7 @@ def copies_profile(
     deltas = (1 - share) * np.minimum(one_sided, apart) + share * apart
     if not _is_convex(losses, deltas):
       deltas = apart
-  # If there are more copies than are counted, no privacy is claimed.
+  # No privacy is claimed for batches with more copies than are counted.
   deltas = np.minimum(deltas + beyond, 1.0)[places]
   distances = losses[places]
   mirrored = -np.expm1(-distances) + np.exp(-distances) * deltas
@@ -126,13 +129,13 @@ def copies_profile(
 
 
 def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
-  """Whether deltas at rising losses >= 0 are a convex function of e^loss, up to rounding."""
+  """Returns whether deltas at rising losses >= 0 are convex in e^loss, up to rounding."""
   if len(losses) < 3:
     return True
-  # Slopes against e^loss, times e^loss of their left end, so that nothing overflows.
+  # Each slope against e^loss is multiplied by e^loss at its left end, so that nothing overflows.
   rises = np.diff(deltas) / np.expm1(np.diff(losses))
   next_rises = rises[1:] * np.exp(-np.diff(losses)[:-1])
-  # Deltas are known to about 1e-16 each.
+  # Each delta errs by about 1e-16, so slopes may seem to fall by this much.
   rounding = 4e-16 / np.expm1(np.minimum(np.diff(losses)[1:], np.diff(losses)[:-1]))
   return bool((next_rises - rises[:-1] >= -rounding).all())
 
@@ -153,7 +156,7 @@ def joining_prob(num_examples: int, batch_size: int) -> float:
 def copies_largest_loss(
   num_examples: int, batch_size: int, noise_multiplier: float
 ) -> float:
-  """Returns a loss at which the profile is at most 1e-18, or about 1e9 if there is none below."""
+  """Returns a loss at which the profile is at most 1e-18, or about 1e9 if no smaller loss is."""
   low = 0.0
   high = 1.0
 
@@ -165,7 +168,7 @@ def copies_largest_loss(
       noise_multiplier=noise_multiplier,
     ).item()
 
-  # Doubling, then bisection: the profile falls.
+  # The profile falls, so doubling brackets the loss, and bisection narrows the bracket.
   while delta_at(high) > _LEAST_DELTA and high < _LARGEST_LOSS:
     low = high
     high = 2 * high
@@ -184,8 +187,8 @@ def copies_pld(
   al. 2022, arXiv:2207.04380). Both directions have the same distribution.
 
   Args:
-    num_examples: n, number of records of either neighbour.
-    batch_size: b, number of draws of a step.
+    num_examples: number n of records of each neighbour.
+    batch_size: number b of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
     interval: distance between neighbouring losses of the grid.
 

@@ -36,11 +36,12 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
 
-# Standard deviations beyond which a normal has a mass below 1e-23.
+# Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
 # For a larger shift (z < 1 / 5) no amplification is claimed, since it would save almost nothing.
 _LARGEST_SHIFT = 10.0
-# Orders with order * shift up to this are integrated. Larger ones use a binomial sum.
+# If order * shift is at most this, the moment is integrated. For larger orders a binomial sum gives
+# the moment.
 _FARTHEST = 60.0
 _PANEL = 0.25
 _NODES = 16
@@ -54,14 +55,15 @@ def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.n
 
   Args:
     points: points at which the ratio is taken, in standard deviations of the noise.
-    sampling_prob: q, the chance that one record is in the batch.
+    sampling_prob: chance q that one record is in the batch.
     shift: 2 / noise_multiplier.
 
   >>> log_ratio(np.array([1.0]), sampling_prob=0.5, shift=2.0)  # halfway: the ratio is 1
   array([0.])
   """
   exponents = shift * points - shift**2 / 2
-  # log(1 - q + q e^t): expm1 keeps the digits of a small t, and a large one would overflow.
+  # log(1 - q + q e^t) has two forms: expm1 keeps the digits for a small t, and the second form does
+  # not overflow for a large t.
   small = np.log1p(sampling_prob * np.expm1(np.minimum(exponents, 1.0)))
   unsampled = (1 - sampling_prob) * np.exp(-np.maximum(exponents, 1.0))
   large = exponents + np.log(sampling_prob + unsampled)
@@ -71,12 +73,12 @@ def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.n
 def profile(
   epsilons: np.ndarray, *, sampling_prob: float, noise_multiplier: float
 ) -> np.ndarray:
-  """Returns delta at each epsilon of one step; negative epsilons are allowed.
+  """Returns delta of one step at each epsilon, [k].
 
   Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
 
   Args:
-    epsilons: [k].
+    epsilons: losses at which delta is computed, [k]; they may be negative.
     sampling_prob: batch size / number of records.
     noise_multiplier: std of the noise / clip norm.
 
@@ -85,8 +87,8 @@ def profile(
   """
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
-  # e^loss = 1 + q (e^inner - 1), where `inner` is the loss of two Gaussians `shift` apart. For a
-  # large loss e^loss would overflow.
+  # `inner` is the loss of two Gaussians `shift` apart: e^loss = 1 + q (e^inner - 1). For a large
+  # loss, inner = loss - log(q) up to rounding, which does not overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,
@@ -95,7 +97,7 @@ def profile(
     )
   threshold = inner / shift + shift / 2
   above = special.ndtr(shift - threshold)
-  # e^inner is taken into the logarithm of the tail, which alone could underflow.
+  # The tail alone could underflow, so its product with e^inner is formed from logarithms.
   there = np.exp(inner + special.log_ndtr(-threshold))
   deltas = sampling_prob * np.maximum(above - there, 0.0)
   mirrored = -np.expm1(-losses) + np.exp(-losses) * deltas
@@ -137,7 +139,7 @@ def exchanged_pld(
 def exchanged_rdp(
   *, sampling_prob: float, noise_multiplier: float, orders: np.ndarray
 ) -> np.ndarray:
-  """Returns the Renyi divergence of one step at each order, an upper bound, [k].
+  """Returns an upper bound on the Renyi divergence of one step at each order, [k].
 
   With r = (1 - q) + q N(shift) / N(0), the pair of the module's profile has
 
@@ -146,14 +148,15 @@ def exchanged_rdp(
   Args:
     sampling_prob: batch size / number of records.
     noise_multiplier: std of the noise / clip norm.
-    orders: above 1, [k].
+    orders: Renyi orders above 1, [k].
 
   >>> exchanged_rdp(sampling_prob=1.0, noise_multiplier=2.0, orders=np.array([2.0])).round(6)
   array([1.])
   """
   shift = 2 / noise_multiplier
   orders = np.asarray(orders, float)
-  # The divergence without sampling, an upper bound: two Gaussians that are `shift` apart.
+  # Without sampling, the outputs are two Gaussians that are `shift` apart. Their divergence is an
+  # upper bound.
   gaussian = orders * shift**2 / 2
   if shift > _LARGEST_SHIFT:
     return gaussian
@@ -167,8 +170,9 @@ def exchanged_rdp(
 
 
 def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """Returns upper bounds on `_moments`, [k]: log(1 + integral over r > 1 of N(0) r^a), by binomial
-  sums."""
+  """Returns upper bounds on `_moments`, [k], by binomial sums.
+
+  The bound at order a is log(1 + integral over r > 1 of N(0) r^a)."""
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
   # If every record is in the batch (q = 1), only the last term of the sum is not zero.
@@ -178,19 +182,20 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
     binomial = special.gammaln(order + 1) - special.gammaln(counts + 1)
     binomial -= special.gammaln(order - counts + 1)
     others = (order - counts) * log_remainder
-    # The integral over r > 1 of N(0) e^(k t), t = shift x - shift^2 / 2.
+    # `tails` is the log of the integral over r > 1 of N(0) e^(k t), with t = shift x - shift^2 / 2.
     tails = special.log_ndtr((counts - 0.5) * shift)
     tails += counts * (counts - 1) * shift**2 / 2
     terms = binomial + others + counts * np.log(sampling_prob) + tails
     logs.append(np.logaddexp(0.0, special.logsumexp(terms)))
-  # The moment is convex in the order, so between integers its chord is an upper bound. The factor
-  # covers the rounding of the sums.
+  # The log moment is convex in the order, so between integers its chord is an upper bound. The
+  # factor covers the rounding of the sums.
   return np.interp(orders, wanted, logs) * (1 + 1e-12)
 
 
 def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
   """Returns log E r^(a - 1) = (a - 1) D_a of the pair at each order, [k]."""
-  # The integrand is normal around 0 and around shift * order.
+  # The integrand falls like a normal density away from 0 and from shift * order. So little of the
+  # integral lies beyond `end`.
   start = shift / 2
   end = max(start, shift * float(orders.max())) + _TAIL + 2
   edges = np.linspace(start, end, int(np.ceil((end - start) / _PANEL)) + 1)
@@ -200,10 +205,10 @@ def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarr
   log_weights = np.log(half * weights).ravel() - points**2 / 2 - np.log(2 * np.pi) / 2
   losses = log_ratio(points, sampling_prob=sampling_prob, shift=shift)
   powers = orders[:, None]
-  # r^a + r^(1 - a) - r - 1 = (r^(a - 1) - 1) (r - r^(1 - a)): no digits cancel.
+  # r^a + r^(1 - a) - r - 1 = (r^(a - 1) - 1) (r - r^(1 - a)), a form in which no digits cancel.
   lead = (powers - 1) * losses
   first = lead + np.log(-np.expm1(-lead))  # e^v - 1 without overflow
   second = losses + np.log(-np.expm1(-powers * losses))
   logs = special.logsumexp(log_weights + first + second, axis=1)
-  # The addend covers the quadrature, and what lies beyond the last panel.
+  # The addend covers the error of the quadrature, and the integral beyond the last panel.
   return np.logaddexp(0.0, logs + _QUADRATURE)

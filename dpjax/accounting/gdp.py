@@ -24,7 +24,7 @@ from dpjax.accounting.supported import accountable
 
 
 class Approximation(NamedTuple):
-  """An epsilon by the central limit theorem, with a note on how far to trust it."""
+  """An epsilon by Gaussian DP, and whether it is proved or an approximation by a central limit."""
 
   epsilon: float
   mu: float  # the run is (nearly) as private as N(0, 1) against N(mu, 1)
@@ -36,8 +36,8 @@ def approximate(
 ) -> Approximation:
   """Returns an epsilon of `event` at `delta` by Gaussian DP; NOT a bound if sampling is used.
 
-  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a
-  relation under which its sampler has no analysis.
+  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian. It also
+  raises UserError for a relation under which the part's sampler has no analysis.
 
   >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
   'proved'
@@ -53,7 +53,7 @@ def approximate(
   squares = {part: kind_of(part).mu_squared(part) for part in steps}
   # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
   mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
-  # One sampled part makes the whole an approximation.
+  # A single sampled part makes the epsilon of the run an approximation.
   is_exact = all(exact for _, exact in squares.values())
   epsilon_kind = "proved" if is_exact else "approximation"
   return Approximation(epsilon(mu, delta=delta), mu, epsilon_kind)

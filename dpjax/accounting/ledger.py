@@ -1,8 +1,8 @@
 """The ledger: every step that ran, and the cost of all together. Checkpoints store it.
 
 A ledger is never changed: its methods return a new one. It holds each step of each noise key
-exactly once. A step charged twice would mean that the same noise was drawn twice, and a step left
-out that a release is not accounted for. Both are refused.
+exactly once. A step charged twice would mean that the same noise was drawn twice. A step left out
+would mean that a release is not accounted for. Both are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BudgetExceeded(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """The budget of a run: `epsilon` at `delta`.
+  """Largest `epsilon` at `delta` that a run may cost; inf sets no limit.
 
   >>> Budget(epsilon=2.0, delta=1e-5)
   Budget(epsilon=2.0, delta=1e-05)
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-  """A record of equal steps first_step .. first_step + num_steps - 1 of one noise key."""
+  """Record of equal steps of one noise key, from first_step to first_step + num_steps - 1."""
 
   event: DpEvent  # of ONE step, sampling included
   num_steps: int
@@ -62,7 +62,7 @@ class Charge:
       raise UserError(
         "must be a string, not empty", field="noise_key_id", value=self.noise_key_id
       )
-    # Also refuses events that no accountant knows.
+    # `parts` also refuses events that no accountant knows.
     known = parts(self.event)
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
     # Without a bound on the norm, noise proves nothing, whatever its multiplier.
@@ -122,7 +122,7 @@ class Ledger:
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where another key ended (the same run went on). Steps equal
     to those of the key's last charge are added to that charge.
-    Raises UserError for a step already charged to this key, or a step left out.
+    Raises UserError if a step was already charged to this key, or if a step is left out.
     """
     relation = str(neighboring_relation)
     return self._add(
@@ -130,19 +130,19 @@ class Ledger:
     )
 
   def _add(self, charge: Charge) -> Ledger:
-    # A gap would be a release without accounting, a repeat noise that is drawn twice.
+    # A gap would be a release without accounting. A repeated step would draw the same noise twice.
     _check_follows(self.charges, charge)
     index = _last_of_key(self.charges, charge.noise_key_id)
     facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
     if index is None or facts(self.charges[index]) != facts(charge):
       return Ledger((*self.charges, charge))
     last = self.charges[index]
-    # One entry for a run of equal steps: the checkpoint stays small over millions of them.
+    # Equal steps share one entry, so that the checkpoint stays small after millions of steps.
     longer = dataclasses.replace(last, num_steps=last.num_steps + charge.num_steps)
     return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
 
   def event(self) -> DpEvent:
-    """Returns one event for everything that ran.
+    """Returns one event for all charged steps; `NoOpDpEvent` if there are none.
 
     >>> Ledger().event()
     NoOpDpEvent()
@@ -153,11 +153,12 @@ class Ledger:
     return runs[0] if runs else dpa.NoOpDpEvent()
 
   def _relation(self, asked: str) -> str:
-    """Returns the relation of all charges, or the one asked for if no charge has any.
+    """Returns the relation that all charges share; if no charge has a relation, `asked`.
 
-    Raises UserError if a charge has another relation than the one asked for."""
+    An empty `asked` then means add_or_remove_one. Raises UserError if a charge has another relation
+    than `asked`, or if two charges differ."""
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
-    # Charges that prove nothing have no relation to agree with.
+    # A charge that proves nothing may have no relation. It fits every relation.
     recorded.pop("", None)
     asked = str(asked) or next(iter(recorded), "add_or_remove_one")
     if set(recorded) - {asked}:
@@ -175,7 +176,8 @@ class Ledger:
     """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
 
     Raises:
-      UserError: a step was charged under another relation than this (default: the recorded one).
+      UserError: a step was charged under another relation than `neighboring_relation`, which is by
+        default the recorded relation.
     """
     return epsilon_of(
       self.event(),
@@ -195,8 +197,8 @@ class Ledger:
   ) -> float:
     """Returns epsilon after `num_steps` more steps of `proposed`; None proposes no more steps.
 
-    Call it before the proposed steps run: afterwards it is too late.
-    Raises BudgetExceeded if that epsilon is above the budget.
+    Call this method before the proposed steps run: a release cannot be undone.
+    Raises BudgetExceeded if this epsilon is above the budget.
 
     >>> Ledger().check(Budget(1.9, 1e-5), dpa.GaussianDpEvent(2.0))
     Traceback (most recent call last):
@@ -204,7 +206,8 @@ class Ledger:
     dpjax.accounting.ledger.BudgetExceeded: epsilon=1.9: the budget at delta=1e-05 is ...
     """
     more = composed(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
-    # Composed as one event, since the epsilons of the two parts must not simply be added.
+    # Past and proposed steps are composed as one event: the sum of their epsilons would hold only
+    # at the sum of their deltas.
     spent = epsilon_of(
       dpa.ComposedDpEvent([self.event(), more]),
       delta=budget.delta,
@@ -225,7 +228,7 @@ class Ledger:
     charges = []
     for charge in self.charges:
       fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
-      # Strict JSON has no infinity.
+      # Strict JSON has no infinity, so a string stands for it.
       clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
       event = event_to_json(charge.event)
       charges.append({**fields, "event": event, "l2_clip_norm": clip})
@@ -243,7 +246,7 @@ class Ledger:
       raise UserError("must be a mapping with version 2", field="ledger", value=data)
     ledger = cls()
     for charge in data.get("charges", ()):
-      # Entered one by one, so that gaps and repeats are refused exactly as in a run.
+      # Charges are entered one by one, so that gaps and repeats are refused exactly as in a run.
       ledger = ledger._add(_charge_from_json(charge))
     return ledger
 

@@ -9,7 +9,8 @@ import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
-# Epsilons, none below 0 -> delta at each: upper bounds that hold at once.
+# Function from epsilons >= 0, [k], to their deltas, [k]. The deltas are upper bounds that hold at
+# once.
 Profile = Callable[[Sequence[float] | np.ndarray], np.ndarray]
 
 
@@ -27,31 +28,34 @@ class LossMasses(NamedTuple):
     return (self.lowest + np.arange(len(self.probs))) * self.interval
 
   def profile(self) -> Profile:
-    """Returns a function that gives delta at any epsilons. Its sums are computed once.
+    """Returns a function that gives delta at any epsilons >= 0. Its sums are computed once.
 
-    Guarantee: never below the hockey-stick divergence of these masses (Koskela et al. 2020):
-    what rounding could take away in the sums is added back.
+    Guarantee: delta is never below the hockey-stick divergence of these masses (Koskela et al.
+    2020). A bound on the rounding of the sums is added.
 
     >>> half = LossMasses(interval=1.0, lowest=-1, probs=np.array([0.5, 0, 0.5]), infinity_mass=0)
     >>> half.profile()([0.0, 2.0]).round(4)  # .5 (1 - e^-1)
     array([0.3161, 0.    ])
     """
     losses = self.losses
-    # Suffix sums: delta(epsilon) = infinity + sum of p - e^epsilon sum of p e^-loss, over
-    # losses above epsilon. The last sum, 0, is for an epsilon above all losses. Only losses
-    # above 0 matter, as epsilon >= 0; there e^-loss is at most 1.
+    # delta(epsilon) is the mass at infinity, plus the sum of p minus e^epsilon times the sum of
+    # p e^-loss, both over losses above epsilon. So sums from every loss upwards are kept. The last
+    # sum, 0, is for an epsilon above all losses. As epsilon >= 0, only losses above 0 matter, and
+    # for them e^-loss is at most 1.
     start = int(np.searchsorted(losses, 0.0, side="right"))
     high = losses[start:]
     probs = np.maximum(self.probs[start:], 0.0)
     above = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
     weighted = np.append(np.cumsum((probs * np.exp(-high))[::-1])[::-1], 0.0)
-    # A sum of n terms loses at most n roundings of its value, and the product one more.
+    # A sum of n terms loses at most n roundings of its value. Its product with e^epsilon loses one
+    # rounding more.
     rounding = (2 * np.arange(len(above), 0, -1) + 4) * np.finfo(float).eps * above
 
     def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
       at = np.asarray(epsilons, float)
       first = np.searchsorted(high, at, side="right")
-      # Above all losses the sums are 0, and e^epsilon could be infinite: 0 times infinity is NaN.
+      # For an epsilon above all losses the sums are 0, and e^epsilon could be infinite. Their
+      # product would be NaN.
       power = np.exp(np.where(first < len(high), at, 0.0))
       finite = np.maximum(above[first] - power * weighted[first], 0.0) + rounding[first]
       return np.minimum(self.infinity_mass + finite, 1.0)

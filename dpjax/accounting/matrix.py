@@ -43,17 +43,18 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
-# Largest number of steps for a dense matrix, where no structure helps.
+# Largest number of steps for which a dense C is computed, if no structure of C helps.
 _DENSE = 4096
-# Largest number of entries of one array: 2 GiB of float64, and a few such arrays are held at once.
+# Largest number of entries of one array: 2 GiB of float64. A few arrays of this size are held at
+# once.
 _MOST_ENTRIES = 2**28
-# Negative entries of C count as zero down to minus this, and a Toeplitz column may rise by as much:
-# it is rounding.
+# Largest rounding error of an entry of C. Entries down to minus this count as not negative, and a
+# Toeplitz column that rises by at most this counts as falling.
 _ZERO = 1e-12
 
 
 class Strategy(Protocol):
-  """A lower-triangular C >= 0, hashable; `dpjax.noise.correlated` has several."""
+  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several."""
 
   @property
   def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
@@ -69,16 +70,19 @@ def sensitivity(
   max_participations: int | None = None,
   cyclic: bool = False,
 ) -> float:
-  """Returns a bound on |C u| for one example with |u_i| <= 1 that takes part at most
-  `max_participations` times (None: no limit), at steps at least `min_sep` apart.
+  """Returns a bound on |C u|, where u holds the gradients u_i of one example, |u_i| <= 1.
 
   Args:
-    matrix: any C [m, n], dense.
+    matrix: any dense matrix C, [m, n].
+    min_sep: smallest distance of two steps in which the example takes part.
+    max_participations: largest number of steps of the example; None for no limit.
     cyclic: whether the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
 
   The bound is exact if no two columns that one example may combine have a negative product, and
-  one of these holds: the steps are cyclic; those columns are orthogonal; or C is lower triangular
+  one of these holds: the steps are cyclic; these columns are orthogonal; or C is lower triangular
   and Toeplitz with falling entries that are not negative. Otherwise it is an upper bound.
+
+  Raises UserError if C does not have two axes, or has entries that are not finite.
 
   >>> sensitivity(np.eye(4), min_sep=2)  # two participations at most
   1.4142135623730951
@@ -96,7 +100,8 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part every min_sep steps, `times` times: the heaviest start is worst.
+    # A cyclic example takes part every min_sep steps, at most `times` times. The worst first step
+    # gives the largest sum of products.
     worst = 0.0
     for start in range(len(gram)):
       steps = np.arange(start, len(gram), min_sep)[:times]
@@ -106,14 +111,15 @@ def sensitivity(
   is_toeplitz = is_square and np.array_equal(matrix[1:, 1:], matrix[:-1, :-1])
   is_lower = is_toeplitz and not np.triu(matrix, 1).any()
   if is_lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all():
-    # For such a C, steps as early and as close as possible are worst (Kalinin 2024).
+    # For a lower-triangular Toeplitz C with falling entries >= 0, steps as early and as close as
+    # possible are worst (Kalinin 2024).
     comb = np.arange(times) * min_sep
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
-  # Each step weighs with its heaviest partners; then the heaviest steps are chosen. This is only an
-  # upper bound, since different steps may choose different partners.
+  # For each step, the largest products with other steps are summed. Then the steps with the largest
+  # sums are chosen. This is only an upper bound, since different sums may use different steps.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
@@ -136,10 +142,11 @@ def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
 def turn_images(
   strategy: Strategy, num_steps: int, turns: int, factors: tuple[float, ...] = ()
 ) -> np.ndarray:
-  """Returns C' (e_r + e_{r + turns} + ..) for each r = 0 .. turns - 1.
+  """Returns the image C' (e_r + e_{r + turns} + ..) for each r = 0 .. turns - 1.
 
-  C' is C with row t divided by factors[t], the factor of the noise at step t; () is all 1.
-  The result is [num_steps, min(turns, num_steps)]: later columns would be zero.
+  Here e_t is the unit vector of step t. C' is C with row t divided by factors[t], the factor of the
+  noise at step t; () means 1 for every step. The result is [num_steps, min(turns, num_steps)]:
+  further columns would be zero. Raises UserError if it is too large, or C has a negative entry.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -156,7 +163,7 @@ def turn_images(
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)
-  # Equal gradients are the worst case only if no entry is negative.
+  # Equal gradients are the worst case only if C has no negative entry.
   if image.min() < -_ZERO:
     raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image
@@ -174,15 +181,17 @@ def participation_costs(
   cyclic: bool,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
-  """Returns squared sensitivities s_t^2 of the first t rows of C, t = 1 .. num_steps; rising.
+  """Returns squared sensitivities s_t^2 of the first t rows of C for t = 1 .. num_steps; rising.
 
   Args:
-    strategy: C, which must have no negative entry.
-    min_sep, cyclic: steps of one example are at least min_sep apart; if cyclic, multiples of
-      min_sep apart. Nothing else limits how often an example takes part.
+    strategy: matrix C of the correlated noise, without negative entries.
+    num_steps: number of steps of the run.
+    min_sep: smallest distance of two steps of one example. No other limit on its steps is used.
+    cyclic: whether all distances of an example's steps are multiples of min_sep.
     factors: factor of the white noise at each step; () for 1 at every step.
 
-  Guarantee: see the table above. Raises UserError if no bound is known.
+  Guarantee: exact or an upper bound, as the table in the docstring of the module says. Raises
+  UserError if no bound is known.
 
   >>> from dpjax.noise.correlated import Independent
   >>> participation_costs(Independent(), num_steps=5, min_sep=2, cyclic=True)
@@ -195,9 +204,9 @@ def participation_costs(
     costs = np.cumsum(squares, axis=0).max(axis=1)
   else:
     costs = _separated_costs(strategy, num_steps, min_sep, factors)
-  # More rows never cost less than fewer. If rounding says otherwise, it is corrected here.
+  # More rows never cost less than fewer rows. Where rounding breaks this order, it is restored.
   costs = np.maximum.accumulate(costs)
-  # As in `turn_images`: the cache returns this array itself.
+  # The cache returns this array itself, so a write would change later answers.
   costs.flags.writeable = False
   return costs
 
@@ -228,12 +237,12 @@ def _separated_costs(
       value=Verbatim(type(strategy).__name__),
     )
   rows = np.array(factors)[:, None] if factors else 1.0
-  # With at most min_sep bands the columns of one example are orthogonal, so their norms add
+  # With at most min_sep bands the columns of one example are orthogonal, so their squared norms add
   # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
-  # An example is in each window of min_sep steps at most once. The worst column of each
-  # window bounds it.
+  # An example takes part at most once in each window of min_sep steps. So the sum of the largest
+  # squared norms of all windows is a bound.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -247,9 +256,9 @@ def amplified_costs(
 ) -> np.ndarray:
   """Returns the largest squared column norm of C in each turn of `num_groups` steps.
 
-  If C has at most `num_groups` bands, an example's turns touch disjoint rows. Then each turn is a
-  Gaussian mechanism of its own, sampled with the example's probability (Choquette-Choo et al.
-  2023, arXiv:2306.08153). Raises UserError for more bands.
+  If C has at most `num_groups` bands, an example's turns change disjoint rows. Then each turn is a
+  separate Gaussian mechanism, sampled with the example's probability (Choquette-Choo et al. 2023,
+  arXiv:2306.08153). Raises UserError for more bands.
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> amplified_costs(BandedToeplitz((1.0, 0.5)), num_steps=3, num_groups=2)
@@ -268,7 +277,7 @@ def amplified_costs(
   squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
   groups = squares.shape[1]  # num_groups, or num_steps if that is smaller
   turns = -(-num_steps // groups)
-  # Zero rows after the last step, so that every group has whole turns.
+  # Zero rows are added after the last step, so that every group has whole turns.
   padded = np.zeros(((turns + 1) * groups, groups))
   padded[:num_steps] = squares
   norms = [
@@ -290,12 +299,13 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """Returns an event for each step. The events of the first t steps compose to their cost.
+  """Returns an event for each step. For every t, the first t events compose to the cost of t steps.
 
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
-    min_sep, cyclic, sampling_prob: a sampler's participation. With sampling_prob < 1, a turn of
-      min_sep steps is accounted as one Poisson-sampled Gaussian, at its first step.
+    min_sep, cyclic, factors: as for `participation_costs`.
+    sampling_prob: chance that an example takes part in its turn. If it is below 1, each turn of
+      min_sep steps is accounted as one Poisson-sampled Gaussian, at the first step of the turn.
 
   >>> from dpjax.noise.correlated import Independent
   >>> correlated_events(
@@ -307,7 +317,7 @@ def correlated_events(
     costs = amplified_costs(strategy, num_groups=min_sep, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
-    # The whole turn is accounted at its first step, so a run may stop anywhere in it.
+    # The whole turn is accounted at its first step, so a run may stop after any step of the turn.
     quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([event, *quiet] for event in sampled))[
       :num_steps

@@ -16,30 +16,30 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-# Standard deviations beyond which a normal has a mass below 1e-23.
+# Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# On a long grid, thresholds are first found for one loss in 256. They then give Newton's method its
-# starts for the losses in between.
+# On a long grid, thresholds are first found for one loss in 256. From them Newton's method starts
+# for all other losses.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
-# If there are more numbers of successes than this, those that are together rarer than `_RARE` are
-# merged into one.
+# If a binomial has more numbers of successes than this, its largest numbers are merged into one.
+# The total chance of these numbers is at most `_RARE`.
 _FEW = 16
 _RARE = 1e-25
 _LARGEST_PAIR = 50.0
-# Added to each delta: more than its sums of at most 300 terms can lose by rounding.
+# Amount added to each delta. The sums of at most 300 terms in a delta lose less by rounding.
 _ROUNDING = 1e-16
 
 
 def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns numbers of successes and their chances, [k] with k < 260.
+  """Returns numbers of successes, [k], and their chances, [k], with k < 260.
 
-  Rare numbers are replaced by the largest one, which costs no less privacy.
+  Rare numbers are replaced by the largest number, which costs no less privacy.
 
   Args:
-    trials: at most 256, or `trials * prob` at most 1.
+    trials: number of trials, at most 256 unless `trials * prob` is at most 1.
     prob: chance that one trial succeeds.
 
   >>> binomial_counts(2, 0.5)
@@ -53,7 +53,8 @@ def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
   chances = chances[kept] / chances[kept].sum()
   if len(counts) <= _FEW:
     return counts, chances
-  # Rare numbers count as the largest one, which moves the sum further and costs no less.
+  # Rare numbers of successes count as the largest number. This moves the sum further, so it costs
+  # no less privacy.
   beyond = np.cumsum(chances[::-1])[::-1]
   usual = max(_FEW, int((beyond > _RARE).sum()))
   if usual >= len(counts) - 1:
@@ -65,13 +66,14 @@ def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
-  """Returns the approximate Renyi divergence of order 2, which only guides the choice of a grid.
+  """Returns roughly the mixture's Renyi divergence of order 2, which only helps to choose a grid.
 
   >>> round(typical_renyi_two(chances=np.array([1.0]), shifts=np.array([0.5])), 6)
   0.25
   """
   logs: np.ndarray = np.log(chances)
-  # Rare batches with very many records would ask for a grid too coarse for all others.
+  # Losses are capped: rare batches with very many records would make the grid too coarse for all
+  # other batches.
   losses = np.minimum(np.outer(shifts, shifts), _LARGEST_PAIR)
   return max(float(np.asarray(special.logsumexp(logs[:, None] + logs + losses))), 1e-30)
 
@@ -79,13 +81,13 @@ def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
 def mixture_pld(
   *, chances: np.ndarray, shifts: np.ndarray, interval: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution of P against Q and Q against P, on a grid.
+  """Returns the privacy loss distribution of P = sum_i p_i N(s_i) and Q = N(0), in both directions.
 
   Guarantee: an upper bound at any interval (Doroshenko et al. 2022, arXiv:2207.04380).
 
   Args:
-    chances: p_i, above 0, summing to 1, [k].
-    shifts: s_i, in standard deviations of the noise, rising, at least 0, [k].
+    chances: weights p_i of the mixture, above 0 and of sum 1, [k].
+    shifts: means s_i in standard deviations of the noise, rising, at least 0, [k].
     interval: distance between neighbouring losses of the grid.
 
   >>> pld = mixture_pld(chances=np.array([1.0]), shifts=np.array([1.0]), interval=1e-3)
@@ -110,7 +112,7 @@ def mixture_pld(
 
 
 def largest_loss(*, chances: np.ndarray, shifts: np.ndarray) -> float:
-  """Returns a loss that P exceeds with a chance of 1e-23 at most."""
+  """Returns a loss that the mixture P exceeds with a chance of at most 1e-23."""
   low = -_TAIL
   high = shifts[-1] + _TAIL
   for _ in range(60):
@@ -129,10 +131,11 @@ def _losses_and_slopes(
   points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the loss L at each point and its derivative there, [n] each."""
-  # log(p_i N(s_i) / N(0)); one row for each shift, so that the sums run over long rows.
+  # `exponents` is log(p_i N(s_i) / N(0)). It has one row for each shift, so that the sums run over
+  # long rows.
   exponents = (log_chances - shifts**2 / 2)[:, None] + shifts[:, None] * points
   largest = exponents.max(axis=0)
-  # Relative to the largest, so that nothing overflows.
+  # Terms are taken relative to the largest term, so that nothing overflows.
   shares = np.exp(exponents - largest)
   sums = shares.sum(axis=0)
   return largest + np.log(sums), (shifts @ shares) / sums
@@ -141,15 +144,15 @@ def _losses_and_slopes(
 def _thresholds(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Returns the points at which L has these values, [n]; far outside if L never does.
+  """Returns the points at which the mixture's loss L has the values `losses`, [n].
 
   Args:
-    losses: values of L, rising or falling, [n].
+    losses: values, rising or falling, [n]. For a value that L never has, the point is far outside.
   """
   far = shifts[-1] + 2 * _TAIL
   starts = np.full(len(losses), far)
   if len(losses) > 4 * _KNOT_DISTANCE:
-    # Newton's method from far away takes some twenty steps, from nearby three.
+    # Newton's method takes about twenty steps from far away, but only three from a start nearby.
     rising = losses[0] <= losses[-1]
     ordered = losses if rising else losses[::-1]
     starts = _starts_above(ordered, log_chances, shifts)
@@ -166,10 +169,10 @@ def _starts_above(
   knots = _newton(np.full(len(places), far), losses[places], log_chances, shifts)
   knot_losses, knot_slopes = _losses_and_slopes(knots, log_chances, shifts)
   before = np.arange(len(losses)) // _KNOT_DISTANCE
-  # L is convex: a tangent lies below it, so it reaches a loss at a point above the threshold.
+  # L is convex, so a tangent lies below L, and reaches a loss at a point above the threshold.
   with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
     tangents = knots[before] + (losses - knot_losses[before]) / knot_slopes[before]
-  # L rises: the threshold of a larger loss lies above as well.
+  # L rises, so the threshold of the next knot's larger loss is above the threshold, too.
   nexts = np.append(knots, far)[before + 1]
   # A flat tangent reaches no loss. Then the farthest point is the start.
   tangents = np.where(np.isfinite(tangents), tangents, far)
@@ -179,11 +182,11 @@ def _starts_above(
 def _newton(
   points: np.ndarray, losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Returns the thresholds of the losses by Newton's method, which starts above them, [n]."""
+  """Returns the thresholds of the losses, [n], by Newton's method from `points` above them."""
   far = shifts[-1] + 2 * _TAIL
   for _ in range(_NEWTON):
     values, slopes = _losses_and_slopes(points, log_chances, shifts)
-    # L is convex and the start is above the root, so steps lead down and never past it.
+    # L is convex and the start is above the root, so steps go down, and never below the root.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
       steps = np.where(slopes > 0, (values - losses) / slopes, np.inf)
     moved = np.clip(points - np.maximum(steps, 0.0), -far, far)
@@ -196,12 +199,12 @@ def _newton(
 def removed_deltas(
   epsilons: np.ndarray, *, chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Returns delta of P against Q at rising epsilons, an upper bound, [n].
+  """Returns upper bounds on delta of P = sum_i p_i N(s_i) against Q = N(0), [n].
 
   Args:
-    epsilons: rising, [n].
-    chances: p_i, as for `mixture_pld`, [k].
-    shifts: s_i, as for `mixture_pld`, [k].
+    epsilons: losses at which delta is computed, rising, [n].
+    chances: weights p_i, as for `mixture_pld`, [k].
+    shifts: means s_i, as for `mixture_pld`, [k].
 
   >>> removed_deltas(np.array([1.0]), chances=np.array([1.0]), shifts=np.array([1.0])).round(4)
   array([0.1269])
@@ -224,7 +227,8 @@ def _deltas(
     else:
       deltas = np.exp(log_q) - np.where(of_p > 0, np.exp(epsilons) * of_p, 0.0)
   deltas = np.nan_to_num(deltas, nan=0.0, neginf=0.0)
-  # Delta is at least 1 - e^epsilon, and falls with epsilon. What rounding takes away is put back.
+  # Delta is at least 1 - e^epsilon, and falls with epsilon. Rounding may break both, so both are
+  # restored.
   least = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0)
   deltas = np.minimum(np.maximum(deltas, least) + _ROUNDING, 1.0)
   return np.maximum.accumulate(deltas[::-1])[::-1]

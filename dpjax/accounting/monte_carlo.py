@@ -4,13 +4,13 @@ confidence, NOT a proof.
 The noise is C^{-1} z, with white noise z, and C lower triangular without negative entries. An
 example is in a random set S of steps, drawn independently of the other examples. The pair
 y = z + C 1_S against y = z dominates the run. For balls in bins see Choquette-Choo et al. (2024,
-arXiv:2410.06266). For any distribution of S it follows from steps 1. and 2. of the proof in `bins`,
-which take any mean over S.
+arXiv:2410.06266). For any distribution of S this follows from steps 1. and 2. of the proof in
+`bins`, which take any mean over S.
 
 For balls in bins S is a bin, and only the b products of the bins' images with y enter the loss, so
-it is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv:2602.09338), with at
-most b bands the columns of one S share no row. So the sum over all S is computed step by step; its
-state is the step from which the example may take part again.
+a loss is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv:2602.09338), with
+at most b bands, the columns of one S share no row. So the sum over all S is computed step by step;
+its state is the step from which the example may take part again.
 
 The confidence: delta at epsilon is the mean of a variable in [0, 1]. If that mean is delta or
 more, N draws have a mean of at most m < delta with a chance of at most exp(-N kl(m, delta)), by
@@ -32,7 +32,7 @@ from dpjax.validate import UserError, Verbatim
 # Largest min_sep or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
-# Numbers drawn at a time: a bound on memory.
+# Largest count of random numbers that are drawn at a time, which bounds the memory.
 _CHUNK = 4_000_000
 # Epsilons that may be returned, up to 1157. The grid must not depend on the draws: the
 # confidence holds for a fixed grid only.
@@ -65,17 +65,17 @@ def balls_in_bins_epsilon(
   add_or_remove_one. NOT a proof.
 
   Args:
-    strategy: C, with no negative entry.
+    strategy: matrix C of the correlated noise, without negative entries.
     noise_multiplier: standard deviation of the white noise z, in clip norms.
-    num_samples: simulated losses in each direction (the example added, removed).
+    num_samples: number of simulated losses in each direction (the example added, or removed).
     confidence: least probability, over the simulation, that `upper` is a true upper bound.
 
-  The confidence is for the simulation only. Epsilons of a fixed grid are tested from the largest
-  down, until one fails, so choosing among them needs no correction.
+  The confidence is about the simulation only. Epsilons of a fixed grid are tested from the largest
+  down, until one fails, so the choice among them needs no correction.
 
   Raises:
-    UserError: too few samples to certify delta at all: at least log(2 / (1 - confidence))
-      / delta are needed.
+    UserError: too few samples to certify delta at all: about log(2 / (1 - confidence)) / delta
+      samples are needed.
 
   >>> from dpjax.noise.correlated import Independent
   >>> simulated = balls_in_bins_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
@@ -133,14 +133,14 @@ def min_sep_epsilon(
   under add_or_remove_one. NOT a proof.
 
   Args:
-    strategy: C, with no negative entry and at most `min_sep` bands.
-    sampling_prob: probability with which an example that may take part in a step does.
+    strategy: matrix C without negative entries, and with at most `min_sep` bands.
+    sampling_prob: chance that an example takes part in a step in which it may.
     num_samples, confidence: as in `balls_in_bins_epsilon`, which also says what the confidence
-      is about. Time grows as num_samples times num_steps.
+      is about. The time is proportional to num_samples * num_steps.
 
   Raises:
-    UserError: too few samples, or more bands than min_sep: then steps of one example share
-      rows, and the likelihood ratio is a sum over all its sets of steps.
+    UserError: too few samples, or more bands than min_sep. With more bands, steps of one example
+      share rows, and the likelihood ratio is a sum over all sets of its steps.
 
   >>> from dpjax.noise.correlated import Independent
   >>> simulated = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
@@ -160,7 +160,7 @@ def min_sep_epsilon(
       value=Verbatim(type(strategy).__name__),
     )
   run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
-  # A spawn key of its own, since both simulations may get the same seed.
+  # This spawn key differs from that of balls in bins, since both simulations may get the same seed.
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
   chunk = max(1, _CHUNK // (num_steps + min_sep))
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
@@ -170,9 +170,9 @@ def min_sep_epsilon(
 
 
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
-  """Returns C[t + k, t] at [k, t], zero beyond the last row: all entries of a banded C."""
+  """Returns all entries of a banded C, [bands, steps]: C[t + k, t] at [k, t], or 0 beyond C."""
   bands = min(strategy.bands or 1, num_steps)
-  # Columns that are `bands` apart are disjoint, so one image holds them all.
+  # Columns that are `bands` apart share no row, so one image holds the entries of all of them.
   images = turn_images(strategy, num_steps, bands)
   padded = np.vstack([images, np.zeros((bands, images.shape[1]))])
   steps = np.arange(num_steps)
@@ -180,7 +180,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """An example under b-min-sep sampling. Its likelihood ratio is a walk over the steps."""
+  """Simulation of one example under b-min-sep sampling, for outputs and their likelihood ratios."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float
@@ -196,8 +196,9 @@ class _MinSep(NamedTuple):
     return self._log_ratio(outputs)
 
   def _first(self) -> np.ndarray:
-    """Returns the chances that an example may first take part at step 0, .., min_sep - 1, if
-    sampling began long before."""
+    """Returns, for each step 0, .., min_sep - 1, the chance that an example is first free there.
+
+    A free example may take part. Sampling is assumed to have begun long before step 0."""
     rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
     chances = np.full(self.min_sep, rate)
     chances[0] = 1 - (self.min_sep - 1) * rate
@@ -212,13 +213,13 @@ class _MinSep(NamedTuple):
       free[takes] = t + self.min_sep
 
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
-    """Returns the log of the likelihood ratio: a sum over all sets of steps, weighted by chance.
+    """Returns the log of the likelihood ratio, a sum over all sets of steps: [number].
 
-    waiting[t % min_sep] holds the sum over sets after which the example may take part again at
-    step t. Columns of one set share no row, so factors of steps multiply. With little noise one
-    factor exceeds float64, so logarithms are added."""
+    Each set is weighted by its chance. `waiting[t % min_sep]` holds the sum over sets after which
+    the example may take part again at step t. Columns of one set share no row, so factors of steps
+    multiply. With little noise a factor may exceed float64, so logarithms are added."""
     bands, steps = self.columns.shape
-    # log 0 is -inf: at sampling_prob 1 an example that may take part always does.
+    # At sampling_prob 1 an example takes part whenever it may, so log(1 - sampling_prob) is -inf.
     with np.errstate(divide="ignore"):
       takes = np.log(self.prob)
       leaves = np.log1p(-self.prob)
@@ -236,9 +237,9 @@ class _MinSep(NamedTuple):
 
 
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
-  """Returns sorted log-likelihood ratios in favour of the drawn hypothesis, by direction."""
+  """Returns sorted logs of dP/dQ under P, [number], and of dQ/dP under Q, [number]."""
   values, vectors = np.linalg.eigh(gram)
-  # No Cholesky factor: the Gram matrix may be singular, and rounding may make its
+  # The root is no Cholesky factor, since the Gram matrix may be singular, and rounding may make its
   # eigenvalues negative.
   root = vectors * np.sqrt(np.maximum(values, 0.0))  # root root^T = gram
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB1B5,)))
@@ -268,11 +269,12 @@ def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
 
 
 def _least_epsilon(losses: np.ndarray, limit: float) -> float:
-  """Returns the least epsilon of the grid whose mean delta is at most `limit`; inf if none is.
-  The mean falls with epsilon, so bisection finds it."""
+  """Returns the smallest epsilon of the grid whose mean delta is at most `limit`, or inf.
+
+  The mean delta falls with epsilon, so bisection finds this epsilon."""
   low = -1
   high = len(_GRID) - 1
-  # With NaN this form of the comparison gives inf, too.
+  # The comparison is written so that a mean of NaN gives inf, too.
   if not _mean_delta(losses, _GRID[high]) <= limit:
     return math.inf
   while high - low > 1:
@@ -292,7 +294,7 @@ def _largest_mean(number: int, delta: float, log_miss: float) -> float:
 
   low = 0.0
   high = delta
-  # More halvings than float64 has digits. A mean of 0 is always far enough.
+  # 100 halvings are more than float64 has binary digits. A mean of 0 always meets the condition.
   for _ in range(100):
     middle = (low + high) / 2
     if number * divergence(middle) >= log_miss:

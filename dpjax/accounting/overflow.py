@@ -30,7 +30,7 @@ def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
   """
   epsilon = epsilon if math.isfinite(epsilon) else 0.0
   share = math.log(OVERFLOW_SHARE) + math.log(delta) - math.log(max(num_steps, 1))
-  # log(1 + e^epsilon) without overflow at large epsilon.
+  # logaddexp gives log(1 + e^epsilon) without overflow at a large epsilon.
   return share - np.logaddexp(0.0, epsilon)
 
 
@@ -41,22 +41,22 @@ def set_aside(
   log_abort_prob: float,
   least: float,
 ) -> float | None:
-  """Returns how much of delta to reserve for aborts: the least x on a grid that covers them.
+  """Returns the amount x of delta to reserve for aborts: the smallest on a grid that covers them.
 
-  The grid is least, 1.01 least, 1.01^2 least, ..; x covers aborts of a probability up to B if
-  x >= (1 + e^epsilon_at(delta - x)) B.
+  The grid is least, 1.01 least, 1.01^2 least, .. An amount x covers aborts of a probability up to B
+  if x >= (1 + e^epsilon_at(delta - x)) B.
 
-  Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts accounted for.
+  Guarantee: with the returned x, (epsilon_at(delta - x), delta) holds for the run with its aborts.
 
   Args:
     epsilon_at: delta -> epsilon of the run without aborts, falling in delta.
     delta: delta of the guarantee, in (0, 1).
-    log_abort_prob: log B, B a bound on the chance of an abort, > 0.
+    log_abort_prob: log B, where B > 0 is a bound on the chance of an abort.
     least: smallest amount to reserve, > 0.
 
   Returns:
-    x; None if no x < delta is enough. No sufficient amount is skipped, so that a smaller delta
-    never gets a smaller epsilon.
+    The amount x, or None if no x < delta is enough. No sufficient amount is skipped, so that a
+    smaller delta never gets a smaller epsilon.
 
   >>> set_aside(lambda left: 0.0, delta=1e-5, log_abort_prob=math.log(1e-7), least=2e-7)
   2e-07
@@ -67,13 +67,13 @@ def set_aside(
   rung = 0
   while (aside := least * LADDER**rung) < delta:
     log_cost = log_abort_prob + float(np.logaddexp(0.0, epsilon_at(delta - aside)))
-    # The addend allows for rounding of the logarithm at the first amount.
+    # The addend covers the rounding of the logarithms where the first amount is exactly enough.
     if log_cost <= math.log(aside) + 1e-12:
       return aside
-    # No larger amount can help: epsilon only grows as less delta is left.
+    # If the cost is infinite, no larger amount can help: epsilon only grows as less delta is left.
     if math.isinf(log_cost):
       return None
-    # Amounts below this cost cannot be enough, so none that is enough is skipped.
+    # Amounts below this cost cannot be enough, so no sufficient amount is skipped.
     rung = max(rung + 1, math.floor((log_cost - math.log(least)) / math.log(LADDER)))
   return None
 

@@ -19,7 +19,7 @@ RELATIONS = (ADD, REPLACE, ZERO)
 
 
 class Proved(NamedTuple):
-  """A row: relations with a proof, the default first; accountants, the tightest first.
+  """Row of the table of proofs: relations with a proof, default first; accountants, tightest first.
 
   >>> Proved(("replace_one",), ("rdp",)).accountants_under("add_or_remove_one")
   ()
@@ -29,18 +29,18 @@ class Proved(NamedTuple):
   accountants: tuple[str, ...] = ACCOUNTANTS
 
   def accountants_under(self, neighboring_relation: str) -> tuple[str, ...]:
-    """Returns the accountants that prove an epsilon under a relation."""
+    """Returns the accountants that prove an epsilon under a relation; () if there is no proof."""
     return self.accountants if neighboring_relation in self.relations else ()
 
   def checked_relation(self, asked: str, name: str) -> str:
-    """Returns the relation that is asked for; "" asks for the default one.
+    """Returns the relation that is asked for, or for "" the default relation.
 
     Args:
       asked: one of `RELATIONS`, or "".
       name: name of the sampler or event, for the message.
 
     Raises:
-      UserError: an unknown relation, or one without a proof where others have one.
+      UserError: the relation is unknown, or has no proof although other relations have one.
 
     >>> Proved(("replace_one",)).checked_relation("", "FixedSizeSampler")
     'replace_one'
@@ -61,7 +61,7 @@ PROVED: dict[str, Proved] = {}
 
 
 def declare(scheme: str, proof: Proved) -> Proved:
-  """Enters a row of the table under the name of its sampling scheme; returns the row.
+  """Enters a proof into the table under the name of its sampling scheme; returns the proof.
 
   >>> declare("unproved", NOTHING_PROVED).relations
   ()
@@ -70,14 +70,14 @@ def declare(scheme: str, proof: Proved) -> Proved:
   return proof
 
 
-# "none" is a run without sampling: every record is in every step.
+# "none" is the scheme of a run without sampling, where every record is in every step.
 declare("none", Proved(RELATIONS))
 declare("unproved", NOTHING_PROVED)
 
 
 @_moved.rename_keywords(law="sampler")
 def proved_for(sampler: str) -> Proved:
-  """Returns the row of the sampling scheme named `sampler`.
+  """Returns the row of the table of proofs for the sampling scheme named `sampler`.
 
   >>> from dpjax.accounting import event_kinds
   >>> proved_for("truncated_poisson").relations

@@ -64,25 +64,27 @@ from scipy import fft, special
 
 from dpjax import validate
 
-# Least and most number of cells in the window of L.
+# Smallest and largest number of cells in the window of L.
 _CELLS = (2**16, 2**20)
-# Wanted width of a cell, in units of s. The variance that it adds is negligible.
+# Wanted width of a cell, in units of s = 1 / z. The variance that this width adds is negligible.
 _FINE = 0.05
-# Standard deviations of a term's loss that the window covers: for z >= 1, and for z < 1.
+# Number of standard deviations of a term's loss that the window covers, for z >= 1 and for z < 1.
 _TAILS = (8.0, 7.0)
-# Above this 1 / z no amplification is claimed, since almost none is left.
+# If 1 / z is above this, no amplification is claimed, since almost none is left.
 _MOST_SHIFT = 4.0
-# Below this 1 / z none is claimed either: cells would be coarser than the loss.
+# If 1 / z is below this, no amplification is claimed either: cells would be coarser than the loss.
 _LEAST_SHIFT = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-# Relative error of one cell's mass at s = 1: quadrature and rounding.
+# Bound on the relative error of one cell's mass at s = 1, from quadrature and rounding.
 _CELL_ERROR = 1e-13
 _UNIT = 2.0**-53
 _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
 class _Masses(NamedTuple):
-  """Masses of the sum at (first + i) h: under P for a removed record, under Q for an added one."""
+  """Masses of X_1 + .. + X_T on a grid, under P for a removed record, under Q for an added one.
+
+  masses[i] is the mass at (first + i) * width."""
 
   width: float  # h
   first: int
@@ -96,14 +98,15 @@ def allocation_pld(
   """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T, number of steps of the pass.
-    noise_multiplier: z, std / l2_clip_norm.
+    num_steps: number T of steps of the pass.
+    noise_multiplier: z = std / l2_clip_norm.
     interval: distance between neighbouring losses of the grid.
-    cells: number of cells of the grid of likelihood ratios, a power of two; 0 chooses it.
+    cells: number of cells of the grid of likelihood ratios, a power of two; 0 for an automatic
+      choice.
 
-  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and replace_special;
-  see the proof above. For 1 / z outside [.001, 4] no amplification is claimed: the result is
-  that of one Gaussian sum, which a pass never exceeds.
+  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and replace_special (proof
+  in the docstring of the module). For 1 / z outside [.001, 4] no amplification is claimed. Then the
+  result is the distribution of one Gaussian sum, whose cost a pass never exceeds.
 
   >>> pld = allocation_pld(200, 1.0, interval=4e-4, cells=2**16)
   >>> round(pld.get_epsilon_for_delta(1e-5), 2)
@@ -116,12 +119,12 @@ def allocation_pld(
     return pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
-  # Loss of a removed record: log L under P.
+  # The loss of a removed record is log L under P.
   term = _masses_of_sum(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
   lost = min(1.0, term.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
-  # Loss of an added record: -log L under Q, on the same grid backwards.
+  # The loss of an added record is -log L under Q, so its masses are in the reversed order.
   term = _masses_of_sum(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
@@ -132,7 +135,7 @@ def allocation_pld(
 
 
 def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the likelihood ratios L > 0 of the window, and their masses."""
+  """Returns the likelihood ratios L > 0 of the window, [n], and their masses, [n]."""
   start = int(term.first == 0)
   ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
   return ratios, term.masses[start:]
@@ -141,17 +144,25 @@ def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(
   ratios: np.ndarray, masses: np.ndarray, interval: float, *, tilted: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
-  """Moves each mass of L to the two ends of its cell on the grid exp(interval * i), and keeps the
-  mean of L under Q. Returns (first i, mass moved to lower ends, mass moved to upper ends), by i.
+  """Moves each mass of L to the two ends of its cell on the grid exp(interval * i).
 
-  `tilted`: masses are those of P, which are L times those of Q. Both results are rounded up.
+  The mean of L under Q is kept. Masses are rounded up.
+
+  Args:
+    ratios: values of L, rising, [n].
+    masses: masses of these values, [n].
+    interval: distance of two neighbours of the grid of losses.
+    tilted: whether masses are those of P, which are L times those of Q.
+
+  Returns:
+    The first i, and for each i from there on the masses moved to lower ends and to upper ends.
   """
   # More mass is a larger divergence, so rounding up is sound.
   masses = masses * (1 + 16 * _UNIT / interval)
   cells = np.floor(np.log(ratios) / interval)
   below = np.exp(cells * interval)
   above = np.exp((cells + 1) * interval)
-  # The mean is kept by linear weights. Rounding may leave [0, 1] at the ends.
+  # Linear weights keep the mean. At the ends of a cell, rounding may move a weight out of [0, 1].
   up = np.clip((ratios - below) / (above - below), 0.0, 1.0)
   moved_up = masses * up * (above / ratios if tilted else 1.0)
   moved_down = masses * (1 - up) * (below / ratios if tilted else 1.0)
@@ -185,7 +196,8 @@ def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -
   # Mass beyond this edge wraps round the circle onto a smaller loss.
   edge = window.first + (window.cells if removed else 0)
   wrapped = _tail(term_masses, having, num_steps, edge, above=removed)
-  # The transform counts cells from 0 round the circle. The window starts elsewhere.
+  # The circle of the transform starts at cell 0, but the window starts at cell `first`. So the
+  # masses are rotated.
   start = window.first % window.cells
   return _Masses(
     window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
@@ -193,8 +205,9 @@ def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -
 
 
 def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Window:
-  """Returns a window that holds nearly all mass. Mass outside counts into delta, so that every
-  window gives an upper bound."""
+  """Returns a window that holds nearly all mass.
+
+  Mass outside the window counts as a larger loss, so that every window gives an upper bound."""
   deviation = math.sqrt(num_steps * math.expm1(shift**2))
   if removed:
     tail = _TAILS[shift > 1]
@@ -204,7 +217,7 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
   else:
     cap = min(2.0 * num_steps, 1 + 8 * deviation)
     low = num_steps - 20 * deviation
-    # The window is at least as wide as the deviation of a sum of terms cut at `cap`.
+    # `spread` is at least the standard deviation of a sum of T terms that are cut off at `cap`.
     place = math.log(cap) / shift + shift / 2
     second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
     second += cap**2 * special.ndtr(-place)
@@ -222,8 +235,10 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
 def _one_term(
   shift: float, width: float, cells: int, *, removed: bool
 ) -> tuple[np.ndarray, float]:
-  """Discretises X = exp(s Z - s^2 / 2), and keeps the mean of each cell. Returns (masses at 0, h,
-  .., (cells - 1) h; mass beyond the grid under P)."""
+  """Discretises X = exp(s Z - s^2 / 2) under Q, and keeps the mean of each cell.
+
+  Returns the masses at 0, h, .., (cells - 1) h, and a bound on the mass beyond the grid under P.
+  For an added record this bound is 0."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
   # Near 0 the density changes within a cell, so closed forms are used. Further out these would lose
@@ -236,11 +251,11 @@ def _one_term(
   mean = np.diff(special.ndtr(edges - shift)) / width
   near = np.arange(first)
   far = np.arange(first, cells - 1)
-  # The differences below lose digits. Their rounding is bounded and added.
+  # The differences below lose digits, so a bound on their rounding is added.
   cancelled = 128 * _UNIT * (near + 1) * below[1:]
   up[:first] = np.maximum(0.0, mean - near * inside) + cancelled
   down[:first] = np.maximum(0.0, (near + 1) * inside - mean) + cancelled
-  # Quadrature of positive terms alone, so nothing cancels.
+  # The quadrature adds positive terms alone, so nothing cancels.
   for node, weight in zip((_NODES + 1) / 2, _WEIGHTS / 2):
     place = far + node
     z = np.log(place * width) / shift + shift / 2
@@ -249,7 +264,7 @@ def _one_term(
     down[first:] += (1 - node) * mass
   masses = np.append(down, 0.0) + np.append(0.0, up)
   last = math.log((cells - 1) * width) / shift + shift / 2
-  # What lies beyond the grid: step 3 of the proof.
+  # Mass beyond the grid is treated as in step 3 of the proof.
   masses[0 if removed else -1] += special.ndtr(-last)
   beyond = float(special.ndtr(shift - last)) if removed else 0.0
   return masses * (1 + _CELL_ERROR * max(1.0, 1 / shift)), 1.01 * beyond
@@ -258,9 +273,10 @@ def _one_term(
 def _sum(
   masses: np.ndarray, having: np.ndarray | None, num_steps: int, cells: int
 ) -> tuple[np.ndarray, float]:
-  """Returns (masses of a sum of T terms, round a circle of `cells`; bound on their error in L1).
+  """Returns the masses of a sum of T terms, on a circle of `cells`, and a bound on their L1 error.
 
-  Under P one term is tilted, each with the same chance: `having` holds its masses.
+  Under P one term is tilted; it is each of the T terms with the same chance. `having` holds the
+  masses of the tilted term, and is None under Q.
 
   With N cells and unit roundoff u, an entry of a transform of mass m errs by at most
   d = 8 log2(N) u m. It is a sum over at most log2(N) stages, each with a rounding of a few u
@@ -269,15 +285,15 @@ def _sum(
   entries of size at most a, each off by d, is off by T d (a + d)^(T - 1), and multiplying adds an
   error of 4 T u times the product. After Parseval, going from L2 to L1 costs a factor of sqrt(N).
   """
-  # A circular sum: masses beyond the last cell are folded onto the first ones.
+  # The sum is circular, so masses beyond the last cell are folded onto the first cells.
   folded = lambda masses: np.bincount(np.arange(len(masses)) % cells, masses, cells)
   long = lambda masses: np.asarray(fft.rfft(folded(masses).astype(np.longdouble)))
   off = 8 * math.log2(cells) * _LONG_UNIT * max(1.0, masses.sum())
   image = long(masses)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
-  # Under P one term is tilted, so T - 1 others remain. Their power is taken by squaring; it rounds
-  # no more than one product after the other.
+  # Under P one term is tilted, so T - 1 other terms remain. Their power is taken by repeated
+  # squaring, which rounds no more than T - 2 products one after the other.
   power = image
   for bit in bin(num_steps - (having is not None))[3:]:
     power = power * power
@@ -288,7 +304,7 @@ def _sum(
   each = num_steps * (off + 4 * _LONG_UNIT) * 1.01
   error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
   error += off * float(np.linalg.norm(sums))
-  # Relative rounding to double precision; the masses are raised by it.
+  # The masses are raised by the relative error of their rounding to double precision.
   rounded = 2 * _UNIT
   return np.maximum(0.0, sums) * (1 + rounded), math.sqrt(cells) * error
 
@@ -300,7 +316,7 @@ def _tail(
   not `above`."""
   if not above and edge <= 0:
     return 0.0
-  # Distance of a term from its equal share of the edge, in cells.
+  # Distance of each value of a term from edge / T, in cells.
   places = np.arange(len(masses)) - edge / num_steps
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# Shares of delta tried for the first step, and number of splits of epsilon tried. Each split gives
-# a valid bound, and more of them save little.
+# Shares of delta tried for the first of the two bounds, and number of splits of epsilon tried.
+# Every split gives a valid bound, and more splits save little.
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SPLITS = 33
 
@@ -32,8 +32,12 @@ _SPLITS = 33
 def epsilon_of_both(
   epsilon_of: Callable[[float], float], delta: float, *, least: float
 ) -> float:
-  """Returns epsilon of replacing a record, from `epsilon_of`: delta -> epsilon of removing or
-  adding one, which is defined from `least` on. It is inf if no split of delta gives a bound.
+  """Returns epsilon of replacing a record, or inf if no split of delta gives a bound.
+
+  Args:
+    epsilon_of: delta -> epsilon of removing or adding a record.
+    delta: delta of replacing a record.
+    least: smallest delta for which `epsilon_of` is defined.
 
   >>> epsilon_of_both(lambda delta: 0.5, 1e-5, least=1e-12)
   1.0
@@ -43,7 +47,8 @@ def epsilon_of_both(
     if share * delta < least:
       continue
     first = epsilon_of(share * delta)
-    # The bound multiplies the second delta by e^e1, so it is divided by that here.
+    # The bound multiplies the second delta by e^first, so what remains of delta is divided by
+    # e^first.
     remaining = (1 - share) * delta * math.exp(-first)
     if remaining >= least and first < best:
       best = min(best, first + epsilon_of(remaining))
@@ -53,7 +58,11 @@ def epsilon_of_both(
 def delta_of_both(
   deltas_of: Callable[[list[float]], Sequence[float] | np.ndarray], epsilon: float
 ) -> float:
-  """Returns delta of replacing a record at one epsilon, from the curve of removing or adding.
+  """Returns delta of replacing a record at one epsilon, at most 1.
+
+  Args:
+    deltas_of: epsilons -> deltas of removing or adding a record.
+    epsilon: epsilon of replacing a record, at least 0.
 
   >>> delta_of_both(lambda epsilons: [0.0 if e >= 1 else 1.0 for e in epsilons], 2.0)
   0.0
@@ -61,6 +70,6 @@ def delta_of_both(
   first = np.linspace(0, epsilon, _SPLITS if epsilon else 1)
   deltas = np.asarray(deltas_of(first.tolist()), float)
   with np.errstate(over="ignore", invalid="ignore"):
-    # e^e1 may overflow where the other delta is 0. Their product is 0 there, not NaN.
+    # e^first may overflow where the other delta is 0. There the product is 0, not NaN.
     both = deltas + np.where(deltas[::-1] > 0, np.exp(first) * deltas[::-1], 0.0)
   return float(min(1.0, both.min()))

@@ -26,9 +26,10 @@ from scipy import stats
 from dpjax import validate
 from dpjax.validate import UserError
 
-# For more reports the sum takes too long: use the closed form.
+# Largest number of reports for `amplified_delta`. For more reports its sum takes too long, but the
+# closed form of `amplified_epsilon` holds.
 MAX_REPORTS = 1_000_000
-# Mass left out at each tail of a distribution, and added to delta.
+# Mass that is left out at each tail of a distribution. It is added to delta.
 _TAIL = 1e-14
 
 
@@ -58,9 +59,12 @@ def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -
 def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -> float:
   """Returns an upper bound on delta at `epsilon` of `num_reports` shuffled reports, by a sum.
 
-  Of the n - 1 other users, C ~ Bin(n - 1, e^-eps_0) act as clones of the one user under either of
-  two inputs: A ~ Bin(C, 1/2) of them under the first. That user reports the value of the true
-  input with probability e^eps_0 / (1 + e^eps_0). These counts dominate every such protocol.
+  One user has one of two inputs, and reports like this input with probability
+  e^eps_0 / (1 + e^eps_0), else like the other input. C ~ Bin(n - 1, e^-eps_0) other users are
+  clones: A ~ Bin(C, 1/2) of them report like the first input, and C - A like the second. The counts
+  of both kinds of reports dominate every protocol of shuffled reports.
+
+  Raises UserError for more than `MAX_REPORTS` reports.
 
   >>> amplified_delta(local_epsilon=1.0, num_reports=1, epsilon=1.0) < 1e-12
   True
@@ -76,14 +80,14 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
   clones: Any = stats.binom(num_reports - 1, math.exp(-local_epsilon))
   low = int(clones.ppf(_TAIL))
   high = int(clones.isf(_TAIL))
-  # Left out are two tails of the number of clones, and two of their counts: four in all.
+  # Two tails of the number of clones are left out, and two tails of their counts: four in all.
   counts = np.arange(low, high + 1)
   each = [_divergence(int(count), local_epsilon, epsilon) for count in counts]
   return min(1.0, float(clones.pmf(counts) @ np.array(each)) + 4 * _TAIL)
 
 
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
-  """Returns the hockey-stick divergence of the two counts, given the number of clones."""
+  """Returns the hockey-stick divergence of the counts under both inputs, given the clones."""
   half: Any = stats.binom(clones, 0.5)
   low = int(half.ppf(_TAIL))
   high = int(half.isf(_TAIL)) + 1

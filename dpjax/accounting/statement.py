@@ -78,17 +78,17 @@ def privacy_statement(
 
   Args:
     event: event of the whole run.
-    num_examples: number of units. Under add_or_remove_one it is the DECLARED constant that the
-      mechanism used; under the other relations it is that of the data, which neighbours share.
-    unit: what counts as one record, such as "example" or "user".
+    num_examples: number of units. Under add_or_remove_one, the DECLARED constant that the mechanism
+      used; under other relations, the true number, which is the same in neighbouring data sets.
+    unit: name of what counts as one record, such as "example" or "user".
     epsilon_kind: a key of `EPSILON_KINDS`.
-    epsilons: name -> epsilon. It replaces the table by values that no accountant computes.
+    epsilons: name -> epsilon, for a table of values that no accountant computes.
     delta_set_aside: part of delta reserved for a failure outside `event`, such as a batch above
       its capacity. Epsilon is taken at the remaining delta.
-    noise: the noise of a step in words, if it differs from that of `event`. It follows the
-      description of `event`, which then says that it is not the noise of a step.
-    statistics: private statistics from before the first step, in words, which are part of
-      `event`; "" without any.
+    noise: description of a step's noise, if this noise is not that of `event`. It follows the
+      description of `event`, with a note that the noise of `event` is not that of a step.
+    statistics: description of the private statistics that `event` includes and that were computed
+      before the first step; "" for none.
 
   >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
@@ -100,13 +100,13 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
-  # The accounting of a user's own event is that user's claim, so nothing is proved here.
+  # The accounting of a user-defined event is the user's claim, so dpjax proves nothing for it.
   if epsilon_kind == "proved" and any(
     is_user_defined(kind_of(part)) for part in parts(event)
   ):
     epsilon_kind = "claimed"
   if epsilons is None:
-    # Epsilon at `left` and the chance of an abort together cost the stated delta.
+    # Epsilon is taken at `left`, since the chance of an abort costs the rest of the stated delta.
     left = delta - delta_set_aside
     rows = {
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
@@ -148,7 +148,8 @@ def _attackers(
   accountants: Sequence[str],
 ) -> str:
   """States bounds on every membership test; returns "" if no accountant has a finite epsilon."""
-  # Imported here, since every run imports this module, and few statements need these two.
+  # These modules are imported here, since every run imports `statement`, but few statements need
+  # bounds on tests.
   from dpjax.accounting.attack_bounds import advantage, true_positive_rate
   from dpjax.accounting.trade_off import pairs_of
 
@@ -158,7 +159,7 @@ def _attackers(
       epsilon = epsilon_of(event, delta=delta - delta_set_aside, **counting)  # type: ignore[arg-type]
       profile = privacy_profile(event, **counting)  # type: ignore[arg-type]
     except UserError:
-      # The other accountant may know the event.
+      # Another accountant may have an analysis of the event.
       continue
     if math.isinf(epsilon):
       continue

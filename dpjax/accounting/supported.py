@@ -37,8 +37,7 @@ def check_accountant(accountant: str) -> None:
 def accountable(
   event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
 ) -> Parts:
-  """Returns the parts of an event, their noise converted to multiples of the sensitivity under
-  the relation.
+  """Returns the parts of an event, with noise in multiples of the sensitivity under the relation.
 
   Raises:
     UserError: the accountant has no proof for a part under this relation.
@@ -51,16 +50,16 @@ def accountable(
   steps = _reduced(steps)
   if neighboring_relation == ADD:
     return converted(steps, lambda part: kind_of(part).under_add_or_remove_one(part))
-  # A replacement accounted as removing and adding uses the parts' noise as it is, not halved.
+  # If a replacement is accounted as removing and adding, the noise of the parts is not halved.
   if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
     return steps
-  # dp_accounting's two accountants read noise under REPLACE_ONE differently, so it is
+  # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
   # converted here, once.
   return converted(steps, lambda part: kind_of(part).under_replace_one(part))
 
 
 def _reduced(steps: Parts) -> Parts:
-  """Returns the parts, each replaced by the event that its kind accounts for it."""
+  """Replaces each part by the event from `EventKind.accounted_as`, and returns the new parts."""
   reduced = {part: kind_of(part).accounted_as(part) for part in steps}
   if all(part is event for part, event in reduced.items()):
     return steps
@@ -72,10 +71,10 @@ def _reduced(steps: Parts) -> Parts:
 
 
 def in_two(steps: Parts, neighboring_relation: str) -> bool:
-  """Whether replacing a record is accounted as removing one record and adding one.
+  """Returns whether replacing a record is accounted as removing one record and adding another.
 
   Raises:
-    UserError: some parts are accounted so, and others have no proof beside them.
+    UserError: some parts are accounted in this way, but another part has no proof beside them.
   """
   if neighboring_relation != REPLACE:
     return False
@@ -84,7 +83,8 @@ def in_two(steps: Parts, neighboring_relation: str) -> bool:
   if not schemes:
     return False
   for part, kind in kinds.items():
-    # A Gaussian sum has a midpoint within one clip norm of both neighbours; see `replaced`.
+    # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
+    # (see `replaced`).
     if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
       raise UserError(
         f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
@@ -125,7 +125,7 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def check_event(
   proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
 ) -> None:
-  """Raises UserError, which names the sampler, where an event has no proof.
+  """Raises UserError, with the sampler's name, if an event has no proof under the relation.
 
   Args:
     proof: the sampler's row of the table of proofs.
@@ -152,7 +152,7 @@ def check_event(
         value=relation,
       )
   proofs = [proof, *rows.values()]
-  # The row of the sampler and those of its events must all prove it.
+  # An accountant needs a proof in the row of the sampler and in the rows of all parts of its event.
   known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
   if accountant not in known:
     ways = " or ".join(map(repr, known))

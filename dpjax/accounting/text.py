@@ -10,14 +10,15 @@ import decimal
 import math
 import textwrap
 
-# Words that mark a name as a lower bound.
+# Words in a name which mark its number as a lower bound.
 _LOWER = ("audited", "lower")
 _PROMISED = ("epsilon", "delta")
 
 
 def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
-  """Returns an epsilon or a delta as text, rounded up. It has `digits` significant digits, or
-  `decimals` places after the point where that is given.
+  """Returns an epsilon or a delta as text, rounded up.
+
+  The text has `digits` significant digits, or `decimals` places after the point if it is given.
 
   >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
   ('2.001', '0.5', '1e-05', 'inf')
@@ -37,8 +38,9 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 
 
 def by_name(name: str, value: float, *, digits: int = 4) -> str:
-  """Returns a number as text. Its name says how to round: lower bounds down, other epsilons and
-  deltas up, anything else to nearest.
+  """Returns a number as text, rounded in the direction that its name requires.
+
+  Lower bounds are rounded down, other epsilons and deltas up, and all other numbers to nearest.
 
   >>> by_name("epsilon", 1.00001), by_name("epsilon_audited_lower", 1.99999)
   ('1.001', '1.999')
@@ -52,7 +54,7 @@ def by_name(name: str, value: float, *, digits: int = 4) -> str:
 
 
 def is_promised(name: str) -> bool:
-  """Whether a number of this name belongs to a guarantee: the name holds "epsilon" or "delta".
+  """Returns whether a number belongs to a guarantee: its name contains "epsilon" or "delta".
 
   >>> is_promised("privacy.epsilon"), is_promised("num_steps")
   (True, False)
@@ -73,11 +75,12 @@ def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> 
   value = float(value)
   if not math.isfinite(value):
     return f"{value}"
-  # Rounded from the shortest text, as JSON writes it: the binary value of 1e-5 would round
-  # up to 1.001e-05.
+  # The shortest decimal text is rounded, as JSON writes it: the binary value of 1e-5 would round up
+  # to 1.001e-05.
   exact = decimal.Decimal(repr(value))
   if decimals is not None:
-    # Precision for every digit of a float64: the default of 28 would raise for large ones.
+    # This precision holds every digit of a float64. The default of 28 digits would raise for large
+    # numbers.
     with decimal.localcontext(prec=400):
       return f"{exact.quantize(decimal.Decimal(1).scaleb(-decimals), rounding):f}"
   context = decimal.Context(prec=digits, rounding=rounding)

@@ -22,9 +22,9 @@ from dpjax.accounting.loss_masses import Profile
 # Epsilons of `all_pairs`. Each pair bounds the curve of true positive rates by a tangent. A finer
 # grid would lower the bound by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Number of epsilons of a curve, up to where delta is the slack.
+# Number of epsilons of a curve, from 0 to the epsilon at which delta is the slack.
 _POINTS = 129
-# Last epsilon of a curve if no finite one reaches the slack.
+# Last epsilon of a curve if delta is above the slack at every finite epsilon.
 _WIDEST = 100.0
 _MOST = 1e4  # largest mu
 # The rounding of a Gaussian's delta is at most this times (1 + epsilon).
@@ -32,13 +32,13 @@ _ROUNDING = 1e-14
 
 
 class TradeOff(NamedTuple):
-  """Pairs (epsilon, delta) that hold at once, in both directions of their relation."""
+  """Pairs (epsilon, delta) that hold at once, in both directions of the neighbouring relation."""
 
   epsilons: np.ndarray  # [k], rising, none below 0
   deltas: np.ndarray  # [k], each an upper bound
 
   def true_positive_rate(self, fpr: np.ndarray) -> np.ndarray:
-    """Returns a bound on the true positive rate of any test, by its false positive rate.
+    """Returns a bound on the true positive rate of any test, for each false positive rate in `fpr`.
 
     Guarantee: an upper bound, at every rate.
 
@@ -54,8 +54,9 @@ class TradeOff(NamedTuple):
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
 
   def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
-    """Returns the least false positive rate of any test, by its true positive rate: the inverse
-    of `true_positive_rate`.
+    """Returns the least false positive rate of any test, for each true positive rate in `tpr`.
+
+    This is the inverse of `true_positive_rate`.
 
     Guarantee: a lower bound, at every rate.
 
@@ -71,8 +72,10 @@ class TradeOff(NamedTuple):
 
   @property
   def total_variation(self) -> float:
-    """Returns an upper bound on TPR - FPR of any test. If the record is there with probability
-    1/2, a test is right with probability at most (1 + this) / 2.
+    """Returns an upper bound v on TPR - FPR of any test.
+
+    If the record is there with probability 1/2, a test is right with probability at most
+    (1 + v) / 2.
 
     >>> round(TradeOff(np.log([3.0]), np.zeros(1)).total_variation, 6)  # at FPR 1/4
     0.5
@@ -81,12 +84,13 @@ class TradeOff(NamedTuple):
     return float(np.min((1 - odds + 2 * self.deltas * odds) / (1 + odds)))
 
   def mu(self, slack: float) -> float:
-    """Returns the smallest mu found for which no test has a true positive rate above
-    Phi(Phi^-1(FPR) + mu) + slack; inf if the pairs prove none.
+    """Returns a mu such that every test has TPR <= Phi(Phi^-1(FPR) + mu) + slack, or inf.
 
-    Guarantee: an upper bound. Delta is convex in e^epsilon, so between two pairs it is below
-    their chord, and that of a Gaussian is above its tangents. The slack must be above 0, since
-    the pairs end at a largest epsilon.
+    It is the smallest mu that the search proves from the pairs; inf means that they prove none.
+
+    Guarantee: an upper bound. Delta is convex in e^epsilon, so delta is below the chord between two
+    pairs. The delta of a Gaussian is above its tangents. The slack must be above 0, since the pairs
+    end at a largest epsilon.
     """
     validate.open_unit(slack=slack)
     enough = np.flatnonzero(self.deltas <= slack)
@@ -108,12 +112,12 @@ class TradeOff(NamedTuple):
     return high
 
   def points(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the corners of the trade-off curve: false positive rates, rising from 0 to 1, and
-    the least false negative rate at each, [k] and [k].
+    """Returns the corners of the trade-off curve: false positive rates, [k], and the least false
+    negative rate at each, [k]. False positive rates rise from 0 to 1.
 
-    Each pair gives lines, and the curve is the largest of them at each rate. So it is straight
-    between two corners, and lines drawn between the points are the proved bound itself. Lines
-    that matter only at rates below 1e-12 are left out, which claims less.
+    Each pair gives two lines, and the curve is the largest value of all lines at each rate. So the
+    curve is straight between two corners, and straight lines between the corners are the proved
+    bound itself. Lines that matter only at rates below 1e-12 are left out, which claims less.
 
     >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
     >>> [values.round(4).tolist() for values in pair.points()]  # slopes -4 and -1 / 4
@@ -128,22 +132,23 @@ class TradeOff(NamedTuple):
     corners += meet.tolist()
     corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
     corners.append(float(np.max((1 - deltas) / (1 + odds))))
-    # The flattest line ends at 0, below which there is no rate.
+    # At this rate the flattest line reaches a false negative rate of 0.
     corners.append(float(1 - deltas[-1]))
     alphas = np.unique(np.clip(corners, 0.0, 1.0))
-    # Rates at the corners come from the hull's lines alone. With lines that were left out, a
-    # corner could lie too high for the lines drawn to it to be a proved bound.
+    # Rates at the corners come from the hull's lines alone. The lines that are left out could put a
+    # corner so high that a straight line to this corner would be no proved bound.
     hull = TradeOff(np.log(odds), deltas)
     return alphas, np.clip(1 - hull.true_positive_rate(alphas), 0.0, 1.0)
 
   def _hull(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns e^epsilon and delta of the pairs on the lower convex hull.
+    """Returns e^epsilon, [m], and delta, [m], of the pairs on the lower convex hull.
 
     Delta is convex in e^epsilon, so the hull of upper bounds is an upper bound, too. Pairs above
-    it add nothing to the curve.
+    the hull add nothing to the curve.
     """
     kept: list[tuple[float, float]] = []
-    # After the first delta below 1e-12, or above epsilon 40, lines do not matter in float64.
+    # Lines of pairs after the first delta of at most 1e-12, or with an epsilon above 40, do not
+    # matter in float64.
     last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
     useful = self.epsilons[:last] <= 40
     for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
@@ -157,7 +162,7 @@ class TradeOff(NamedTuple):
     return odds, deltas
 
   def _within(self, mu: float, slack: float) -> bool:
-    """Whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
+    """Returns whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
     x = np.exp(self.epsilons)  # [k]
     far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
     intercepts = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
@@ -168,7 +173,7 @@ class TradeOff(NamedTuple):
     first = -far[:-1] * width
     last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
-    # Point where the tangents of both ends meet.
+    # Point at which the tangents of both ends meet, as a share of the width.
     meet = np.clip((last - risen) / bend, 0.0, 1.0)
     tangents = np.maximum(
       intercepts[:-1] + first * meet, intercepts[1:] - last * (1 - meet)
@@ -178,11 +183,11 @@ class TradeOff(NamedTuple):
 
 
 def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns the proved curve of an event, from epsilon 0 to where delta is at most `slack`.
+  """Returns the proved curve of an event, from epsilon 0 to the first with delta <= `slack`.
 
   Args:
     event: event of the whole run.
-    slack: least delta of interest, in (0, 1).
+    slack: smallest delta of interest, in (0, 1).
     counting: relation and accountant, as in `epsilon`.
 
   Raises UserError as `epsilon` does.
@@ -196,17 +201,17 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   epsilons = np.linspace(0, min(last, _WIDEST), _POINTS if last else 1)
   deltas = privacy_profile(event, **counting)(epsilons)
   if epsilons[-1] == last:
-    # The last epsilon was found for this slack, so delta at it is no larger.
+    # The last epsilon was found for this slack, so its delta is at most the slack.
     deltas[-1] = min(deltas[-1], slack)
   return TradeOff(epsilons, deltas)
 
 
 def pairs_of(profile: Profile, slack: float) -> TradeOff:
-  """Returns pairs of a privacy profile: dense up to where delta is `slack`, then sparse up to 200.
+  """Returns pairs of a privacy profile at epsilons from 0 to 200, denser where delta > `slack`.
 
   Args:
-    profile: epsilons -> deltas, such as that of `privacy_profile`.
-    slack: least delta of interest, in (0, 1).
+    profile: function epsilons -> deltas, such as `privacy_profile` returns.
+    slack: smallest delta of interest, in (0, 1).
 
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(2.0))

@@ -35,14 +35,15 @@ CURVE = "trade_off.csv"
 LOSSES = "privacy_loss.npz"
 _HEADER = ("alpha", "beta")
 _FIELDS = ("discretization", "lower_loss", "probs", "infinity_mass")
-# Limits on a file that is read: rows of a curve, and masses of one direction.
+# Limits on a file that is read: rows of a curve, masses of one direction, bytes of an unpacked npz,
+# bytes of a text.
 _MOST_ROWS = 10**6
 _MOST_MASSES = 10**7
 _MOST_BYTES = 2**30
 _MOST_TEXT = 2**26
-# Rounding of sums over a curve's differences, and over 1e6 masses by FFT, is below this.
+# Bound on the rounding of sums over a curve's differences, and of sums of 1e6 masses by FFT.
 _ROUNDING = 1e-9
-# Surplus mass above 1 that connecting the dots may leave: 3e-9 a step.
+# Largest surplus of a total mass above 1. Connecting the dots leaves a surplus of 3e-9 per step.
 _SURPLUS = 1e-2
 
 
@@ -61,9 +62,9 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   """Returns false positive rates and the least false negative rate at each, [k] and [k].
 
   Raises:
-    UserError: the file cannot be read; its header differs; an entry is no number in [0, 1]; the
-      alphas do not rise from 0 to 1; or no mechanism has such betas: they rise, are above
-      1 - alpha, or are not convex.
+    UserError: the file cannot be read, has another header, or has an entry that is no number in
+      [0, 1]. Or the alphas do not rise from 0 to 1. Or no mechanism has such betas: they rise, are
+      above 1 - alpha, or are not convex.
 
   >>> import tempfile
   >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
@@ -80,10 +81,10 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   widths = np.diff(alphas)
   if (widths <= 0).any():
     raise UserError(f"{place}: alpha must rise from row to row")
-  # Each inner point lies on or below the line between its neighbours.
+  # A curve is convex if each inner point lies on or below the line between its neighbours.
   share = widths[:-1] / (widths[:-1] + widths[1:])
   chord = betas[:-2] + share * (betas[2:] - betas[:-2])
-  # Values that must not be above 0, for each rule of a trade-off function.
+  # Rule of a trade-off function -> values that must not be above 0.
   excess = {
     "beta must never rise with alpha": np.diff(betas),
     "beta must be at most 1 - alpha, which a guess reaches": betas + alphas - 1,
@@ -96,7 +97,7 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the two columns of a file's lines."""
+  """Returns the columns alpha, [k], and beta, [k]; UserError if a line has no two rates."""
   if not lines or tuple(lines[0].split(",")) != _HEADER:
     raise UserError(f"{place}: must begin with the header alpha,beta")
   if len(lines) > _MOST_ROWS:
@@ -120,10 +121,10 @@ def write_losses(
 ) -> bool:
   """Writes the privacy loss distribution of an event as npz, atomically; see `read_losses`.
 
-  Guarantee: an upper bound. What rounding could take away is added to the mass at infinity.
+  Guarantee: an upper bound. A bound on the rounding errors is added to the mass at infinity.
 
   Returns:
-    Whether it wrote the file. It writes none if `loss_distribution` is None, as for Renyi DP.
+    Whether a file was written. None is written if `loss_distribution` gives None, as for Renyi DP.
 
   Raises UserError as `epsilon` does.
   """
@@ -135,7 +136,7 @@ def write_losses(
   for name, part in zip(("remove", "add"), masses_of(pld)):
     arrays[f"{name}_discretization"] = np.float64(part.interval)
     arrays[f"{name}_lower_loss"] = np.int64(part.lowest)
-    # The Fourier transform leaves masses of about -1e-18.
+    # The Fourier transform leaves masses of about -1e-18, which `read_losses` would refuse.
     arrays[f"{name}_probs"] = np.maximum(part.probs, 0.0)
     arrays[f"{name}_infinity_mass"] = np.float64(min(1.0, part.infinity_mass + rounding))
   files.replace_file(path, lambda file: np.savez_compressed(file, **arrays))
@@ -143,13 +144,15 @@ def write_losses(
 
 
 def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution of a file; it composes with others of its interval.
+  """Returns the privacy loss distribution in a file. It composes with others of equal interval.
 
   Raises:
-    UserError: no such file, no npz, other entries, NaN, negative masses, masses whose sum is
-      not 1, or losses that would cancel those of what they are composed with.
+    UserError: there is no such file, it is no npz, or it has other entries. Or masses are NaN or
+      negative, or their sum is not 1. Or losses would cancel losses of another distribution in a
+      composition.
 
-  Guarantee: composed with any other distribution, it never lowers the delta of that one.
+  Guarantee: a composition of another distribution with the result never has a smaller delta than
+  the other distribution alone.
 
   >>> import pathlib, tempfile
   >>> from dpjax.accounting import gaussian_event
@@ -190,11 +193,11 @@ def _text(path: str | os.PathLike, place: str) -> str:
 
 
 def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
-  """Returns the arrays of an npz. None may hold objects, since a pickle is code."""
+  """Returns the arrays of an npz. No array may hold objects, since a pickle is code."""
   validate.no_pipe(path, place)
   try:
     with zipfile.ZipFile(path) as archive:
-      # Checks the declared unpacked size before anything is unpacked.
+      # The declared unpacked size is checked before anything is unpacked.
       if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
         raise UserError(f"{place}: must unpack to at most {_MOST_BYTES} bytes")
     with np.load(path, allow_pickle=False) as archive:
@@ -202,8 +205,8 @@ def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
   except OSError as error:
     reason = error.strerror or "no npz"
     raise UserError(f"{place}: cannot be read ({reason})") from None
-  # NumPy reads the header as Python source, which may name a shape that nothing holds: damaged
-  # bytes end in errors of the zip, of zlib, of the tokenizer, of memory and of integers.
+  # NumPy reads the header as Python source, and its shape may exceed the memory. So damaged bytes
+  # may raise errors of zip, zlib, the tokenizer, the memory or integers.
   except Exception as error:
     if isinstance(error, UserError):
       raise
@@ -211,7 +214,7 @@ def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
 
 
 def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses:
-  """Returns one direction. Raises UserError where it is no privacy loss of any mechanism."""
+  """Returns the masses of one direction. Raises UserError if no mechanism can have these masses."""
   values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
   probs = values.pop("probs")
   if any(value.shape != () or value.dtype.kind not in "iuf" for value in values.values()):
@@ -224,7 +227,7 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
   infinity_mass = float(values["infinity_mass"])
   validate.positive(**{f"{place}: {name}_discretization": interval})
   lowest = float(values["lower_loss"])
-  # NaN is in no range.
+  # NaN fails this comparison, so it is refused, too.
   if not (abs(lowest) < 2**53 and lowest == int(lowest)):
     raise UserError(f"{place}: {name}_lower_loss must be an integer")
   if not (0 <= infinity_mass <= 1 and np.isfinite(probs).all() and (probs >= 0).all()):
@@ -232,33 +235,36 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
       f"{place}: {name}_probs and {name}_infinity_mass must be probabilities, not NaN or negative"
     )
   total = float(probs.sum()) + infinity_mass
-  # Missing mass would claim too much privacy. A pessimistic grid may hold slightly more.
+  # Missing mass would claim too much privacy. On a pessimistic grid the total may slightly exceed
+  # 1.
   if not 1 - _ROUNDING <= total <= 1 + _SURPLUS:
     raise UserError(
       f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"
     )
-  # Mass that rounding took away is added at infinity: over many copies it would become much.
+  # Mass that is missing by rounding is added at infinity, since over many compositions the missing
+  # mass would add up.
   infinity_mass = min(1.0, infinity_mass + max(0.0, 1 - total))
   masses = LossMasses(interval, int(lowest), np.array(probs, float), infinity_mass)
   return _lifted(masses, f"{place}: {name}_probs")
 
 
 def _lifted(masses: LossMasses, place: str) -> LossMasses:
-  """Returns masses that lower no cost of what they are composed with.
+  """Returns masses that never lower the cost of a mechanism with which they are composed.
 
-  For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so it is at
-  most the mass of P. If it is more, losses below 0 cancel those of other mechanisms: with a mass of
-  1 at -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is cancelled, by
-  Jensen's inequality: delta of the other mechanism is convex in e^epsilon, and falls.
+  For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so this sum
+  is at most 1. If the sum is more, losses below 0 cancel losses of other mechanisms. For example,
+  with a mass of 1 at -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is
+  cancelled, by Jensen's inequality: delta of the other mechanism is convex in e^epsilon, and falls.
 
-  The Fourier transform leaves masses of about 1e-18 at losses as low as -40, which weigh e^40.
+  The Fourier transform leaves masses of about 1e-18 at losses as low as -40, where e^-loss is e^40.
   The lowest masses are lifted to loss 0, which is pessimistic, until the sum is small enough.
   """
   losses = masses.losses
   probs = masses.probs
   with np.errstate(over="ignore", invalid="ignore"):
     weights = np.where(probs > 0, probs * np.exp(-losses), 0.0)
-  # Entry k: the sum once the k lowest masses are lifted. It falls up to the loss 0.
+  # Entry k of `above + below` is the sum after the k lowest masses are lifted to the loss 0. It
+  # falls with k while the lifted losses are below 0.
   above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
   below = np.append(0.0, np.cumsum(probs))
   enough = above + below <= max(1.0, below[-1] + masses.infinity_mass)

@@ -26,14 +26,14 @@ from dpjax.validate import UserError, Verbatim
 def select_rdp(
   orders: Sequence[float], rdp: np.ndarray, *, mean_trials: float, shape: float = 1.0
 ) -> np.ndarray:
-  """Returns the Renyi divergence of the best of K runs at each order, from that of one run.
+  """Returns a bound on the Renyi divergence of the best of K runs at each order, [len(orders)].
 
   Args:
     orders: Renyi orders, all > 1.
-    rdp: [len(orders)] an upper bound on one run's divergence at each order.
+    rdp: upper bound on one run's divergence at each order, [len(orders)].
     mean_trials, shape: parameters of the distribution of K; see `draw_trials`.
 
-  Theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
+  Source: theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
 
   >>> once = np.array([0.5, 1.0])  # at orders 2 and 4
   >>> select_rdp([2, 4], once, mean_trials=1.0, shape=1.0).round(3)
@@ -46,7 +46,7 @@ def select_rdp(
     )
   check_trials(mean_trials, shape)
   if shape == math.inf:
-    # The limit distribution: a Poisson number of trials.
+    # In the limit of an infinite shape, the number of trials has a Poisson distribution.
     of_one = np.asarray(rdp, float)
     failure = [
       rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (alpha - 1)))[0]
@@ -57,7 +57,7 @@ def select_rdp(
   gamma = stopping_prob(mean_trials, shape)
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
   at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
-  # Divergences grow with the order, so a bound at a larger order holds at a smaller one, too.
+  # Divergences grow with the order, so a bound at a larger order holds at smaller orders, too.
   later = [np.min(at_each[order >= alpha]) for alpha in order]
   return np.array(later)
 
@@ -79,24 +79,26 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
     return 1.0
   if shape == 1:
     return 1 / mean_trials
-  # In logarithms, as gamma may be far below any fixed tolerance.
+  # The root is searched in log(gamma), since gamma may be far below any fixed tolerance.
   excess = lambda log_gamma: math.log(_mean(math.exp(log_gamma), shape) / mean_trials)
   low = math.log(min(1.0, 1 / mean_trials))
   while excess(low) < 0:
     low *= 2
   root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
-  # A smaller gamma means more trials and costs more, so the root's error falls on the
-  # private side.
+  # A smaller gamma means more trials, and costs more. So gamma is lowered by more than the error of
+  # the root.
   return math.exp(root) * (1 - 1e-9)
 
 
 def _mean(gamma: float, shape: float) -> float:
-  """Returns E[K] of definition 1, shape (1 - g) / (g (1 - g^shape)), or its limit at shape 0."""
+  """Returns the mean shape (1 - g) / (g (1 - g^shape)) of trials, or its limit at shape 0.
+
+  The formula is from definition 1 of arXiv:2110.03620, with g for `gamma`."""
   if gamma == 1:
     return 1.0
   log_gamma = math.log(gamma)
   if shape == 0:
-    # The limit of the formula below, which is 0 / 0 here.
+    # The formula below is 0 / 0 at shape 0, so its limit is returned.
     return math.expm1(-log_gamma) / -log_gamma
   return shape * math.expm1(-log_gamma) / -math.expm1(shape * log_gamma)
 
@@ -107,9 +109,9 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   Args:
     rng: random generator; seed it from the operating system, as nobody may know the number.
     mean_trials: E[K] >= 1.
-    shape: 1: geometric; 0: logarithmic; inf: Poisson (which may say 0: then nothing is
-      released); any other: truncated negative binomial, P(K=k) prop. to
-      (1 - gamma)^k Gamma(k + shape) / k!.
+    shape: parameter of the distribution of K. 1 is geometric, 0 logarithmic, and inf Poisson; with
+      Poisson K may be 0, and then nothing is released. Any other value is a truncated negative
+      binomial, with P(K = k) proportional to (1 - gamma)^k Gamma(k + shape) / k!.
 
   >>> draw_trials(np.random.default_rng(0), mean_trials=1.0)
   1

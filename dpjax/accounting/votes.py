@@ -27,14 +27,14 @@ from scipy import optimize, special, stats
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Points at which the conditions of algorithm 3 are checked.
+# Number of points at which the conditions of algorithm 3 are checked.
 _CHECKED = 2_000
-# Log probabilities are cut off here, above the smallest normal float64, e^-708.
+# Smallest log probability that is used. It is above that of the smallest normal float64, e^-708.
 _LEAST_LOG = -700.0
 
 
 def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> float:
-  """Returns a bound on the log probability that noisy votes elect another class than exact ones.
+  """Returns a bound on the log probability that noisy and exact votes elect different classes.
 
   It is a union bound over the other classes (proposition 7).
 
@@ -50,7 +50,8 @@ def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> floa
   winner = int(np.argmax(counts))
   gaps = counts[winner] - np.delete(counts, winner)
   pairs = stats.norm.logsf(gaps, scale=math.sqrt(2) * std)
-  # The class with most votes wins at least as often as any other, so at least 1 time in K.
+  # The class with most votes wins at least as often as any other class, so with a chance of at
+  # least 1 / K.
   union: Any = special.logsumexp(pairs)
   return min(float(union), math.log1p(-1 / len(counts)))
 
@@ -60,14 +61,14 @@ def gaussian_votes_rdp(
 ) -> np.ndarray:
   """Bounds the Renyi divergence of a noisy plurality whose likely answer is known.
 
-  It is theorem 6 with the orders of proposition 10, or the data-independent order / std^2 where
-  theorem 6 does not apply or is worse. It bounds D(M(votes) || M(neighbour)) for these votes and
-  any neighbour.
+  The bound is theorem 6 with the orders of proposition 10, or the data-independent order / std^2
+  where theorem 6 does not apply or is worse. It holds for D(M(votes) || M(neighbour)), for these
+  votes and any neighbour.
 
   Args:
-    log_q: log probability, or a bound on it, that the answer is not the likely one.
-    std: noise on each of two counts that a neighbour changes by one. For a single number that
-      changes by one, pass sqrt(2) times its noise.
+    log_q: upper bound on the log probability that the answer is not the likely one.
+    std: standard deviation of the noise on each of two counts that a neighbour changes by one. For
+      a single number that changes by one, pass sqrt(2) times its standard deviation.
 
   Returns:
     Divergences [len(orders)].
@@ -95,10 +96,10 @@ def gaussian_votes_rdp(
 def threshold_rdp(
   count: float, threshold: float, std: float, orders: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-  """Bounds the Renyi divergence of whether count + noise reaches a threshold.
+  """Bounds the Renyi divergence of the answer whether count + noise reaches a threshold.
 
   Args:
-    count: the largest number of votes for one class; a neighbour's differs by at most one.
+    count: largest number of votes for one class; a neighbour's count differs by at most one.
     threshold: public number of votes.
     std: standard deviation of the noise on `count`.
 
@@ -107,7 +108,8 @@ def threshold_rdp(
   """
   log_above = float(stats.norm.logsf(threshold - count, scale=std))
   log_below = float(stats.norm.logcdf(threshold - count, scale=std))
-  # One number changes by one, so the sensitivity is 1, where that of two counts is sqrt(2).
+  # A single number that changes by one has sensitivity 1, but the two counts of the bound have
+  # sqrt(2). So the noise is scaled by sqrt(2).
   return gaussian_votes_rdp(min(log_above, log_below, 0.0), math.sqrt(2) * std, orders)
 
 
@@ -131,13 +133,13 @@ def _orders(orders: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _applies(log_q: float, std: float, orders: np.ndarray) -> np.ndarray:
-  """Returns at which orders theorem 6 holds, [len(orders)]."""
+  """Returns whether theorem 6 holds at each order, [len(orders)]."""
   high_2 = std * math.sqrt(-log_q)
   high_1 = high_2 + 1
   if high_2 <= 1:
     return np.zeros(len(orders), bool)
   at_2 = high_2 / std**2
-  # Lemma 9: the bound increases in q up to here. A larger q would need another proof.
+  # By lemma 9 the bound rises with log q up to `limit`. A larger q would need another proof.
   limit = (high_2 - 1) * at_2 - high_2 * (
     math.log1p(1 / (high_1 - 1)) + math.log1p(1 / (high_2 - 1))
   )
@@ -147,7 +149,7 @@ def _applies(log_q: float, std: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _theorem_6(log_q: float, std: float, orders: np.ndarray) -> np.ndarray:
-  """Returns the formula of theorem 6, which holds where `_applies` says so."""
+  """Returns the bound of theorem 6, [len(orders)], which is valid at the orders of `_applies`."""
   high_2 = std * math.sqrt(-log_q)
   high_1 = high_2 + 1
   at_1 = high_1 / std**2
@@ -155,7 +157,7 @@ def _theorem_6(log_q: float, std: float, orders: np.ndarray) -> np.ndarray:
   log_1q = _log_1m_exp(log_q)
   log_a = (orders - 1) * (log_1q - _log_1m_exp((log_q + at_2) * (1 - 1 / high_2)))
   log_b = (orders - 1) * (at_1 - log_q / (high_1 - 1))
-  # Sums of logarithms: the powers overflow at the orders that matter.
+  # Logarithms are added, since the powers overflow at the orders that matter.
   return np.logaddexp(log_1q + log_a, log_q + log_b) / (orders - 1)
 
 
@@ -171,7 +173,9 @@ def _log_1m_exp(x: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _log_q0(std: float, order: float) -> float:
-  """Returns the log probability above which the data-independent bound is better."""
+  """Returns the log of the probability q above which the data-independent bound is better.
+
+  Here q is the chance of another answer than the likely one. Raises UserError if none is found."""
 
   def excess(log_q: float) -> float:
     return float(_theorem_6(log_q, std, np.array([order]))[0]) - order / std**2
@@ -199,20 +203,21 @@ def _log_q0(std: float, order: float) -> float:
 
 
 def _cost(log_q: float, std: float, order: float) -> float:
-  """Returns the Renyi divergence of one answer at one order."""
+  """Returns the smaller bound on one answer's Renyi divergence: theorem 6 or order / std^2."""
   if log_q >= _log_q0(std, order):
     return order / std**2
   return max(0.0, float(_theorem_6(log_q, std, np.array([order]))[0]))
 
 
 def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
-  """Returns the bound on log q after one teacher changed its vote: `by` 1 makes the answer less
-  likely, -1 more likely."""
+  """Returns the bound on log q, the log chance of another answer, after one teacher's vote changed.
+
+  With `by` 1 the likely answer becomes less likely, with `by` -1 more likely."""
   others = num_classes - 1
-  # Proposition 7 for a gap that is two votes wider or narrower, in every pair at once.
+  # This is proposition 7 for gaps that are two votes wider or narrower, in all pairs at once.
   height = special.erfcinv(2 * math.exp(max(log_q, _LEAST_LOG)) / others) - by / std
   if height > 20:
-    # Here erfc is below the smallest float64, and its logarithm is not.
+    # Here erfc is below the smallest float64, but its logarithm is in range.
     return float(math.log(others) + stats.norm.logsf(height * math.sqrt(2)))
   return min(0.0, math.log(others / 2 * special.erfc(height)))
 
@@ -235,12 +240,14 @@ def votes_sensitivity(
   """Bounds the local sensitivity of one answer's cost at every distance (algorithms 4 and 5).
 
   Args:
-    counts: integer votes [K], whose sum is `num_teachers`.
+    counts: integer votes, [K], whose sum is `num_teachers`.
+    num_teachers: number of teachers, who have one vote each.
+    std: standard deviation of the noise on each count.
     order: Renyi order of the cost.
 
   Returns:
-    [num_teachers]: entry d is for all votes that a change by d teachers can give. It bounds how
-    much their cost differs from that of a neighbour.
+    Bounds, [num_teachers]. Entry d holds for all votes that a change by d teachers can give. It
+    bounds the difference between the cost of these votes and the cost of a neighbour.
 
   Raises:
     UserError: votes that are no integers, or whose sum is not `num_teachers`.
@@ -263,8 +270,8 @@ def votes_sensitivity(
     return sensitivities
   sensitivities[0] = _local(log_q, std, num_classes, order)
   clearer = log_q > log_q0
-  # The largest sensitivity lies between q1 and q0: move the votes towards it, one teacher at a
-  # time, by the moves that come nearest to it.
+  # The largest sensitivity lies between q1 and q0. So the votes move towards this range, one
+  # teacher at a time, by the moves that come nearest to the range.
   for distance in range(1, num_teachers):
     if clearer and (log_q <= log_q0 or votes[1] <= 0):
       break
@@ -280,10 +287,11 @@ def votes_sensitivity(
 
 @functools.lru_cache(maxsize=64)
 def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
-  """Whether conditions C5 and C6 of algorithm 3 hold at 2,000 probabilities q.
+  """Returns whether conditions C5 and C6 of algorithm 3 hold at 2,000 probabilities q.
 
-  As q rises to q0, the cost must not fall; as q rises to q1, nor may the change of the cost by
-  one teacher. The paper, too, checks both numerically: neither is proved for all settings.
+  The cost must not fall as q rises to q0. The change of the cost by one teacher must not fall as q
+  rises to q1. The paper, too, checks both conditions numerically: neither is proved for all
+  settings.
 
   >>> conditions_hold(std=40.0, num_classes=10, order=14.0)
   True
@@ -306,14 +314,14 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SmoothSensitivity:
-  """Publishes a number about votes: Gaussian noise relative to its smooth sensitivity.
+  """Gaussian noise for publishing a number about votes, relative to its smooth sensitivity.
 
   Guarantee: Renyi DP of every order in (1, 1 / (2 beta)), under a relation by which one record
-  changes one teacher. Theorem 23 (after Nissim, Raskhodnikova and Smith 2007).
+  changes one teacher. Source: theorem 23 (after Nissim, Raskhodnikova and Smith 2007).
 
   Args:
-    beta: rate > 0; the sensitivity at distance d counts e^(-beta d) times.
-    noise_multiplier: standard deviation of the noise, in smooth sensitivities.
+    beta: rate > 0; the sensitivity at distance d is multiplied by e^(-beta d).
+    noise_multiplier: standard deviation of the noise / smooth sensitivity.
 
   >>> SmoothSensitivity(beta=0.02, noise_multiplier=8.0).sensitivity(np.array([0.1, 0.3]))
   0.2940...

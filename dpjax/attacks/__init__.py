@@ -10,13 +10,13 @@ true positive rate that the model's epsilon allows:
   found = measure(score, halves[-1])
   print(table({"lira_fixed": found}), judge(found.curve, allowed.by_plan(plan)).words)
 
-Others, each measured with exact intervals:
+Other attacks, each measured with exact intervals:
 
-| of                                   | what                                                 |
+| what is attacked                     | attack                                               |
 | ------------------------------------ | ---------------------------------------------------- |
 | gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
-| the same, of a model made to leak    | `imprint`, `read_imprint`, `fish`                    |
-| a line, from a language model        | `SpanAttack` on gradients; exposure of canaries      |
+| gradients of a model made to leak    | `imprint`, `read_imprint`, `fish`                    |
+| text, from a language model          | `SpanAttack` on gradients; exposure of canaries      |
 | a class, by the model's weights      | `ClassInversion`, judged by another network          |
 | inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
 | the model, by its answers            | `Extraction`, `solve_softmax`                        |
@@ -25,7 +25,8 @@ Others, each measured with exact intervals:
 | federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
 
 An attack that finds little is weak, or the model is private; only a proof can tell which of the
-two. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 % confidence.
+two is true. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 %
+confidence.
 """
 
 from typing import TYPE_CHECKING

@@ -5,12 +5,13 @@
 
   TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 
-A run satisfies many such pairs at once, one for each epsilon. So its line is the minimum of their
-lines (Dong, Roth and Su 2022, Proposition 2.12), far below that of the printed pair alone.
+A run satisfies many such pairs (epsilon, delta) at once. So its line is the minimum of the lines of
+all pairs (Dong, Roth and Su 2022, Proposition 2.12). It is far below the line of the printed pair.
 
-The neighbouring relation defines "with a record". Under add_or_remove_one each member must be
-drawn by a coin of its own (`shadows.random_halves`). Where the size of the training set is fixed,
-another record replaces one that is out; the line for that case is replace_one's (`replaced`).
+The neighbouring relation defines "with a record". Under add_or_remove_one an independent coin must
+decide for each record whether it is a member (`shadows.random_halves`). If the size of the training
+set is fixed, another record takes the place of one that is left out: then use the line of
+replace_one (`replaced`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
-  """The largest TPR at each FPR, `allowed(fpr)`, and the reason in words."""
+  """The largest TPR at each FPR, `allowed(fpr)`, and the source of this line in words."""
 
   words: str
   tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]
@@ -43,7 +44,7 @@ class AllowedRoc:
       raise UserError(
         f"runs from {values.min()} to {values.max()}: must be in [0, 1]", field="fpr"
       )
-    # A random guess gets TPR = FPR.
+    # No line is below TPR = FPR, which a random guess reaches.
     return np.clip(self.tpr(values), values, 1.0)
 
 
@@ -124,8 +125,9 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 def replaced(line: AllowedRoc) -> AllowedRoc:
   """Returns the line for a fixed number of members, from a line for adding or removing a record.
 
-  A record that is out is then replaced by another. That is two steps of the relation, one out and
-  one in, and the line bounds each of them (group privacy, Dong et al. 2022, Theorem 2.14).
+  Another record then takes the place of one that is left out. That is two steps of the relation: a
+  removal and an addition. The line bounds each step (group privacy, Dong et al. 2022, Theorem
+  2.14).
 
   >>> line = replaced(by_mu(1.0))  # which is 2-Gaussian DP
   >>> line([0.5]).round(4)  # Phi(2)
@@ -179,7 +181,7 @@ class Judged(NamedTuple):
   """Verdict on an attack at a single false positive rate."""
 
   rate: roc.RateAtFpr
-  allowed: tuple[float, float]  # TPR at both ends of the FPR's interval
+  allowed: tuple[float, float]  # allowed TPR at both ends of the FPR's interval
   verdict: str
 
   @property
@@ -189,7 +191,7 @@ class Judged(NamedTuple):
 
 
 class Judgement(NamedTuple):
-  """Judgement of an attack. `verdict` is "below", "above" or "cannot tell"."""
+  """Verdict on an attack, "below", "above" or "cannot tell", with the rates behind it."""
 
   verdict: str
   points: tuple[Judged, ...]
@@ -205,11 +207,11 @@ def judge(
 ) -> Judgement:
   """Judges whether an attack is below a line, above it, or has too few records to tell.
 
-  Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the FPR
-  allows. Below: at each rate even the upper end of the TPR is no more than what the lower end of
-  the FPR allows. Only these rates are judged, not the whole line. All ends hold together with
-  `confidence` (Bonferroni), if the records are independent. "Above" is only an alarm;
-  `dpjax.auditing.audit` can refute the epsilon that a run prints.
+  Let the TPR's interval be [t0, t1] and the FPR's [f0, f1]. The verdict is "above" if t0 > line(f1)
+  at one of the rates. It is "below" if t1 <= line(f0) at each of the rates. Only these rates are
+  judged, not the whole line. All ends hold together with `confidence` (Bonferroni), if the records
+  are independent. "Above" is only an alarm; `dpjax.auditing.audit` can refute the epsilon that a
+  run prints.
 
   >>> truth = np.arange(20_000) >= 10_000
   >>> leaky = roc.curve_of(truth + 0.0, truth)  # told apart without a mistake

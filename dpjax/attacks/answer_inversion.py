@@ -1,9 +1,9 @@
 """Model inversion, black box: reconstructs inputs from the model's answers.
 
-The attacker asks the model about its own records (auxiliary data of the same kind), and trains a
-decoder from answers to inputs (Yang et al. 2019). The decoder then decodes the answers to other
-people's records. One baseline guesses the mean input; a stronger one guesses the mean of the class
-that the model names. A decoder that beats the latter uses what probabilities leak beyond labels.
+The attacker has auxiliary data of the same kind, and asks the model about them. It trains a decoder
+from answers to inputs (Yang et al. 2019). The decoder then decodes the answers to other people's
+records. One baseline guesses the mean input; a stronger baseline guesses the mean of the class that
+the model names. A decoder that beats the stronger one uses what probabilities leak beyond labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-# Smaller probabilities count as this one, since float32 answers do not resolve them.
+# Smaller probabilities are raised to this one: float32 does not resolve them beside 1.
 _FLOOR = 1e-7
 
 
@@ -31,12 +31,15 @@ class Decoder(NamedTuple):
 
   model: models.Mlp
   params: Params
-  center: np.ndarray  # [K] of the log answers that it was trained on
-  scale: np.ndarray  # [K]
-  mean: np.ndarray  # [*shape] of the inputs that it was trained on
+  center: np.ndarray  # [K] mean of the log answers in training
+  scale: np.ndarray  # [K] their standard deviation
+  mean: np.ndarray  # [*shape] mean of the inputs in training
 
   def __call__(self, answers: HostArray) -> np.ndarray:
-    """Decodes answers. Raises UserError for another number of classes, or no probabilities."""
+    """Returns the inputs [n, *shape] decoded from answers [n, K].
+
+    Raises UserError for another number of classes, or for answers that are no probabilities.
+    """
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
       raise UserError(
@@ -63,7 +66,7 @@ class AnswerInversion:
 
   Args:
     features: widths of the hidden layers.
-    fit: how the MLP is trained.
+    fit: settings of the MLP's training.
   """
 
   features: tuple[int, ...] = (256, 256)
@@ -74,9 +77,9 @@ class AnswerInversion:
       validate.integer_at_least(1, features=width)
 
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
-    """Trains on the answers [n, K] to the attacker's own inputs [n, *shape].
+    """Returns a decoder, trained on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    Raises UserError for answers that are no probabilities, or if there is not one input for each.
+    Raises UserError for answers that are no probabilities, or without one input for each answer.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)
@@ -93,7 +96,8 @@ class AnswerInversion:
         field="x",
       )
     center = logs.mean(axis=0)
-    # A class whose answers never change has no spread to divide by.
+    # A class whose answers never change has no spread, so the small number prevents a division by
+    # 0.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
     # The decoder learns only the difference of an input from the mean, the weaker baseline.
@@ -120,7 +124,7 @@ class DecoderScore(NamedTuple):
 
   @property
   def explained(self) -> float:
-    """1 - MSE / MSE of the mean: 0 for a decoder that knows nothing, at most 1."""
+    """1 - MSE / (MSE of the mean input): 0 for a decoder that knows nothing, at most 1."""
     return float(1 - self.mse.mean() / self.mse_of_mean.mean())
 
 
@@ -136,7 +140,7 @@ def judge_decoder(
   Args:
     x: the records [n, *shape].
     class_means: [K, *shape], class means of the attacker's own data. They are the best guess from
-      the label alone. None: not compared.
+      the label alone. None for no comparison with them.
 
   Raises UserError for records or means of another shape.
   """

@@ -21,7 +21,7 @@ _RUNS = "dpjax.experiments.kinds.attack"
 @dataclasses.dataclass(frozen=True)
 class AttackSettings:
   """Base of all attack settings. Class attributes describe the attack; fields are its
-  numbers.
+  settings.
 
   Attributes:
     section: the part of the config that is attacked: "train" or "federate".
@@ -29,11 +29,12 @@ class AttackSettings:
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
     task: task named in result.json. For a task that is not dpjax's, the result of `measured` holds
       the rows of its table as `rows`.
-    wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
+    wants: field of `federated.described.AlgorithmFacts` that must be true of the attacked
+      algorithm.
     wants_because: reason for `wants`, put after a comma in the error message.
     colludes: whether the attackers see the messages of honest clients.
     deals_records: whether the attack chooses the records that are trained on. Statistics of all
-      records would then tell about those that are left out.
+      records would then tell about the records that are left out.
     unread: fields of the attacked config that have no effect on what the attack sees.
   """
 
@@ -45,7 +46,7 @@ class AttackSettings:
   colludes: ClassVar[bool] = False
   deals_records: ClassVar[bool] = False
   unread: ClassVar[tuple[str, ...]] = ()
-  # Old name, for one release.
+  # Old name of `section`, for one release.
   room = _moved.OldName("section")
 
   def __init_subclass__(cls, **options: Any) -> None:
@@ -55,7 +56,7 @@ class AttackSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PoisoningSettings(AttackSettings):
-  """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
+  """Base of the settings of attacks that poison federated rounds; see `attacks.poisoning`.
 
   Args:
     fraction: fraction of the clients that attack. The seed decides which ones.
@@ -84,12 +85,15 @@ class PoisoningSettings(AttackSettings):
     self.method()
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack with these settings, which `attacks.poisoned_training` takes."""
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class CollusionSettings(PoisoningSettings):
-  """Attackers who agree, and know what honest clients send; see `attacks.collusion`."""
+  """Base of the settings of attackers who agree, and know what honest clients send.
+
+  See `attacks.collusion`.
+  """
 
   colludes: ClassVar[bool] = True

@@ -2,8 +2,8 @@
 about the rest.
 
 The attacker knows a record and its label, except for one attribute, and tries every value of it.
-The guess is the value with the largest product of its frequency and the probability that the model
-then gives to the label (Fredrikson et al. 2014; Yeom et al. 2018).
+The guess is the value with the largest product of two numbers: the frequency of the value, and the
+probability that the model then gives to the label (Fredrikson et al. 2014; Yeom et al. 2018).
 
 A model that has learned about a population also yields right guesses about persons that it has
 never seen. That is no leak of a record. What counts is the ADVANTAGE: the rate of right guesses on
@@ -33,10 +33,12 @@ def guessed_attribute(
   *,
   prior: HostArray | None = None,
 ) -> Signal:
-  """Returns a signal for `train_shadows`: the place [n] of the likeliest value for each record.
+  """Returns a signal for `train_shadows`: the index [n] of each record's likeliest value.
+
+  It is an index into `values`.
 
   Args:
-    columns: places of the attribute in a flattened record: several where several numbers encode
+    columns: places of the attribute in a flattened record: several if several numbers encode
       it, as a one-hot code does. The numbers in these places are never read.
     values: [V, len(columns)], the possible values of the attribute (or [V] for one column).
     prior: [V], the frequency of each value; None: all are equally frequent.
@@ -79,7 +81,7 @@ def guessed_attribute(
       # `flat` is a view of the copy, so the original records stay unchanged.
       flat[:, places] = value
       odds = ask(params, Example(flat.reshape(x.shape), y))
-      # log share + log p(y | x), where the log odds give the latter.
+      # This is log share + log p(y | x), with p(y | x) from the log odds.
       likely.append(np.log(share) - np.logaddexp(0, -odds))
     return np.argmax(likely, axis=0).astype(np.float64)
 
@@ -87,14 +89,14 @@ def guessed_attribute(
 
 
 class AttributeAdvantage(NamedTuple):
-  """Rates of right guesses for records that were trained on, and for others."""
+  """Rates of right guesses for records that were trained on, and for other records."""
 
   right_with: int
   num_with: int
   right_without: int
   num_without: int
   interval: Interval  # of the advantage, exact (Bonferroni over both rates)
-  baseline: float  # of a guess of the most frequent value, without any model
+  baseline: float  # rate of right guesses if the most frequent value is guessed
 
   @property
   def with_record(self) -> float:
@@ -112,16 +114,17 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Measures the advantage of the guesses [S, n] of S models on records that they were trained on.
+  """Measures how much more often guesses [S, n] of S models are right for records of their
+  training.
 
-  Each record is judged by ONE model that held it and by one that did not; these rotate over the
-  records. So each record counts once on either side. Both rates have exact intervals at
+  Each record is judged by ONE model that held it and by one that did not; the models rotate over
+  the records. So each record counts once in either rate. Both rates have exact intervals at
   (1 + confidence) / 2, which together give the interval of the difference. With
-  `random_halves(2 k, n, ...)` every record has such models.
+  `random_halves(2 k, n, ...)` every record has models of both kinds.
 
   Args:
     included: bool [S, n], which model was trained on which record.
-    truth: integers [n], places of the true values among the possible ones.
+    truth: integers [n], index of each record's true value among the possible values.
 
   Raises UserError for shapes that do not match, or a record that all models held or none did.
 

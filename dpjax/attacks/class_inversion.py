@@ -1,11 +1,11 @@
 """Model inversion, white box: reconstructs a typical input of each class.
 
-Fredrikson et al. (2015), MIFace: gradient descent moves an input until the model is sure of its
-class. Priors keep the input natural. The result shows the class as the model knows it, and is no
-record. It is close to the class mean where a class holds one person or one digit.
+Fredrikson et al. (2015), MIFace: gradient descent moves an input until the model is sure that it
+belongs to the class. Priors keep the input natural. The result shows the class as the model knows
+it, and is no record. It is close to the class mean where a class holds one person or one digit.
 
 An input that only fools the model proves nothing. So `judge_inversion` asks another network, which
-was trained on other records, and compares the input with the true mean of the class.
+was trained on other records. It also compares the input with the true mean of the class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Inverted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassInversion:
-  """Adam on -log p(class | x) + l2 / 2 |x - mean|^2 + tv TV(x), in the box [low, high].
+  """Minimises -log p(class | x) + l2 / 2 |x - mean|^2 + total_variation TV(x) by Adam.
 
   Args:
     temperature: divisor of the logits in p. Above 1, a model that is nearly sure of the class still
@@ -47,8 +47,9 @@ class ClassInversion:
     l2, total_variation: weights of the two priors, which hold an input near the mean and make it
       smooth (images only).
     mean: mean of the public prior, around which the search starts: a number, or [*shape].
-    spread: standard deviation of the random starts around the mean.
-    low, high: bounds of each number of an input; None: no bound.
+    spread: standard deviation of the random starts around the mean, before they are truncated at
+      twice this distance.
+    low, high: bounds to which each number of an input is clipped; None: no bound.
   """
 
   steps: int = 500
@@ -85,7 +86,7 @@ class ClassInversion:
     Args:
       shape: shape of one input.
       classes: classes to invert, each in [0, K).
-      count: random starts for each class.
+      count: number of random starts for each class.
 
     Raises UserError for classes that the model does not have, total variation without images, a
     mean of another shape, or an input that the model does not take.
@@ -129,8 +130,8 @@ class ClassInversion:
       logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
-      # Total variation is a mean over inputs. Times their number it is a sum, like the
-      # other terms.
+      # Total variation is a mean over inputs. Multiplied by the number of inputs it is a sum, like
+      # the other terms.
       smooth = total_variation(x) * len(y) if self.total_variation else 0.0
       return jnp.sum(missed) + 0.5 * self.l2 * away + self.total_variation * smooth
 
@@ -179,7 +180,7 @@ def judge_inversion(
   *,
   target: Params,
 ) -> InversionScore:
-  """Asks the evaluation network `apply(params, x)`, and compares with the class means.
+  """Judges inverted inputs by an evaluation network `apply(params, x)`, and by true class means.
 
   Args:
     records: true records, from which the mean of each class is taken.

@@ -2,7 +2,7 @@
 
 | attack    | what every attacker sends                           | source                      |
 | --------- | --------------------------------------------------- | --------------------------- |
-| `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
+| `alie`    | the honest mean minus z honest standard deviations  | Baruch et al. 2019          |
 | `min_max` | the honest mean, moved until it is as far from an   | Shejwalkar, Houmansadr 2021 |
 |           | honest message as the two most distant are apart    |                             |
 | `min_sum` | the same for the sum of squared distances to all    | Shejwalkar, Houmansadr 2021 |
@@ -44,7 +44,7 @@ class _Honest(NamedTuple):
 
   @property
   def mean(self) -> Array:
-    """Mean message [d] of the honest clients; 0 without any."""
+    """Mean message [d] of the honest clients; 0 if there are none."""
     return jnp.sum(self.messages, axis=0) / jnp.maximum(jnp.sum(self.there), 1)
 
   @property
@@ -58,8 +58,8 @@ def alie(z: float | None = None) -> Poisoning:
   """Returns the attack "A little is enough": the honest mean minus z standard deviations.
 
   Args:
-    z: number of standard deviations. None: the largest z at which the attackers and the honest
-      clients that are further off form a majority, for Gaussian messages. It solves Phi(z) =
+    z: number of standard deviations. None: the largest z at which attackers and the honest clients
+      beyond z form a majority, for Gaussian messages. It solves Phi(z) =
       (n - m - s) / (n - m), where m of n clients attack, and s = floor(n / 2 + 1) - m.
 
   Raises UserError for z that is not positive.
@@ -75,7 +75,7 @@ def alie(z: float | None = None) -> Poisoning:
     m = honest.num_attackers
     supporters = jnp.floor(n / 2 + 1) - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
-    # If the attackers alone are a majority, every z works, and the paper names none.
+    # The clip keeps z finite if the attackers alone are a majority: then every z works.
     largest = special.ndtri(jnp.clip(share, 1e-3, 1 - 1e-3))
     return honest.mean - (largest if z is None else z) * honest.std
 
@@ -83,11 +83,11 @@ def alie(z: float | None = None) -> Poisoning:
 
 
 def min_max(direction: str = "std") -> Poisoning:
-  """Returns an attack that sends mean + gamma p, limited by the distances of honest messages.
+  """Returns an attack that sends the honest mean + gamma p; honest messages' distances limit gamma.
 
-  gamma is the largest at which no honest message is further from the lie than the two most distant
-  honest messages are from each other. Each honest client gives a quadratic equation for gamma, and
-  the smallest positive root of all is taken.
+  gamma is the largest number that keeps the lie near all honest messages: none of these is further
+  from the lie than the two most distant honest messages are from each other. Each honest client
+  gives a quadratic equation for gamma, and the smallest positive root of all is taken.
 
   Args:
     direction: the direction p: "std" (minus the honest standard deviations), "unit" (against the
@@ -108,11 +108,11 @@ def min_max(direction: str = "std") -> Poisoning:
     apart = lambda message: jnp.where(
       there, jnp.sum((honest.messages - message[None]) ** 2, axis=1), 0.0
     )
-    # One row at a time: all differences at once would be [C, C, d].
+    # Rows are taken one at a time: all differences at once would be [C, C, d].
     pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
     square = jnp.sum(way**2)
     along = off @ way
-    # square gamma^2 + 2 along gamma = spare for each honest client.
+    # The limit on gamma solves square gamma^2 + 2 along gamma = spare, for each honest client.
     spare = jnp.maximum(jnp.max(pairs) - jnp.sum(off**2, axis=1), 0.0)
     roots = (-along + jnp.sqrt(along**2 + square * spare)) / jnp.where(
       square > 0, square, 1.0
@@ -124,10 +124,10 @@ def min_max(direction: str = "std") -> Poisoning:
 
 
 def min_sum(direction: str = "std") -> Poisoning:
-  """Returns an attack that sends mean + gamma p, limited by honest sums of squared distances.
+  """Returns an attack that sends the honest mean + gamma p; sums of squared distances limit gamma.
 
-  gamma is the largest at which the lie's sum of squared distances to all honest messages does not
-  exceed the largest such sum of an honest message.
+  gamma is the largest number that keeps the lie's sum of squared distances to all honest messages
+  within a limit: the largest such sum of an honest message.
 
   Args:
     direction: the direction p, as in `min_max`.
@@ -172,8 +172,8 @@ def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:
 def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
   """Returns an aggregator that first replaces the attackers' messages of the round by their lie.
 
-  If the attackers do not collude, the aggregator is returned unchanged. Else all messages of a
-  round are held in memory, also for an aggregator that would add them up one by one.
+  If the attackers do not collude, the aggregator is returned unchanged. Else the new aggregator
+  holds all messages of a round in memory, and does not add them up one by one.
 
   Raises UserError for an aggregator that sees no single message (a secure sum).
 
@@ -236,7 +236,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
 @dataclasses.dataclass(frozen=True)
 class LittleIsEnough(CollusionSettings):
-  """`attacks.alie`. z None: the largest z that leaves enough honest messages further away."""
+  """`attacks.alie`. If `z` is None, that function chooses the largest z."""
 
   z: float | None = None
 
@@ -247,21 +247,21 @@ class LittleIsEnough(CollusionSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MinMax(CollusionSettings):
-  """`attacks.min_max`; direction: std | unit | sign."""
+  """`attacks.min_max`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `min_max` with this direction."""
     return min_max(self.direction)
 
 
 @dataclasses.dataclass(frozen=True)
 class MinSum(CollusionSettings):
-  """`attacks.min_sum`; direction: std | unit | sign."""
+  """`attacks.min_sum`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `min_sum` with this direction."""
     return min_sum(self.direction)

@@ -1,4 +1,4 @@
-"""Membership by quantile regression: no shadow models (Bertran et al. 2023).
+"""Membership inference by quantile regression, without shadow models (Bertran et al. 2023).
 
 The attacker has records that were certainly not trained on. From them it learns how sure the model
 is of non-members that look like a record x. If the model is surer of x than of nearly all such
@@ -26,18 +26,19 @@ def quantile_regression(
   fpr: float = 0.01,
   seed: int = 0,
 ) -> np.ndarray:
-  """Returns the log odds [n] minus the (1 - fpr) quantile of those of similar non-members.
+  """Returns the log odds [n] minus the (1 - fpr) quantile of log odds of similar non-members.
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
   other half corrects it by a constant (split conformal prediction). So a non-member that is drawn
-  like the known ones scores above 0 with probability at most `fpr`, whatever the trees learned.
+  like the known ones scores above 0 with probability at most `fpr`. This holds whatever the trees
+  learned.
 
   Args:
     log_odds: [n], log odds of the target (`signals`).
     features: [n, d] numbers that the attacker knows of the records, such as pixels, a label, or the
       answers of another model.
     known_log_odds: [m], log odds of the target on records that are no members.
-    known_features: [m, d], features of those records.
+    known_features: [m, d], features of the same m records.
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
     seed: seed of the halves and the trees.
 
@@ -63,7 +64,7 @@ def quantile_regression(
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
   held_back = order[known.size // 2 :]
-  # 1e-12 forgives the rounding of fpr (n + 1) where it is a whole number.
+  # The factor 1 + 1e-12 undoes the rounding down of fpr (n + 1) if that is a whole number.
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(
@@ -80,7 +81,8 @@ def quantile_regression(
     loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
   ).fit(known_seen[learned], known[learned])
   over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
-  # A new score exceeds the `allowed`-th largest of n with probability at most allowed / (n + 1).
+  # A new excess is above the `allowed`-th largest of n known ones with probability at most
+  # allowed / (n + 1).
   return odds - trees.predict(seen) - over[-allowed]
 
 

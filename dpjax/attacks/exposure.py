@@ -1,9 +1,9 @@
 """Exposure of canaries: how well a language model remembers a secret line of its training text.
 
 Carlini et al. 2019, "The Secret Sharer" (arXiv:1802.08232). A canary is a line of a declared
-format, such as "the key of ada is 4711.", whose secret was drawn uniformly. An attacker who knows
-the format ranks all possible secrets by their loss. The exposure of a canary is
-log2(number of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at rank 1.
+format, such as "the key of ada is 4711.". The secret in it was drawn uniformly. An attacker who
+knows the format ranks all possible secrets by their loss. The exposure of a canary is log2(number
+of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at rank 1.
 
 | exposure by         | needs                                 | exact                        |
 | ------------------- | ------------------------------------- | ---------------------------- |
@@ -43,11 +43,11 @@ class CanaryFormat:
 
   Args:
     template: the line, with one "{}" where the secret stands.
-    alphabet: characters of the secret, all different.
-    length: characters of the secret.
+    alphabet: the different characters from which a secret is made, at least two.
+    length: number of characters of the secret.
 
-  Raises UserError for a template without exactly one "{}", a repeated or a single character, or
-  more than 1e7 secrets.
+  Raises UserError for a template without exactly one "{}", an alphabet that repeats a character or
+  has fewer than two, or more than 1e7 secrets.
 
   >>> form = CanaryFormat("the key is {}.", alphabet="01", length=3)
   >>> form.num_secrets, form.text(5)
@@ -78,7 +78,7 @@ class CanaryFormat:
 
   @property
   def num_secrets(self) -> int:
-    """Number of different secrets."""
+    """Number of possible secrets, len(alphabet)^length."""
     return len(self.alphabet) ** self.length
 
   def text(self, secret: int) -> str:
@@ -100,7 +100,7 @@ def sequence_losses(
       log-perplexity of a line. Sums compare fairly, since all secrets of a format are equally long.
     params: parameters of the attacked model.
     tokens: lines [n, T].
-    batch_size: lines that are evaluated at once.
+    batch_size: number of lines that are evaluated at once.
 
   >>> sequence_losses(lambda w, e: w * e.x.sum(), 2.0, np.array([[1, 2], [0, 1]])).tolist()
   [6.0, 2.0]
@@ -144,7 +144,7 @@ def exposure_by_rank(losses: HostArray, secret: int) -> Exposure:
 
 
 def _losses(name: str, losses: HostArray, *, least: int) -> np.ndarray:
-  # Refuses NaN: every comparison with it is False, so a diverged model would seem to leak.
+  # NaN is refused: every comparison with NaN is False, so a diverged model would seem to leak.
   values = signals.numbers(name, losses)
   if values.ndim != 1 or len(values) < least:
     raise UserError(
@@ -154,7 +154,7 @@ def _losses(name: str, losses: HostArray, *, least: int) -> np.ndarray:
 
 
 class Extrapolation(NamedTuple):
-  """Exposure of a canary by a skew-normal distribution, and how well that fits."""
+  """Exposure of a canary by a skew-normal distribution, and the quality of its fit."""
 
   bits: float
   statistic: float  # Kolmogorov and Smirnov's distance of the references from the fit
@@ -175,7 +175,7 @@ def extrapolate(
   Args:
     loss: loss of the canary.
     references: [m], losses of at least 20 random secrets of the same format.
-    draws: samples that are drawn from the fit, each fitted again, for the p-value.
+    draws: number of samples for the p-value; each is drawn from the fit, and fitted again.
     seed: seed of these samples.
 
   Raises UserError for numbers that are not finite, too few references, or references all equal.
@@ -199,7 +199,7 @@ def extrapolate(
   rng = np.random.default_rng(seed)
   delta = shape / math.hypot(1.0, shape)
   sizes = (draws, len(values))
-  # delta |Z| + sqrt(1 - delta^2) Z' is skew-normal (Azzalini 1985).
+  # delta |Z| + sqrt(1 - delta^2) Z' is skew-normal for standard normal Z and Z' (Azzalini 1985).
   samples = delta * np.abs(rng.standard_normal(sizes))
   samples += math.sqrt(1 - delta**2) * rng.standard_normal(sizes)
   further = sum(_distance(sample) >= statistic for sample in samples)
@@ -237,13 +237,13 @@ def _log_cdf(z: float, shape: float) -> float:
   Integrates the density below z, in logarithms. The usual formula with Owen's T loses all digits in
   the tail, where canaries lie: there it is a difference of nearly equal numbers.
   """
-  # Near z the density changes over 1 / (1 + |z| (1 + shape^2)), and further away over 1. A
-  # geometric grid resolves both.
+  # Near z the density changes over lengths of 1 / (1 + |z| (1 + shape^2)), and further away over
+  # lengths of 1. A geometric grid resolves both.
   width = 1.0 / (1.0 + abs(z) * (1.0 + shape**2))
   below = np.geomspace(1e-7 * width, max(z, 0.0) + 40.0, 6000)
   points = z - below
   log_density = math.log(2) + stats.norm.logpdf(points) + special.log_ndtr(shape * points)
-  # Trapezoids over log(below), whose element is below * d log(below).
+  # The trapezoidal rule runs over log(below), with d below = below * d log(below).
   step = math.log(below[-1] / below[0]) / (len(below) - 1)
   inside = float(np.logaddexp.reduce(log_density + np.log(below))) + math.log(step)
   return min(0.0, float(np.logaddexp(inside, log_density[0] + math.log(below[0]))))
@@ -286,20 +286,22 @@ class ExposureBound:
       raise UserError("must be finite", field="bits", value=bits)
     if bits <= 0:
       return 1.0
-    # The rank is whole; 1e-9 forgives the rounding of a power of 2.
+    # The rank is a whole number; the factor 1 + 1e-9 undoes the rounding of a power of 2.
     rank = math.floor(2.0 ** (math.log2(self.num_secrets) - bits) * (1 + 1e-9))
     # No rank is below 1, so no exposure is above log2(num_secrets).
     return float(self._reached(np.array([rank]))[0]) if rank else 0.0
 
   def mean(self) -> float:
-    """Returns an upper bound on the mean exposure over secret and training, in bits. Even without
-    any leakage it is about log2 e, if there are many secrets."""
+    """Returns an upper bound on the mean exposure over secret and training, in bits.
+
+    With many secrets it is about log2 e even if nothing leaks.
+    """
     each = np.arange(1, min(self.num_secrets, _EACH_RANK) + 1)
     number = 1 + int(4000 * math.log10(max(1.0, self.num_secrets / each[-1])))
     further = np.unique(np.geomspace(each[-1], self.num_secrets, number).round())
     ranks = np.unique(np.concatenate([each, further]))
-    # E[log2 N - log2 rank] sums Pr[rank <= m] (log2(m + 1) - log2 m). Within a step of several
-    # ranks the probability is at most that of its last one.
+    # E[log2 N - log2 rank] is the sum over m of Pr[rank <= m] (log2(m + 1) - log2 m). Within a step
+    # of several ranks the probability is at most that of the last rank.
     return float(np.sum(self._reached(ranks[1:] - 1) * np.diff(np.log2(ranks))))
 
   def most(self, confidence: float = 0.95) -> float:

@@ -1,9 +1,9 @@
 """Model extraction: a copy of a model, from its answers alone.
 
-| attack           | asks for      | gets                                       | source         |
-| ---------------- | ------------- | ------------------------------------------ | -------------- |
-| `solve_softmax`  | probabilities | a linear model exactly, from d + 1 queries | Tramèr 2016    |
-| `Extraction`     | either        | a student of any shape, taught by answers  | Orekondy 2019  |
+| attack          | asks for                | gets                                 | source        |
+| --------------- | ----------------------- | ------------------------------------ | ------------- |
+| `solve_softmax` | probabilities           | an exact linear model, d + 1 queries | Tramèr 2016   |
+| `Extraction`    | probabilities or labels | a student of any shape, from answers | Orekondy 2019 |
 
 The measure is fidelity: the share of new inputs on which copy and model name the same label.
 Differential privacy protects records, not the model: a private model is copied like any other. An
@@ -43,7 +43,7 @@ def ask(
   """Returns the function that queries a model: x [n, ...] -> its answers, float64 [n, K].
 
   Args:
-    labels_only: answers are 1 for the most probable label, and 0 for all others.
+    labels_only: whether answers show the most probable label alone, as 1, and 0 for all others.
     decimals: number of decimals of the rounded probabilities; None: not rounded.
 
   Raises UserError for both defences at once. The returned function raises it for inputs that the
@@ -133,7 +133,7 @@ class Extraction:
   Args:
     apply: the student, `(params, x [B, ...]) -> logits [B, K]`, of any architecture.
     init_params: function from a key to the student's first parameters.
-    fit: how the student is trained.
+    fit: settings of the student's training.
   """
 
   apply: Apply
@@ -184,7 +184,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Compares the copy's answers with the model's, each [n, K], on inputs that were not queried.
+  """Compares the answers of copy and model, each [n, K], to inputs that were not queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

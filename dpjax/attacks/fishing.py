@@ -14,7 +14,7 @@ from these few records, however large the batch is.
 
 Gradients add up, so a secure sum only makes the batch larger. Noise of the client hides the class.
 Wen et al.'s second step, which separates records of one class by a feature, is left out: the bins
-of `imprint` do that.
+of `imprint` do the same.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def fish(
     params: parameters of a model that ends in a dense layer with a bias, for a cross-entropy loss.
     label: class that is fished for.
     layer: name of the last layer.
-    strength: how far the logit of the class is pushed down. Gradients of other classes' records are
-      about e^-strength times those of the class. More than about 80 underflows in float32.
+    strength: number by which the logit of the class is pushed down. Gradients of other classes'
+      records are about e^-strength times those of the class. They underflow in float32 for a
+      strength above about 80.
 
   Raises:
     UserError: no such layer or label, a layer without a bias, weights of the class that are all

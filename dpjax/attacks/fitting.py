@@ -1,4 +1,4 @@
-"""Training of an attacker's own model: plain minibatch Adam, one compilation."""
+"""Training of the attacker's models by minibatch Adam, with one compiled step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Fit:
   """Adam on batches drawn with replacement; the learning rate falls to 0 along a cosine.
 
   Args:
-    steps: steps of the optimizer.
-    batch_size: rows of each step, also where there are fewer rows in all.
+    steps: number of steps of the optimizer.
+    batch_size: number of rows of each step, which may exceed the number of all rows.
   """
 
   steps: int = 2000
@@ -41,7 +41,7 @@ class Fit:
     *,
     seed: int,
   ) -> Params:
-    """Returns the parameters after all steps.
+    """Returns the parameters after all steps from `params`.
 
     Args:
       loss: `(params, batch) -> scalar`, where batch has leaves [batch_size, ...].

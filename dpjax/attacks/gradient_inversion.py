@@ -39,7 +39,7 @@ from dpjax.attacks.views import View
 from dpjax.types import Array, ArrayTree, Example, HostArray
 from dpjax.validate import UserError
 
-# Steps between two checks whether a restart has converged.
+# Number of steps between two checks of whether a restart has converged.
 _CHECK_EVERY = 25
 # With a line search, a restart whose trial ends at or below this objective goes on at once.
 _PROMISING = 1e-3
@@ -48,8 +48,8 @@ _PROMISING = 1e-3
 class Method(Protocol):
   """Interface of a method, which judges and moves a guess.
 
-  With `line_search = True`, SciPy's L-BFGS moves the guess, with `memory` pairs. The guess is then
-  not clipped by `project` after the start, and `optimizer` takes no step.
+  With `line_search = True`, SciPy's L-BFGS moves the guess, and keeps `memory` pairs of vectors.
+  Then `project` clips only the first guess, and `optimizer` takes no step.
   """
 
   @property
@@ -93,17 +93,18 @@ def total_variation(x: Array) -> Array:
 class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
 
-  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh, where steps of a
-  fixed length find none in 600 steps. Both find CIFAR-10 images behind Zhu's LeNet, which needs the
-  long memory. The "300 iterations" of the paper are outer steps of up to 20 inner ones.
+  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh. Steps of a fixed
+  length find none of them in 600 steps. Both kinds of steps find CIFAR-10 images behind Zhu's
+  LeNet, if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
 
   Args:
     steps: largest number of gradient evaluations of one restart.
     learning_rate: length of a step without a line search.
-    memory: pairs that L-BFGS keeps.
-    tolerance: a restart has converged at or below this objective, a share of |message|^2.
-    float64: computes in float64, which resolves smaller differences than float32.
-    line_search: False takes steps of a fixed length, with all restarts side by side.
+    memory: number of pairs (step, change of the gradient) that L-BFGS keeps.
+    tolerance: objective, as a share of |message|^2, at or below which a restart has converged.
+    float64: whether to compute in float64, which resolves smaller differences than float32.
+    line_search: whether to search for the length of each step. If False, steps have a fixed length,
+      and all restarts run side by side.
   """
 
   steps: int = 3000
@@ -148,13 +149,13 @@ class Dlg:
 
 @dataclasses.dataclass(frozen=True)
 class CosineAdam:
-  """Inverting gradients: Adam on gradient signs matches the message's angle, with smooth images.
+  """Attack by the angle of the message: Adam on signs of gradients, with a prior of smooth images.
 
   Args:
-    steps: Adam steps; the learning rate is divided by 10 after 3/8, 5/8 and 7/8 of them.
-    total_variation: weight of total variation beside 1 - cosine; must be 0 without images.
+    steps: number of Adam steps; the learning rate is divided by 10 after 3/8, 5/8 and 7/8 of them.
+    total_variation: weight of total variation, added to 1 - cosine; must be 0 without images.
     bounds: (low, high) of every input value.
-    tolerance: a restart has converged at or below this objective; 0: practically never.
+    tolerance: objective at or below which a restart has converged; 0 is hardly ever reached.
   """
 
   steps: int = 4000
@@ -180,7 +181,7 @@ class CosineAdam:
       )
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns of nothing."""
+    """Gives no warning, whatever the view is."""
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """Returns 1 - cos(guessed, seen) + total_variation * TV(x)."""
@@ -198,7 +199,7 @@ class CosineAdam:
     return optax.chain(optax.scale_by_sign(), optax.adam(rate))
 
   def project(self, x: Array) -> Array:
-    """Clips a guess into the box."""
+    """Returns the guess, clipped to `bounds`."""
     return jnp.clip(x, *self.bounds)
 
 
@@ -210,12 +211,13 @@ def check_bounds(bounds: Sequence[float]) -> None:
 
 
 class Reconstruction(NamedTuple):
-  """The examples of an attack's best restart, by its own objective."""
+  """Examples of the restart with the smallest objective."""
 
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  # [R] the best objective of each restart; infinite where none was finite or it was not tried
+  # [R] smallest objective of each restart; infinite if no value was finite, or if the restart was
+  # not tried.
   objectives: np.ndarray
   num_steps: int  # steps of the longest restart
 
@@ -238,12 +240,12 @@ class Inversion:
   Args:
     view: what the adversary simulates, `gradient_view(...)` or `client_view(...)`.
     shape: [B, *features] of the examples behind one message, which the adversary knows.
-    num_classes: labels are 0 .. num_classes - 1.
+    num_classes: number of classes; labels are 0 .. num_classes - 1.
     method: `Dlg()`, `CosineAdam()` or another `Method`.
-    restarts: independent first guesses.
+    restarts: number of independent first guesses.
     finalists: largest number of restarts that run to the end, those with the smallest objectives
-      after the trial. The others stop there, to save time.
-    trial: steps of the trial.
+      after the trial. The other restarts stop after the trial, to save time.
+    trial: number of steps of a restart before the finalists are chosen.
 
   Raises:
     UserError: a batch of 0, no restarts, total variation without images, or a shape that the
@@ -303,7 +305,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
-    # Some methods go on where float32 resolves no difference any more.
+    # Some methods need float64: near the end float32 resolves no difference.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -319,7 +321,7 @@ class Inversion:
     taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
-      # Each check waits for the device, so most steps have none.
+      # Each check waits for the device, so most steps have no check.
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
         break
@@ -331,7 +333,7 @@ class Inversion:
     return _best(jax.device_get(search), known, objectives, taken)
 
   def _run_line_search(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Runs the trials in order; the first restart that converges ends the attack."""
+    """Runs all trials in order, then the finalists to the end; ends once a restart converges."""
     method: Any = self.method
     parts = [search.guess[name] for name in ("x", "logits") if name in search.guess]
     points = np.concatenate(
@@ -374,7 +376,7 @@ class Inversion:
     return _best(search, known, objectives, int(taken.max()))
 
   def _from_point(self, point: Array) -> dict[str, Array]:
-    """Returns the guess in a vector [d], which holds the inputs and then any logits."""
+    """Returns the guess in a vector [d]: inputs, then logits of the labels if these are unknown."""
     size = math.prod(self.shape)
     guess = {"x": point[:size].reshape(self.shape)}
     if point.shape[0] > size:
@@ -403,7 +405,7 @@ class Inversion:
       if known is None:
         chances = (shape[0], self.num_classes)
         guess["logits"] = jax.random.normal(of_labels, chances, dtype)
-      # Copied, because the guess itself is donated to the first step.
+      # `best` is a copy, because the guess is donated to the first step.
       best = jax.tree.map(jnp.copy, guess)
       return _Search(guess, tx.init(guess), best, jnp.full((), jnp.inf, dtype))
 
@@ -439,7 +441,7 @@ class Inversion:
       guess = dict(moved, x=method.project(moved["x"]))
       return _Search(guess, opt_state, best, jnp.where(better, value, search.objective))
 
-    # Donated to save memory: the state holds the optimizer's state of every restart.
+    # The state is donated to save memory: it holds the optimizer's state of every restart.
     return jax.jit(jax.vmap(step, (0, None, None)), donate_argnums=0)
 
 

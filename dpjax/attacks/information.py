@@ -22,8 +22,8 @@ def informia(
 ) -> np.ndarray:
   """Returns the mean over other records z of log[(p(x) / P(x)) / (p(z) / P(z))]: [n], in nats.
 
-  p and P are those of `relative_confidence`. Source: arXiv 2510.05582; the average of the paper is
-  taken here over other records.
+  p and P are those of `relative_confidence`. Source: arXiv 2510.05582; the paper's average is taken
+  here over the records other than x.
 
   Args:
     population: bool [n], which records serve as z; None: all. A record is never compared to itself.
@@ -40,6 +40,6 @@ def informia(
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
-  # Leaves out x itself. Its own term is 0, so only the number of terms changes.
+  # The average leaves out x. The term of x is 0, so only the number of terms changes.
   others = np.maximum(compared.sum() - compared, 1)
   return (compared.sum() * ratio - ratio[compared].sum()) / others

@@ -1,7 +1,8 @@
 """Gradient leakage scores: one number for how much a gradient shows of its input.
 
 The score is sometimes described as the correlation of "the gradient with the input". That needs
-vectors of one length, which these two are not. Three definitions make sense of it:
+two vectors of equal length, but gradient and input have different lengths. Three definitions make
+sense of it:
 
 | score                  | what it is                                     | for               |
 | ---------------------- | ---------------------------------------------- | ----------------- |
@@ -9,8 +10,8 @@ vectors of one length, which these two are not. Three definitions make sense of 
 | `recovered_leakage`    | corr(x, what an attack has reconstructed)      | any attack        |
 | `distance_correlation` | between gradients and inputs over many records | any model         |
 
-At batch size 1 the first is 1 for EVERY model: dL/dW1[:, k] is x times a number. It falls as the
-batch grows, while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
+At batch size 1 the first score is 1 for EVERY model: dL/dW1[:, k] is x times a number. It falls as
+the batch grows, while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
 
 | batch | score | null |
 | ----- | ----- | ---- |
@@ -68,20 +69,21 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
 def _scored(
   score: Callable[[np.ndarray], np.ndarray], count: int, num_null: int, seed: int
 ) -> LeakageScore:
-  """Computes a score with its null; `score(order)` returns the values of pairs in that order."""
+  """Computes a score with its null; `score(order)` returns its values after one side is
+  reordered."""
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
-  # The p-value is exact if orders are drawn from a group. All orders form one; the cycles of the
-  # null do not.
+  # The p-value is exact if orders are drawn from a group. All permutations form a group; the cycles
+  # of the null do not.
   rng = np.random.default_rng([seed, 0x9A1F])
   drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
-  # The tolerance lets means count as equal that differ by the rounding of their sums alone.
+  # With the tolerance, means count as equal if they differ only by the rounding of their sums.
   as_much = np.sum(np.array(drawn) >= mean - 1e-12)
   p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
     return LeakageScore(mean, null, p_value, None)
-  # Every resample of equal values has the same mean.
+  # Every resample of equal values has the same mean, so the interval is a point.
   if np.ptp(values) == 0:
     return LeakageScore(mean, null, p_value, (mean, mean))
   rng = np.random.default_rng(seed)
@@ -102,7 +104,7 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   if array.ndim < rank or not np.isfinite(array).all():
     raise UserError(f"must be finite numbers of at least {rank} axes", field=name)
   largest = np.max(np.abs(array), initial=0.0)
-  # No score depends on the scale, and squares of large numbers would overflow.
+  # Numbers are scaled: no score depends on the scale, and squares of large numbers would overflow.
   return array / largest if largest else array
 
 
@@ -151,7 +153,7 @@ def recovered_leakage(
   """Measures the correlation of each record [n, ...] with its reconstruction [n, ...].
 
   Raises:
-    UserError: fewer than 3 records, NaN, other shapes.
+    UserError: fewer than 3 records, NaN, or different shapes.
 
   >>> x = np.random.default_rng(0).normal(size=(6, 9))
   >>> round(recovered_leakage(x, 2 * x + 1).score, 6)
@@ -183,9 +185,10 @@ def distance_correlation(
 ) -> LeakageScore:
   """Computes the bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
 
-  It is sign(R) sqrt|R| of the U-centred R: in [-1, 1], around 0 for independent pairs. It is 1 if
-  the gradients are a similarity transform of the inputs. The plain version is not used: in many
-  dimensions it tends to 1 for all data. A pair may also be a whole batch and its gradient.
+  The result is sign(R) sqrt|R|, where R is the correlation of U-centred distances. It is in [-1,
+  1], around 0 for independent pairs, and 1 if the gradients are a similarity transform of the
+  inputs. The score without correction is not used: in many dimensions it tends to 1 for all data. A
+  pair may also be a whole batch and its gradient.
 
   Raises:
     UserError: fewer than 4 records, NaN, another number of gradients than inputs.

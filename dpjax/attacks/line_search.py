@@ -1,8 +1,8 @@
 """L-BFGS with a line search, from SciPy, on a function that JAX differentiates.
 
 L-BFGS models the function as a quadratic near a point. Steps of a fixed length often leave the
-region where that holds, above all on networks with tanh. A line search shortens such steps, at the
-cost of a few more evaluations.
+region where the model holds, above all on networks with tanh. A line search shortens such steps, at
+the cost of a few more evaluations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Descent(NamedTuple):
 
 
 class _EndError(Exception):
-  """Ends a descent from inside its function."""
+  """Exception that ends a descent from inside the differentiated function."""
 
 
 def descend(
@@ -40,11 +40,11 @@ def descend(
 ) -> Descent:
   """Follows L-BFGS-B without bounds (Byrd et al. 1995) from `start`, float64 [d].
 
-  It ends after `steps` evaluations, at a value of at most `tolerance`, where no step lowers the
-  value, or where value or gradient is not finite.
+  It ends after `steps` evaluations, or at a value of at most `tolerance`. It also ends if no step
+  lowers the value, or if value or gradient is not finite.
 
   Args:
-    memory: pairs that L-BFGS keeps.
+    memory: number of pairs (step, change of the gradient) that L-BFGS keeps.
 
   >>> descent = descend(
   ...   lambda x: (float(x @ x), 2 * x), np.ones(3), steps=9, memory=5, tolerance=1e-9)
@@ -59,14 +59,14 @@ def descend(
     value, slope = function(x)
     taken += 1
     if value < best.value:
-      # Copied, because SciPy may reuse its array.
+      # The point is copied, because SciPy may reuse its array.
       best = Descent(x.copy(), value, taken)
     arrived = value <= tolerance
     if arrived or taken >= steps or not (np.isfinite(value) and np.isfinite(slope).all()):
       raise _EndError
     return value, slope
 
-  # These limits never end a descent. SciPy itself stops only where rounding leaves no descent.
+  # None of these limits ends a descent: SciPy itself stops only if rounding leaves no lower value.
   options = {
     "maxiter": steps,
     "maxfun": 2 * steps,

@@ -1,8 +1,8 @@
 """Membership inference: was a record part of a model's training data?
 
-An attack is a pure function of `Evidence`, which holds what the attacker knows, but not the true
-members. It gives every record a score, larger for a more likely member. `roc` compares scores with
-the true members.
+Most attacks are pure functions of `Evidence`, which holds what the attacker knows, but not the true
+members. Each attack gives every record a score, larger for a more likely member. `roc` compares
+scores with the true members.
 
 | attack              | knows besides the target's answers        | source                     |
 | ------------------- | ----------------------------------------- | -------------------------- |
@@ -35,7 +35,8 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Added to every standard deviation against division by 0, as in the code of Carlini et al.
+# Number that is added to every standard deviation, so that none is 0, as in the code of Carlini et
+# al.
 _FLOOR = 1e-30
 # Scores of this size or more are refused. For smaller scores, the square of (difference of two
 # scores / floor) stays far within float64.
@@ -100,7 +101,7 @@ class Evidence:
       object.__setattr__(self, name, value)
 
   def side(self, inside: bool, least: int, attack: str) -> np.ndarray:
-    """Returns [S, n]: scores of the shadows that held (or did not hold) a record, the others NaN.
+    """Returns [S, n]: scores of the shadows that held (or did not hold) a record; others are NaN.
 
     Raises UserError for a record with fewer than `least` such shadows, which `attack` needs.
     """
@@ -147,7 +148,7 @@ def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
 
 
 def loss_threshold(evidence: Evidence) -> np.ndarray:
-  """Returns minus the target's loss [n], for one threshold on all records (Yeom et al. 2018).
+  """Returns minus the target's loss [n], as one threshold serves all records (Yeom et al. 2018).
 
   >>> loss_threshold(Evidence([0.0, 9.0], np.zeros((2, 2)), np.eye(2, dtype=bool))).round(3)
   array([-0.693, -0.   ])
@@ -164,16 +165,16 @@ def lira(
 ) -> np.ndarray:
   """Returns the scores [n] of the likelihood-ratio attack (Carlini et al. 2022).
 
-  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). Medians m and standard
-  deviations s are those of the shadows that held a record, and of those that did not. Offline it is
-  the one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
+  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). m and s are median and standard
+  deviation over the shadows that held a record (in), or that did not (out). Offline it is the
+  one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
 
   Args:
-    offline: uses only shadows that did not hold a record.
-    fixed_variance: one standard deviation for all records (online that of the scores with the
-      record, on both sides, as in the authors' code). Use it with fewer than about 64 shadows.
-    two_sided: offline, -log N(t; m_out, s_out) instead, as in the authors' code. A record that is
-      surprisingly hard then counts as a member, too.
+    offline: whether to use only shadows that did not hold a record.
+    fixed_variance: whether all records have one standard deviation. Online, s_in then also replaces
+      s_out, as in the authors' code. Use it with fewer than about 64 shadows.
+    two_sided: whether the offline score is -log N(t; m_out, s_out), as in the authors' code. A
+      record that is surprisingly hard then counts as a member, too.
 
   Raises UserError for two_sided online, and for a record without shadows that did not hold it, or
   (online) that held it. Without `fixed_variance`, two of each are needed.
@@ -221,9 +222,10 @@ def relative_confidence(
   record. With `offline`, P_in is estimated as a P_out + 1 - a, where a is `offline_a`.
 
   Args:
-    temperature: above 1 it spreads the confidences of a model that is sure of all records.
-    offline: uses only shadows that did not hold a record.
-    offline_a: a in [0, 1].
+    temperature: divisor of log odds. Above 1 it spreads the confidences of a model that is sure of
+      all records.
+    offline: whether to use only shadows that did not hold a record.
+    offline_a: the number a, in [0, 1].
 
   Raises UserError for a record that no shadow held (online), or that every shadow held.
 
@@ -261,7 +263,7 @@ def rmia(
   Args:
     population: bool [n], which records serve as z; None: all. The attacker need not know whether
       they are members of the target. A record is never compared to itself.
-    gamma: at least 1.
+    gamma: the factor gamma in the formula above, at least 1.
     temperature, offline, offline_a: as in `relative_confidence`.
 
   Raises UserError as `relative_confidence` does, and for an empty population or a gamma below 1.

@@ -2,9 +2,9 @@
 
 | attack          | what an attacker's client does                         | source               |
 | --------------- | ------------------------------------------------------ | -------------------- |
-| `label_flip`    | calls its records of one class by another              | Tolpegin et al. 2020 |
+| `label_flip`    | gives its records of one class the label of another    | Tolpegin et al. 2020 |
 | `scaled_update` | multiplies what it sends: model replacement, sabotage  | Bagdasaryan 2020     |
-| `backdoor`      | stamps a pattern on some records and calls them by one | Gu et al. 2017       |
+| `backdoor`      | stamps a pattern on some records and gives them one    | Gu et al. 2017       |
 |                 | label; may multiply what it sends, too                 |                      |
 
 A label flip succeeds on a test record of class `source` if the model calls it `target`. A backdoor
@@ -17,8 +17,8 @@ aggregator are those of the run, which gets no other change than `wrap` and `mem
 
 An attacker knows the model, the training and its own records, and can send anything.
 `federated.aggregators.robust` bounds how far any message can move an aggregator. These three
-attacks can only show that a defence fails. Attackers who agree, and adapt to honest messages, are
-those of `attacks.collusion`.
+attacks can only show that a defence fails. `attacks.collusion` has
+attackers who agree, and adapt to honest messages.
 """
 
 from __future__ import annotations
@@ -45,21 +45,23 @@ _MEMORY = {"own", "attacker"}
 
 
 class Poisoning(NamedTuple):
-  """An attack by clients: its method and its aim. `label_flip` and the others return one."""
+  """An attack by clients: its method and its aim. Functions such as `label_flip` return it."""
 
-  # (all records, the rows of each attacker) -> all records, these rows changed
+  # Function (all records, rows of each attacker) -> all records, with these rows changed.
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
-  # test records -> the victims among them, with the label that the attackers want
+  # Function from test records to the victims among them, with the label that the attackers want.
+  # None: the attack has no victims.
   victims: Callable[[Dataset], Dataset] | None
   factor: float = 1.0  # multiplies what attackers send
-  # what attackers know of a round -> the message [d] of each; see `attacks.collusion`
+  # Function from what attackers know of a round to the message [d] that each of them sends; see
+  # `attacks.collusion`.
   collude: Callable[[Any], Array] | None = None
 
 
 class Colluders(NamedTuple):
-  """State of an aggregator in which attackers replace their messages."""
+  """State of an aggregator that `attacks.colluding` returns."""
 
-  own: Any  # of the aggregator itself
+  own: Any  # state of the aggregator without the attack
 
 
 def _labels_within(dataset: Dataset, **named: int | None) -> None:
@@ -70,7 +72,7 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
   """Returns an attack that relabels the attackers' records of class `source` as `target`.
 
   Args:
-    factor: multiplies what they send; see `scaled_update`.
+    factor: factor of what the attackers send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = label_flip(1, 7)
@@ -98,8 +100,8 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
 def scaled_update(factor: float) -> Poisoning:
   """Returns an attack that trains on the attackers' records, and sends `factor` times the update.
 
-  With factor n / k, k of n clients that agree replace the mean model by their own, once the others
-  have converged. A negative factor moves the model away from what the clients learn.
+  Let k of n clients agree on the factor n / k. They replace the mean model by their model, once the
+  other clients have converged. A negative factor moves the model away from what the clients learn.
 
   >>> scaled_update(-5.0).victims is None
   True
@@ -144,9 +146,9 @@ def backdoor(
 
   Args:
     target: label of the stamped records.
-    trigger: the pattern.
-    share: share of each attacker's records that are stamped, the first ones; in (0, 1].
-    factor: multiplies what they send; see `scaled_update`.
+    trigger: the pattern that is stamped.
+    share: share of each attacker's records that are stamped, in (0, 1]; the first ones are taken.
+    factor: factor of what the attackers send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = backdoor(3, trigger=Trigger(size=1))
@@ -242,18 +244,20 @@ def poisoned(
 
 
 def attacker_memory(inner: Any = None) -> Any:
-  """Returns a client's first memory under `scaled_messages`: honest until `recruited`.
+  """Returns a client's first memory, its state between rounds, under `scaled_messages`.
+
+  The client is honest until it is `recruited`.
 
   Args:
-    inner: first memory of the client itself; None: it keeps none.
+    inner: first memory of the client without the attack; None: it keeps no memory.
   """
   return {"own": inner, "attacker": jnp.zeros((), bool)}
 
 
 def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
-  """Returns the client, which, once recruited, sends `factor` times its message.
+  """Returns a client that sends `factor` times its message once it is recruited.
 
-  The memory of a client tells whether it is an attacker: `attacker_memory` and `recruited`.
+  Its memory says whether it is an attacker; see `attacker_memory` and `recruited`.
 
   Raises UserError, while tracing, if the memory was not made by `attacker_memory`.
   """
@@ -262,7 +266,7 @@ def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
 
 
 def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
-  """Returns the client, which, once recruited, sends NaN alone, a mark that `colluding` replaces.
+  """Returns a client that sends only NaN once it is recruited: a mark that `colluding` replaces.
 
   Raises UserError as `scaled_messages` does.
   """
@@ -302,14 +306,15 @@ def recruited(
 ) -> FederatedState:
   """Returns the state in which exactly these clients are attackers.
 
-  Raises UserError for clients whose memory was not made by `attacker_memory`, or unknown ones.
+  Raises UserError for clients whose memory was not made by `attacker_memory`, or for unknown
+  clients.
   """
   memories = state.memories
   initial = getattr(memories, "initial", None)
   if memories is None or not (isinstance(initial, dict) and set(initial) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
-  # Other clients were never attackers, so their state needs no write.
+  # A client whose memory is still the first one is no attacker, so it needs no write.
   who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
   return state._replace(memories=memories.replaced(who, rows))
@@ -361,31 +366,31 @@ def poisoned_training(
 
 @dataclasses.dataclass(frozen=True)
 class LabelFlip(PoisoningSettings):
-  """`attacks.label_flip`."""
+  """`attacks.label_flip`. The fields are its arguments."""
 
   source: int = 1
   target: int = 7
   factor: float = 1.0
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `label_flip` with these arguments."""
     return label_flip(self.source, self.target, factor=self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaledUpdate(PoisoningSettings):
-  """`attacks.scaled_update`."""
+  """`attacks.scaled_update`. The field is its argument."""
 
   factor: float = -5.0
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `scaled_update` with this factor."""
     return scaled_update(self.factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Backdoor(PoisoningSettings):
-  """`attacks.backdoor`; size and value are those of its `Trigger`."""
+  """`attacks.backdoor`. The fields `size` and `value` are those of its `Trigger`."""
 
   target: int = 0
   size: int = 3
@@ -394,6 +399,6 @@ class Backdoor(PoisoningSettings):
   factor: float = 1.0
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `backdoor` with these arguments."""
     trigger = Trigger(size=self.size, value=self.value)
     return backdoor(self.target, trigger=trigger, share=self.share, factor=self.factor)

@@ -1,8 +1,8 @@
 """Property inference: a fact about the training set as a whole, which no single record shows.
 
-The attacker trains models on data with the property and without it, by the target's own
-pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
-2015; Ganju et al. 2018). The features of a model are
+The attacker trains models on data with the property and without it, by the target's own pipeline
+(`train_shadows`). A meta-classifier learns to tell these models apart (Ateniese et al. 2015; Ganju
+et al. 2018). Two kinds of features describe a model:
 
 | features           | access    | what                                                     |
 | ------------------ | --------- | -------------------------------------------------------- |
@@ -26,7 +26,7 @@ from dpjax.metrics import Apply
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# Larger features are refused, since their squares may overflow.
+# Features of this size or more are refused, so that sums of squares stay within float64.
 _HUGE = 1e100
 
 
@@ -117,7 +117,7 @@ def sorted_weights(params: Params) -> np.ndarray:
 
   The units of each layer are sorted by the sum of their incoming weights and bias (after
   Ganju et al. 2018). Unsorted, networks that differ only in the order of units would have different
-  features. As a signal of `train_shadows`: `lambda params, records: sorted_weights(params)`.
+  features. Use it in `train_shadows` as `lambda params, records: sorted_weights(params)`.
 
   Raises UserError for a network of other layers.
 
@@ -148,7 +148,7 @@ def sorted_weights(params: Params) -> np.ndarray:
 def infer_property(
   shadows: HostArray, truth: HostArray, targets: HostArray, *, l2: float = 1.0
 ) -> np.ndarray:
-  """Returns scores [T], larger where the target's data more likely have the property.
+  """Returns scores [T], larger for targets whose data more likely have the property.
 
   They come from a logistic regression on features that are standardised over the shadows.
   `attacks.measure(scores, truth of the targets)` compares them with the truth.
@@ -197,7 +197,7 @@ def infer_property(
       raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
   center = known.mean(axis=0)
   scale = known.std(axis=0)
-  # A feature without spread carries no information, and would divide by 0.
+  # A feature without spread carries no information, and its scale must not be 0.
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
   meta.fit((known - center) / scale, kinds)

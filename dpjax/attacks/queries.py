@@ -17,7 +17,7 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# The unshifted image and 8 shifted ones, each with its mirror image.
+# Largest number of queries: the unshifted image and 8 shifted ones, each with its mirror image.
 MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
@@ -70,7 +70,7 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
 def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Signal:
   """Returns a signal that scores every copy of n records: [num_queries * n], query by query.
 
-  Give `train_shadows` `num_scores=num_queries * n` with it.
+  Pass it to `train_shadows` together with `num_scores=num_queries * n`.
 
   >>> from dpjax.types import Example
   >>> left = lambda params, records: records.x[:, 0, 0, 0]

@@ -28,7 +28,7 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Window of SSIM (Wang et al. 2004).
+# Pixels of a side, and standard deviation, of the Gaussian window of SSIM (Wang et al. 2004).
 _WINDOW = 11
 _SIGMA = 1.5
 # Largest number of images side by side in a picture.
@@ -42,7 +42,8 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 
 
 def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both in float64. Raises UserError unless they are finite batches of one shape."""
+  """Returns both arrays in float64. Raises UserError unless they are finite batches of one
+  shape."""
   a = np.asarray(truth, np.float64)
   b = np.asarray(recovered, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
@@ -83,9 +84,10 @@ def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
 def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the structural similarity of each image [B, H, W, C]: [B], at most 1.
 
-  Wang et al. 2004, with a Gaussian window of 11x11 pixels and deviation 1.5, and the population
-  covariance. The mean over pixels and channels leaves out a border of 5 pixels. It equals
-  scikit-image's `structural_similarity` with `gaussian_weights=True, use_sample_covariance=False`.
+  It is that of Wang et al. 2004, with a Gaussian window of 11x11 pixels and deviation 1.5, and the
+  population covariance. The mean over pixels and channels leaves out a border of 5 pixels. It
+  equals scikit-image's `structural_similarity` with `gaussian_weights=True,
+  use_sample_covariance=False`.
 
   Raises:
     UserError: no images, or images smaller than the window.
@@ -146,10 +148,10 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
   with warnings.catch_warnings():
-    # The library leaves its weights file open.
+    # The library leaves its weights file open, of which Python would warn.
     warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
-  # The library broadcasts [3] to images.
+  # The library broadcasts arrays [3] to images, which is rank promotion.
   with jax.numpy_rank_promotion("allow"):
     away = evaluator(prepared(a), prepared(b))
   return np.asarray(away, np.float64).reshape(len(a))
@@ -195,8 +197,8 @@ def fidelity(
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
-  It is the one-to-one assignment with the largest total PSNR. The smallest total squared error
-  would give exact guesses away, to spare the worst ones a little of their large errors.
+  It is the one-to-one assignment with the largest total PSNR. By the smallest total squared error,
+  an exact guess could go to another record, to reduce the large errors of bad guesses.
 
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]
@@ -204,12 +206,12 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   a, b = _pair(truth, recovered)
   flat_a = a.reshape(len(a), -1)
   flat_b = b.reshape(len(b), -1)
-  # Scaled and cut, so that no square overflows.
+  # Numbers are scaled and clipped, so that no square overflows.
   largest = float(np.max(np.abs(flat_a), initial=0)) or 1.0
   records = flat_a / largest
   guesses = np.clip(flat_b / largest, -1e100, 1e100)
   squares = distance.cdist(records, guesses, "sqeuclidean")
-  # At 120 dB below the distance of two records no match is better than another one.
+  # Guesses whose error is 120 dB below the distance of two records count as equally good.
   between = distance.pdist(records, "sqeuclidean")
   usual = float(np.median(between)) if between.size else 0.0
   floor = max(1e-12 * usual, np.finfo(np.float64).tiny)
@@ -342,7 +344,7 @@ def _draw_pairs(
       axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
     row[0].set_ylabel(name, fontsize=font_size)
-  # A shared caption is drawn once, where the whole width is free for it.
+  # A shared caption is drawn once above the row, where the whole width is free for it.
   if len(captions) > 1 and len(set(captions)) == 1:
     axes[0, 0].set_title(captions[0], fontsize=font_size, loc="left")
     return

@@ -1,8 +1,8 @@
 """Leaks of a gradient that need no search: labels, and the input of a first dense layer.
 
-Both read the gradient of one layer, which is found by the name of its module. A FedAvg message of
-one SGD step is that gradient times -learning_rate (`as_gradient`). Neither clipping nor momentum
-protects the input: it is the ratio of two gradients, which no common factor changes.
+Both attacks read the gradient of one layer, which is found by the name of its module. A FedAvg
+message of one SGD step is the gradient times -learning_rate (`as_gradient`). Neither clipping nor
+momentum protects the input: it is the ratio of two gradients, which no common factor changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class NothingSent(UserError):
-  """Raised where a gradient holds nothing of the examples."""
+  """Error for a gradient that holds nothing of the examples."""
 
 
 def check_seen(seen: ArrayTree) -> None:
@@ -48,7 +48,8 @@ def as_gradient(
 ) -> ArrayTree:
   """Returns -message / (learning_rate num_steps): the mean gradient of `num_steps` SGD steps.
 
-  This is exact for one plain SGD step. For several it holds to first order in the learning rate.
+  This is exact for one plain SGD step. For several steps it holds to first order in the learning
+  rate.
 
   >>> as_gradient({"delta": np.array([-0.5])}, learning_rate=0.1)
   {'delta': array([5.])}
@@ -133,9 +134,10 @@ def infer_labels(
   The bias has the gradient g, the mean of p_i - onehot(y_i). At batch size 1 its one negative entry
   marks the label, exactly and at any scale (iDLG, Zhao et al. 2020). For larger batches class k has
   B (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are taken one
-  by one, each of the class with most examples left (after LLG, Wainakh et al. 2022). That is nearly
-  exact while the model knows little; the scale of the gradient must be right. Without a bias, sums
-  over the kernel's rows replace g, as in iDLG, for features that are not negative.
+  by one. Each is that of the class with the largest number of examples left (after LLG, Wainakh et
+  al. 2022). That is nearly exact while the model knows little; the scale of the gradient must be
+  right. Without a bias, sums over the kernel's rows replace g, as in iDLG, for features that are
+  not negative.
 
   Args:
     gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).
@@ -170,7 +172,7 @@ def infer_labels(
 
 
 def check_labels(labels: Array | HostArray, batch_size: int, num_classes: int) -> Any:
-  """Returns labels as int32 [B]. Raises UserError unless each example has one in 0 .. K - 1.
+  """Returns labels as int32 [B]. Raises UserError unless each example has a label in 0 .. K - 1.
 
   >>> check_labels([3], 1, 3)
   Traceback (most recent call last):

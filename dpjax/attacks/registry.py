@@ -1,8 +1,8 @@
 """Registry of attacks: each one's aim, access, possible adversaries and defences.
 
-Each entry of `ATTACKS` gives one row of every table that dpjax prints about attacks, and of the
-page of threats (`python -m launch.attack --threats > THREATS.md`). Tests fail for an attack of this
-package without a row, and for a row whose code does not exist.
+Each entry of `ATTACKS` gives one row of every table that dpjax prints about attacks. It also gives
+a row of the page of threats (`python -m launch.attack --threats > THREATS.md`). Tests fail for an
+attack of this package without a row, and for a row whose code does not exist.
 
 An attack without code is only described: dpjax does not carry it out, so nothing here measures it.
 A defence is listed if a proof ("proved") or experience supports it. A defence that held against

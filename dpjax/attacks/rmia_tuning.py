@@ -1,7 +1,8 @@
 """Tuning of RMIA on shadow models: gamma and temperature, as its authors choose them.
 
-Each shadow model plays the target once, with the other models as its shadows. Its members are
-known, so each setting has a true positive rate on it. The real target's members are not used.
+Each shadow model plays the target once, with the other models as its shadows. The members of a
+shadow are known, so each setting has a true positive rate on it. The real target's members are not
+used.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def tune_rmia(
     offline, offline_a: as in `rmia`.
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
-  target. A shadow can play it if at least two others remain, and each record is out of one of them
-  and, online, in one of them.
+  target. A shadow can play it if at least two other shadows remain. Each record must be out of at
+  least one of these and, online, in at least one of these.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
@@ -128,7 +129,7 @@ def rmia_tuned(
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
   """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # A shadow on the complement reveals the members. No real attacker has such a shadow.
+    # A shadow that was trained on all other records reveals the members. No real attacker has one.
     kept = ~np.all(evidence.included == ~members, axis=1)
     kept[target] = False
     included = evidence.included[kept]

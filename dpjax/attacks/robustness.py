@@ -3,7 +3,7 @@
 A defence FAILS if its accuracy falls or the attack's success rises beyond chance: the exact
 interval with attackers does not overlap the one without attackers. Else the defence is not shown to
 fail, which proves nothing. A `*` marks a cell with more attackers than the aggregator is made for:
-there it promises nothing.
+there the aggregator guarantees nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Defence(NamedTuple):
   """An aggregator, and how many arbitrary clients of n it tolerates."""
 
   aggregator: Aggregator
-  # Function from the number n of messages to the number of clients. None: the aggregator bounds
-  # each message and outvotes none (a clipped mean).
+  # Function from the number n of messages to the number of clients that are tolerated. None: the
+  # aggregator bounds each message but ignores none, as a clipped mean does.
   tolerates: Callable[[int], int] | None
 
 
@@ -63,8 +63,8 @@ def defences(
   Args:
     plan: a plan that guarantees no epsilon (noise_multiplier=0).
     num_byzantine: f of Krum.
-    trim: share of the trimmed mean that is cut off at either end.
-    num_selected: selected messages of multi-Krum, such as n - f; None: no multi-Krum.
+    trim: share of the values that the trimmed mean cuts off at either end.
+    num_selected: number of messages that multi-Krum selects, such as n - f; None: no multi-Krum.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
@@ -95,7 +95,7 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None as in `Defence`
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # accuracy and success of this defence without attackers
+  # Accuracy and success of this defence without attackers.
   clean_accuracy: Counted
   clean_success: Counted | None
 
@@ -128,7 +128,8 @@ class PoisoningOutcome(NamedTuple):
 def measure_poisoning(
   apply: Apply, params: Params, attack: Poisoning, test: Dataset
 ) -> tuple[Counted, Counted | None]:
-  """Measures the accuracy on the test records, and the success on the attack's victims among them.
+  """Returns (accuracy on the test records, success on the attack's victims among them).
+
   Success is None for an attack without victims.
 
   Raises UserError if there is no test record, or none that could be a victim.
@@ -159,8 +160,8 @@ def poisoning_grid(
   Args:
     train: `(aggregator, attack, attackers) -> parameters`, as by `poisoned_training`. If attackers
       collude, the aggregator that it gets is already `colluding`.
-    fractions: fractions of the clients that attack, each > 0. One beyond what an aggregator
-      tolerates runs too, and its verdict says so.
+    fractions: fractions of the clients that attack, each > 0. A fraction beyond what an
+      aggregator tolerates runs, too, and its verdict says so.
     seed: seed of the choice of attackers.
     tell: function that is called with each verdict as soon as it is known.
 
@@ -176,7 +177,7 @@ def poisoning_grid(
   nobody = np.zeros(0, np.int64)
   outcomes = []
   for defence, (aggregator, tolerates) in against.items():
-    # Without attackers the attack makes no difference, so the first one serves.
+    # Without attackers all attacks are the same, so the first one stands for all.
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():
@@ -194,8 +195,8 @@ def poisoning_grid(
 def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   """Returns a Markdown table: a row for each attack and number of attackers, a column per defence.
 
-  A cell is accuracy / success (success without attackers). FAILS is `PoisoningOutcome.fails`, and
-  `*` marks more attackers than the aggregator is made for.
+  A cell is accuracy / success (success without attackers). FAILS marks an outcome that `fails`,
+  and `*` marks more attackers than the aggregator is made for.
 
   >>> ten = counted(10, 10)
   >>> who = ("flip", "mean", 2, 9, 0)  # 2 of 9 clients, where the mean stands up to none

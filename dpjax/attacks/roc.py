@@ -1,14 +1,15 @@
 """Strength of an attack: its ROC and the important rates, each with its uncertainty.
 
-An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
-rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
-score of the n non-members. This rank is fixed before any score is seen, so the exact interval of
-Clopper and Pearson (1934) holds for the members above it. The interval of the AUC is Hoeffding's
-for a two-sample U-statistic (1963, section 5). That of the best balanced accuracy is Massart's
-(1990), which covers all thresholds together. Both hold for any scores, with ties or perfect
-separation, and for small samples.
+An average over all records hides the few that leak (Carlini et al. 2022). So the true positive rate
+at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
+score of the n non-members. This rank is fixed before any score is seen. So the exact interval of
+Clopper and Pearson (1934) holds for the share of members above the threshold.
 
-All intervals assume independent scores. Those of records of ONE trained model are not quite
+The AUC has Hoeffding's interval for a two-sample U-statistic (1963, section 5). The best balanced
+accuracy has Massart's interval (1990), which covers all thresholds together. Both hold for any
+scores, with ties or perfect separation, and for small samples.
+
+All intervals assume independent scores. Scores of records of ONE trained model are not quite
 independent. To refute an epsilon from one run use `dpjax.auditing.one_run`.
 """
 
@@ -151,12 +152,12 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """
   validate.open_unit(fpr=fpr, confidence=confidence)
   n = curve.num_non_members
-  # 1e-12 forgives the rounding of fpr n where it is a whole number.
+  # The factor 1 + 1e-12 undoes the rounding down of fpr n if that is a whole number.
   allowed = math.floor(fpr * n * (1 + 1e-12))
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
-  # Ties may lower the count below the fixed rank, so the interval covers both.
+  # Ties may lower the count below the fixed rank, so the interval covers both counts.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   interval = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), interval)
@@ -168,9 +169,9 @@ def loss_tail(
   """Returns a rate whose `tpr` is the share of non-members that score below nearly all members.
 
   That is the true negative rate of the loss attack at a false negative rate of `fnr`: the share of
-  non-members that score below all but `fnr` of the members. Training moves hard members out of this
-  tail. So the share estimates how many members LiRA would find at a false positive rate of `fnr`,
-  without shadow models (Dodd et al. 2025, arXiv 2510.19773). It is an estimate, no attack.
+  non-members that score below all but a share `fnr` of the members. Training moves hard members out
+  of this tail. So the share estimates how many members LiRA would find at a false positive rate of
+  `fnr`, without shadow models (Dodd et al. 2025, arXiv 2510.19773). It is an estimate, no attack.
 
   Args:
     scores: [n], larger for smaller losses, such as log odds.
@@ -255,14 +256,19 @@ def _around(value: float, width: float) -> Interval:
 def slices(
   scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
 ) -> dict[int, Leakage | None]:
-  """Measures each group of records alone, such as a class; None for a group without members or
-  without non-members. groups: integers [n]. options: as for `measure`.
+  """Measures each group of records alone, such as a class.
+
+  The value is None for a group without members or without non-members.
+
+  Args:
+    groups: integers [n], the group of each record.
+    options: options of `measure`.
 
   >>> parts = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
   >>> parts[0].auc, parts[1]
   (1.0, None)
   """
-  # Called for its checks alone: it refuses malformed scores and members.
+  # `curve_of` is called only for its checks: it refuses malformed scores and members.
   curve_of(scores, membership)
   values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
   if group.shape != truth.shape or group.dtype.kind not in "iu":
@@ -278,8 +284,7 @@ def slices(
 def table(leakages: Mapping[str, Leakage]) -> str:
   """Returns a Markdown table with one row for each attack.
 
-  A rate is marked < if there are too few non-members for its FPR: its threshold admits no false
-  positive.
+  A rate is marked < if there are so few non-members that its threshold admits no false positive.
 
   >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
   | attack | TPR at 20 % FPR | AUC | balanced accuracy |

@@ -4,14 +4,14 @@ Fowl et al. 2022, "Robbing the Fed" (arXiv:2110.13057), section 3, with the mode
 in place of an added one. Every unit of that layer computes the same number of an input: its product
 with one random direction. Unit i is active where the product exceeds the threshold c_i. Later
 layers treat all units alike. So the kernel gradient of unit i is a weighted sum of the inputs above
-c_i, and its bias gradient is the sum of the weights. The difference of two neighbouring units
-contains only the inputs between their thresholds, a bin. If a bin has one input, that input is the
-difference of the kernel gradients divided by that of the bias gradients.
+c_i. Its bias gradient is the sum of the weights. The difference of two neighbouring units
+contains only the inputs between their thresholds, a bin. If a bin has one input, the server divides
+the difference of the kernel gradients by that of the bias gradients, and gets the input.
 
-| who takes part                 | what is left                                              |
+| circumstances                  | what the server reads                                     |
 | ------------------------------ | --------------------------------------------------------- |
-| one client, or a secure sum    | the same: gradients add up, and so do the bins            |
-| clipping, of all or of each    | the same: a ratio, which no common factor changes         |
+| one client, or a secure sum    | the inputs: gradients add up, and so do the bins          |
+| clipping of the sum or of each | the inputs: a ratio, which no common factor changes       |
 | noise of the client            | nothing: a bin of one input is smaller than the noise     |
 | several local steps            | mixtures, as the units move apart                         |
 """
@@ -26,7 +26,8 @@ from dpjax.attacks import recovery
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# A bin counts as empty if its bias difference is below this share of the largest: it is rounding.
+# A bin counts as empty if its bias difference is below this share of the largest one: so small a
+# difference is rounding.
 _EMPTY = 1e-5
 
 
@@ -42,11 +43,11 @@ def imprint(
 
   Args:
     params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
-    public: [N, ...], inputs like those that are sought. The thresholds are quantiles of their
-      products with the direction, so that k bins are equally likely.
+    public: [N, ...], inputs that are like the clients' inputs. The thresholds are quantiles of the
+      products of these inputs with the direction, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the next kernel. The gradients of all bins grow with it.
-    seed: seed of the direction. It is random, since a mean of pixels would tie more inputs.
+    seed: seed of the random direction, along which few inputs are equal.
 
   Raises:
     UserError: no such layer, a layer without a bias, inputs of another size or not finite, or no
@@ -85,7 +86,7 @@ def imprint(
     elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
       num_alike += 1
       # Equal rows give all active units the same gradient. The division by the number of units
-      # keeps many active ones from saturating the next layer.
+      # keeps many active units from saturating the next layer.
       row = np.asarray(leaf, np.float64)[0]
       row = row / max(float(np.max(np.abs(row))), 1e-30)
       value = np.broadcast_to((gain * row / units).astype(leaf.dtype), np.shape(leaf))
@@ -110,11 +111,11 @@ def _inputs(public: HostArray, size: int) -> np.ndarray:
 
 
 def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") -> np.ndarray:
-  """Returns the inputs in the bins of `imprint`: [B, d]. If fewer bins are full, the rest is zeros.
+  """Returns the inputs in the bins of `imprint`: [B, d], with rows of 0 if fewer bins are full.
 
   Args:
-    seen: the gradient of a batch under those parameters, a client's message of one step, or a sum
-      of many. A common factor does not matter.
+    seen: the gradient of a batch under the parameters of `imprint`, a client's message of one step,
+      or a sum of many messages. A common factor does not matter.
     batch_size: number B of bins to read, those with the largest bias difference first.
 
   Raises:

@@ -1,8 +1,8 @@
 """Shadow models: the target's training, repeated on random halves of the records.
 
 This module uses the target's own pipeline. The caller passes the algorithm (such as
-`training.dp_sgd`), the batches (`plan.batches`) and the initial parameters, each as a function of
-the key or seed of one shadow. The module gives every shadow its records and its own randomness, and
+`training.dp_sgd`), the batches (`plan.batches`) and the initial parameters. Each is a function of
+the key or seed of one shadow. The module gives every shadow its records and its own randomness. It
 keeps the scores that the shadow gives to all records.
 """
 
@@ -40,8 +40,8 @@ def random_halves(
   attack must be.
 
   Args:
-    exact: each row holds exactly half of the records, for samplers that need a fixed number of
-      records. Another record then replaces one that is out (see `allowed.replaced`).
+    exact: whether each row holds exactly half of the records, for samplers that need a fixed number
+      of records. Another record then replaces one that is left out (see `allowed.replaced`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -126,7 +126,7 @@ def train_shadows(
     batches: function (one shadow's records, integer seed) -> batches, such as `plan.batches`. All
       shadows should have equally many batches of equal shapes, since each shape is compiled.
     init_params: function from a key to the first parameters.
-    signal: (parameters, records) -> [n], such as `signals.log_odds_of_model(model.apply)`.
+    signal: function (parameters, records) -> [n], such as `signals.log_odds_of_model(model.apply)`.
     seed: seed of all draws; shadow i does not depend on the other shadows.
     released: function from a final state to the parameters that are released.
     side_by_side: number of shadows that are trained at once, under vmap. It changes scores only by
@@ -138,7 +138,7 @@ def train_shadows(
       secret as the records. None: nothing is kept.
     name: name of the pipeline, needed with a directory. Functions have no digest, so change the
       name whenever you change one of them.
-    progress: called with (done, total) after each group.
+    progress: function that is called with (done, total) after each group.
 
   Raises UserError for masks that do not fit, an empty row, a signal of another shape or not finite
   (a shadow that diverged), or a file that cannot be read.
@@ -203,13 +203,13 @@ def shadow_models(
   `train` returns the released parameters of each model of the group. Arguments and draws are those
   of `train_shadows`.
 
-  Raises UserError for masks that do not fit, an empty row.
+  Raises UserError for masks that do not fit, or an empty row.
   """
   rows = _rows(records, included)
   validate.integer_at_least(0, seed=seed)
   validate.integer_at_least(1, side_by_side=side_by_side)
   width = min(side_by_side, len(rows))
-  # Compiled once for all groups, since the key in which they differ is an argument.
+  # One compilation serves all groups, since the noise key is an argument.
   step = lambda key, state, batch: algorithm(key).step(state, batch)[0]
   compiled = jax.jit(jax.vmap(step) if width > 1 else step)
   pipeline = _Pipeline(algorithm, batches, init_params, compiled)
@@ -218,7 +218,7 @@ def shadow_models(
     start = group * side_by_side
     numbers = range(start, start + width)
     # A short last group repeats the records of its last shadow, so that it has the compiled shape.
-    # The repeated ones have keys of their own: noise for two models with one key would be NaN.
+    # These repeated shadows have other keys: noise for two models with one key would be NaN.
     padded = rows[np.minimum(numbers, len(rows) - 1)]
     states = _trained(pipeline, records, padded, list(numbers), seed)
     return [released(state) for state in states[: len(rows) - start]]
@@ -251,7 +251,7 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
 def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
   """Returns a shadow's noise key, key of initial parameters, and seed of batches."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
-  # `jax.random.key` takes only 32 bits, so the others are folded in.
+  # `jax.random.key` takes only 32 bits, so all other bits are folded in.
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
@@ -301,7 +301,7 @@ def _files(
 ) -> list[pathlib.Path | None]:
   if directory is None:
     return [None] * len(rows)
-  # A file's name covers everything that determines its scores, except functions.
+  # A file's name is a digest of everything that determines its scores, except functions.
   whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
   names = [
     hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]

@@ -40,7 +40,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
   """
   try:
     array = np.asarray(values, np.float64)
-  # Raised for words, or rows of unequal length.
+  # NumPy raises these errors for words, or for rows of unequal length.
   except (TypeError, ValueError) as error:
     raise UserError(f"must be an array of numbers ({error})", field=name) from error
   if np.isnan(array).any():
@@ -88,7 +88,7 @@ def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
   array([0.4055])
   """
   scores, is_label = _picked(numbers("logits", logits), labels)
-  # -inf leaves the record's own logit out of the others.
+  # With -inf in its place, the record's own label adds nothing to the sum over other labels.
   others = np.where(is_label, -np.inf, scores)
   gap = scores[is_label].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
   return np.clip(gap, -LARGEST, LARGEST)
@@ -127,12 +127,12 @@ def soft_margin_taylor(
   margin: float = 0.6,
   order: int = 4,
 ) -> np.ndarray:
-  """Returns the confidences [..., n] with which RMIA's authors attack images, from logits
-  [..., n, K] and labels [n] (Zarifzadeh et al. 2024).
+  """Returns the confidences [..., n] with which RMIA's authors attack images.
 
-  The first `order` terms of its series replace the exponential of the softmax, and `margin` is
-  subtracted from the logit of the record's label. With an even `order`, the series of a negative
-  logit may be negative, and so may a confidence. Such a confidence is raised to 1e-45.
+  They come from logits [..., n, K] and labels [n] (Zarifzadeh et al. 2024). The first `order` terms
+  of the exponential's series replace it in the softmax. `margin` is subtracted from the logit
+  of the record's label. With an even `order`, the series of a negative logit may be negative, and
+  so may a confidence. Such a confidence is raised to 1e-45.
 
   >>> soft_margin_taylor([[0.0, 0.0]], [0], margin=0.0)
   array([0.5])
@@ -152,7 +152,7 @@ def soft_margin_taylor(
 def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
   """Returns a signal: the log odds of each record, from `apply(params, x [B, ...]) -> [B, K]`.
 
-  It is compiled once for all models of one shape. A label outside [0, K) gives NaN.
+  It is compiled once for each shape of parameters and records. A label outside [0, K) gives NaN.
 
   Raises UserError, while tracing, for logits that are not [B, K] with K >= 2.
 
@@ -172,7 +172,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
         field="apply",
       )
     is_label = jnp.arange(logits.shape[1])[None] == y[:, None]
-    # -inf leaves the record's own logit out of the others.
+    # With -inf in its place, the record's own label adds nothing to the sum over other labels.
     others = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
     gap = jnp.sum(jnp.where(is_label, logits, 0), axis=1) - others
     return jnp.where(is_label.any(axis=1), gap, jnp.nan)

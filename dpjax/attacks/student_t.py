@@ -1,8 +1,9 @@
 """BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
-`lira` uses either a variance for each record, which a few shadows estimate badly, or one for all
-records, which is wrong for most. A conjugate prior is between the two. It counts the pooled
-variance of all records as some number of shadows, and adds the record's own shadows to them.
+`lira` uses a variance for each record, which a few shadows estimate badly. Or it uses one variance
+for all records, which is wrong for most of them. A conjugate prior is between the two. It counts
+the pooled variance of all records as some number of shadows. The record's own shadows are added to
+them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ def bavaria(
 ) -> np.ndarray:
   """Returns log p(t | in) - log p(t | out) [n] under Student-t predictive distributions.
 
-  Log odds of a record are N(m, v) over models. The prior of m is flat. That of v is inverse gamma,
-  with the pooled variance of its side (in or out), worth `prior_weight` shadows. Given k shadows
-  with mean c and sum S of squared deviations, a further model's log odds follow Student's t
-  distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the squared scale
-  (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
-  weight is dpjax's. Offline, the score is the logit of P(T <= t | out), which grows with t.
+  Log odds of a record are N(m, v) over models. The prior of m is flat. The prior of v is inverse
+  gamma, with the pooled variance of its side (in or out), worth `prior_weight` shadows. Let k
+  shadows have mean c and sum S of squared deviations. Then a further model's log odds follow
+  Student's t distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the
+  squared scale (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799,
+  "BaVarIA-t"; the default weight is dpjax's. Offline, the score is the logit of P(T <= t | out),
+  which grows with t.
 
   Args:
-    offline: uses only shadows that did not hold a record.
+    offline: whether to use only shadows that did not hold a record.
     prior_weight: number of shadows that the prior counts as. A large number gives nearly one
-      variance for all records; 0 gives each record its own.
+      variance for all records; 0 gives each record its own variance.
 
   Raises UserError as `lira` does with a fixed variance, or without one if prior_weight is 0.
 
@@ -53,7 +55,7 @@ def bavaria(
   return _log_density((evidence.target - center) / scale, freedom) - np.log(scale) - outside
 
 
-# Least scale, as in `lira`.
+# Number that is added to every scale, so that none is 0, as in `lira`.
 _FLOOR = 1e-30
 
 
@@ -75,7 +77,7 @@ def _log_density(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
   """Returns the log density of Student's t distribution."""
   constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
   spread = 0.5 * np.log(freedom * math.pi)
-  # log1p of a square that may overflow: beyond 1e100, log(z^2 / freedom) is the same.
+  # The square may overflow. Beyond 1e100, log(z^2 / freedom) replaces log1p: they are equal there.
   far = np.abs(z) > 1e100
   square = np.log1p(np.where(far, 0.0, z) ** 2 / freedom)
   square = np.where(

@@ -1,20 +1,20 @@
-"""Text read from a transformer's gradient: exactly, while it has fewer tokens than its width.
+"""Reads text from a transformer's gradient, exactly if there are fewer tokens than features.
 
 DAGER (Petrov et al. 2024, arXiv:2405.15586) for decoders. The gradient of a kernel is a sum over
 tokens of (input of the layer)(gradient of its output)^T. With fewer tokens than the layer has
-inputs, the columns of the gradient span just the inputs of those tokens. So a guess is tested by
-its distance from that span. The first block tests one token at one position, and the second block
+inputs, the columns of the gradient span exactly the inputs of these tokens. So a guess is tested by
+its distance from the span. The first block tests one token at one position, and the second block
 tests a whole beginning of a line. The attack needs no gradient search and no labels.
 
-| what is seen                    | span of                                  | most tokens        |
-| --------------------------------| ---------------------------------------- | ------------------ |
-| gradient of a kernel [d, P]     | the inputs x                             | d - 1              |
-| of LoRA's A [d, r], B not 0     | some r combinations of the inputs        | r                  |
-| of LoRA's B [r, P], any B       | A^T x, which the server can compute      | r - 1              |
+| what is seen                         | what it spans                       | tokens, at most |
+| ------------------------------------ | ----------------------------------- | --------------- |
+| gradient of a kernel [d, P]          | the inputs x                        | d - 1           |
+| gradient of LoRA's A [d, r], B not 0 | some r combinations of the inputs   | r               |
+| gradient of LoRA's B [r, P], any B   | A^T x, which the server can compute | r - 1           |
 
-LoRA starts with B = 0. Then the gradient of A is 0, and only that of B shows the text. Clipping of
-each line or of all only scales each input, which changes no span. Noise fills all dimensions. The
-attacker can then only rank tokens by their distance from the largest directions.
+LoRA starts with B = 0. Then the gradient of A is 0, and only the gradient of B shows the text.
+Clipping of each line or of all only scales each input, which changes no span. Noise fills all
+dimensions. The attacker can then only rank tokens by their distance from the largest directions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
   """Returns the function that computes what enters the attention of the first blocks.
 
   Args:
-    model: `dpjax.models` "transformer".
+    model: a model "transformer" of `dpjax.models`.
     num_blocks: number of blocks, from the first on; at most those of the model.
 
   >>> from dpjax import models
@@ -109,7 +109,7 @@ def distance(basis: np.ndarray, inputs: HostArray) -> np.ndarray:
   """
   vectors = signals.numbers("inputs", inputs)
   lengths = np.linalg.norm(vectors, axis=1)
-  # Computed from the residue, since 1 - cosine^2 has only half of the digits.
+  # The sine is computed from the residue, since 1 - cosine^2 has only half of the digits.
   residues = np.linalg.norm(vectors - (vectors @ basis) @ basis.T, axis=1)
   # An input of zeros lies in every span and tells nothing, so it gets the largest distance.
   return np.where(lengths > 0, residues / np.where(lengths > 0, lengths, 1.0), 1.0)
@@ -124,12 +124,12 @@ class SpanAttack:
     vocab_size: number of different tokens.
     length: number of positions that are tried, the largest length of a line.
     skip: tokens that no line contains, such as padding.
-    near: an input counts as in the span below this distance (`distance`).
+    near: `distance` from the span below which an input counts as in the span.
     most: largest number of tokens at a position, and of line beginnings, that are followed up.
 
-  Guarantee: none. Without noise, and with no more tokens in all than the module's table allows, the
-  true lines are among those returned, up to rounding. Exceptions are lines that `most` cuts off, or
-  that a longer candidate continues.
+  Guarantee: none. Suppose that there is no noise, and no more tokens in all than the module's table
+  allows. Then the true lines are among those returned, up to rounding. Exceptions are lines that
+  `most` cuts off, or that a longer candidate continues.
   """
 
   inputs: Inputs
@@ -216,12 +216,12 @@ class SpanAttack:
   def _of_one_line(
     self, params: Params, lines: list[list[int]], gradient: HostArray, project: Any
   ) -> list[list[int]]:
-    """Returns the line beginnings whose last input to the second block lies in its span."""
+    """Returns the line beginnings whose last input to block 2 lies in the gradient's span."""
     last = len(lines[0]) - 1
-    # Parts of one size, so that there is one compilation for all numbers of lines.
+    # All parts have one size, so that one compilation serves all numbers of lines.
     count = len(lines) + -len(lines) % _PART
     tokens = np.zeros((count, self.length), np.int32)
-    # Causal attention: what follows does not change the input at the last position.
+    # Attention is causal: later tokens do not change the input at the last position.
     tokens[: len(lines), : last + 1] = lines
     parts = np.split(tokens, count // _PART)
     second = [self.inputs(params, jnp.asarray(part))[1][:, last] for part in parts]

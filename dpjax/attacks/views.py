@@ -1,8 +1,8 @@
 """Views: what an adversary sees of a client or a training step, as a function of its examples.
 
-A view is `examples -> message`. The same function makes the true message, from true examples and
-the client's key, and the guessed message, which an inversion differentiates. Clients of
-`dpjax.federated` run unchanged, with their local steps, clipping, noise and compression.
+A view is `examples -> message`. One function makes the true message, from true examples and the
+client's key. With guessed examples it makes the message that an inversion differentiates. Clients
+of `dpjax.federated` run unchanged, with their local steps, clipping, noise and compression.
 
 | access                       | the message                                                  |
 | ---------------------------- | ------------------------------------------------------------ |
@@ -30,14 +30,15 @@ from dpjax.federated.cohort import LocalBatches
 from dpjax.types import Array, ArrayTree, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# examples, leaves [B, ...] (labels [B], or probabilities [B, K]) -> message
+# Function from examples, with leaves [B, ...], to the message. Labels are [B], or probabilities
+# [B, K].
 View = Callable[[Example], ArrayTree]
 
 
 def soft_labels(loss_fn: LossFn) -> LossFn:
   """Returns the loss with labels that may also be a distribution [K]: sum_k y_k loss(k).
 
-  For cross-entropy this is its usual form. It lets an attack search for labels; the network itself
+  For cross-entropy this is the usual form. It lets an attack search for labels; the network itself
   is still evaluated once. Integer labels keep their meaning.
 
   >>> loss = soft_labels(lambda w, example: w * example.y)

@@ -1,7 +1,8 @@
 """Tests of epsilon: canaries, likelihood ratios, and the lower bounds they prove.
 
-Lower bounds that audits give for one Gaussian release with a planted bug, which claims epsilon 1,
-2, 4 or 8 at delta 1e-5. A * marks a refuted claim. tests/auditing holds these numbers:
+The table shows lower bounds of audits of one Gaussian release, with a planted bug. The release
+claims epsilon 1, 2, 4 or 8 at delta 1e-5. A * marks a refuted claim. tests/auditing holds these
+numbers:
 
 | planted bug      | 20,000 trials, any DP | 20,000 trials, Gaussian | 1,000 canaries, one_run |
 | ---------------- | --------------------- | ----------------------- | ----------------------- |
@@ -10,12 +11,13 @@ Lower bounds that audits give for one Gaussian release with a planted bug, which
 | clipping removed | 6.1* 8.0* 8.1* 8.1*   | 14* 31* 32* 32*         | 3.4* 3.7* 3.7 3.7       |
 | clip after sum   | 1.1* 2.2* 4.5* 7.0    | 1.9* 4.1* 8.6* 18*      | 0.0 0.0 0.0 0.0         |
 
-The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`), the
+The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`). The
 canaries are `gradient_canaries` in one run. A bound that holds for any mechanism cannot exceed
 about log(trials / 5.9), 8.1 here, or 3.7 with these 1,000 canaries in one run. Above that, only the
-Gaussian bound can refute. Many canaries in one run cannot show a fault of the clip that they share.
+Gaussian bound can refute a claim. Many canaries in one run cannot show a fault of the clip that
+they share.
 
-`canary_clients` are users of a federated run. Every federated run may have them, by `--audit`.
+`canary_clients` are users of a federated run. Every federated run may have them, with `--audit`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Bootstrap intervals of numbers that are computed from scores. They are no guarantee.
 
-Only the functions of `lower_bounds` refute. An interval here says how much an estimate (an AUC, a
-point estimate of mu) would vary if as many scores were drawn again, in the limit of many scores.
-Results label it so.
+Only the functions of `lower_bounds` can refute a claim. An interval here says how much an estimate,
+such as an AUC, would vary if all scores were drawn anew. It holds in the limit of many scores.
+Results label intervals with `MEANING`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEANING = "bootstrap, not a guarantee"
 
 
 class Interval(NamedTuple):
-  """Percentiles around an estimate."""
+  """An estimate between a low and a high percentile of its bootstrap draws."""
 
   low: float
   estimate: float
@@ -47,7 +47,7 @@ def auc(scores: Scores) -> float:
 def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   """Returns the epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
 
-  mu = Phi^-1(1 - FPR) - Phi^-1(FNR) where the threshold is the median of all scores.
+  It is that of mu = Phi^-1(1 - FPR) - Phi^-1(FNR), with the median of all scores as threshold.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
   >>> 4.0 < estimated_epsilon(Scores(1.0 + noise[0], noise[1]), delta=1e-5) < 4.8  # 4.38
@@ -56,7 +56,7 @@ def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   middle = np.median(np.concatenate([scores.inside, scores.outside]))
   missed = np.mean(scores.inside <= middle), np.mean(scores.outside > middle)
   sizes = len(scores.inside), len(scores.outside)
-  # Rates of 0 and 1 would give an infinite mu.
+  # Rates of 0 and 1 would give an infinite mu, so they are moved by half a count.
   rates = [np.clip(r, 0.5 / n, 1 - 0.5 / n) for r, n in zip(missed, sizes)]
   return epsilon_from_mu(-float(sum(stats.norm.ppf(rates))), delta)
 
@@ -71,14 +71,14 @@ def bootstrap_interval(
 ) -> Interval:
   """Returns the percentile interval of a statistic (Efron 1979): "bootstrap, not a guarantee".
 
-  It draws the scores of each side again, with replacement. It is right if the scores of a side are
-  independent and many, as those of many trainings are (`final_model_scores`). For canaries of ONE
-  run it holds the run's common noise fixed, and so is too narrow. Do not use it for maxima or for
-  bounds, which depend on few scores.
+  The scores of each side are drawn again, with replacement. The interval is right if the scores of
+  a side are independent and many, as those of many trainings are (`final_model_scores`). For
+  canaries of ONE run the interval leaves out the run's common noise, and so is too narrow. Do not
+  use it for maxima or for bounds, which depend on few scores.
 
   Args:
     statistic: `Scores -> number`, such as `auc`.
-    num_draws: at least 100.
+    num_draws: number of bootstrap draws, at least 100.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 400))
   >>> interval = bootstrap_interval(auc, Scores(1 + noise[0], noise[1]), seed=0, num_draws=200)

@@ -2,8 +2,8 @@
 afterwards.
 
 The canary rows LEAVE the training data first. Each comes back, changed, if its coin says so. So
-nobody is in the data twice, the data never grow beyond the size that the plan was made for, and
-one coin changes exactly one record. The neighbouring relation decides what is left of a canary
+nobody is in the data twice, and one coin changes exactly one record. The data never grow beyond the
+size that the plan was made for. The neighbouring relation decides what is left of a canary
 whose coin lost:
 
 | relation           | a canary that is out                                           |
@@ -32,11 +32,11 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# "sums" is for a separate kind of canaries: see `gradient_canaries`.
+# The score "sums" is only for canaries of the kind "gradient"; see `gradient_canaries`.
 SCORES = ("loss", "gradient", "sums")
-# Separates the coins from other uses of the same seed.
+# Part of the seed that separates the coins from other uses of the same seed.
 _STREAM = 0x0CA9A21E5
-# Number of canaries scored at a time.
+# Number of canaries that are scored at a time.
 _CHUNK = 256
 
 
@@ -63,7 +63,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
   labels."""
   low = rows.x.min()
   high = rows.x.max()
-  # int32 inputs are tokens.
+  # Inputs of type int32 are tokens; all others are pixels.
   if rows.x.dtype == np.int32:
     x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
   else:
@@ -73,7 +73,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 
 def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  """Gives canary i its own label, num_classes + i, by which a loss recognises it."""
+  """Gives canary i its own label, num_classes + i, by which `canary_loss` recognises it."""
   del rng
   if rows.num_classes < 2 or rows.x.dtype == np.int32:
     raise UserError(
@@ -92,7 +92,7 @@ KINDS = tuple(_MAKE)
 
 
 def changed(rows: Dataset, kind: str, rng: np.random.Generator) -> Dataset:
-  """Returns the rows as canaries of that kind, one of `KINDS`."""
+  """Returns the rows, changed into canaries of a kind, which is one of `KINDS`."""
   return _MAKE[kind](rows, rng)
 
 
@@ -109,13 +109,14 @@ def insert_canaries(
 
   Args:
     train: the training data, which is not changed.
-    num_canaries: m <= len(train) rows that become canaries.
+    num_canaries: number m <= len(train) of rows that become canaries.
     seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
       labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
-    neighboring_relation: what a canary that is out leaves; see the table above.
+    neighboring_relation: relation that decides what is left of a canary that is out; see the table
+      above.
 
   Returns:
     (data to train on, with len <= len(train); the canaries). Train with a plan made for
@@ -155,12 +156,12 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """Returns the rows without the canaries whose coins lost."""
+  """Returns the data after canaries whose coins lost are taken out, as the relation says."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     return train.subset(np.setdiff1d(np.arange(len(train)), rows))
-  # Every record is present here: `insert_canaries` refuses data with absent ones.
+  # Every record is present here: `insert_canaries` refuses data with absent records.
   present = np.ones(len(train), bool)
   present[rows] = False
   return dataclasses.replace(train, present=present)
@@ -226,8 +227,11 @@ def loss_scores(
 def gradient_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """Returns how far the parameters moved along each canary's own negative gradient at `before`,
-  scaled to length 1. The attacker knows the first and the last parameters."""
+  """Returns how far the parameters moved along each canary's negative gradient.
+
+  Gradients are taken at `before`, and scaled to length 1. The attacker knows the first and the last
+  parameters.
+  """
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:
@@ -235,7 +239,7 @@ def gradient_scores(
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
-    # A canary without a gradient has no direction to move along.
+    # A canary without a gradient has no direction to move along, so its score is 0.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
   return split_scores(_values(along, canaries.examples), canaries)

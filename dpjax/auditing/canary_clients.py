@@ -2,8 +2,8 @@
 afterwards.
 
 A canary client joins the others, or takes the place of a real one, whose data leave the run. It is
-drawn by the same sampler, run by the same execution, clipped and hidden by the same noise as all
-clients. Only its data, or what it sends, differs. What it does, by kind:
+drawn by the same sampler and run by the same execution as all clients. It is clipped, and hidden by
+the same noise. Only its data, or what it sends, differs. What it does, by kind:
 
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
@@ -23,29 +23,29 @@ What is left of a canary that is out, by the neighbouring relation:
 | `replace_one`       | sends the opposite       | the client as it was     |
 | `replace_special`   | a client without records | a client without records |
 
-Proof that a bound from here exceeds the true epsilon with probability at most 1 - confidence. Let
-M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m. The coins are
-independent, fair, and drawn from a stream of their own. All else is fixed before c and without it:
-place, rows and direction of a canary, all other clients, the sampling scheme, the noise, the
-divisor and the number of rounds. Then M(c) and M(c') of coins that differ in one place are runs on
-data that differ in ONE client as the relation says. The guarantee of the run, (epsilon, delta)-DP
-for a user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of Steinke,
-Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c) alone.
-`one_run_fdp` also needs M to be Gaussian-DP.
+Proof that a bound from canary clients exceeds the true epsilon with probability at most 1 -
+confidence. Let M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m.
+The coins are independent, fair, and drawn from a stream of their own. All else is fixed before c
+and without it: place, rows and direction of a canary, all other clients, the sampling scheme, the
+noise, the divisor and the number of rounds. Let coins c and c' differ in one place. Then M(c) and
+M(c') are runs on data that differ in ONE client, as the relation says. The guarantee of the run,
+(epsilon, delta)-DP for a user, means that M is (epsilon, delta)-DP in each coin. That is the only
+premise of Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary
+computes from M(c) alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
 Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
-of any size. M is run on the same clients, beside those canaries that are in. The sampler has room
-for all m of them, and its probability and the divisor are those of the federation without any.
-Parameters of canaries are a part of the messages, under one clip norm and one noise with the
-model's: a longer vector, for which the Gaussian mechanism promises the same. The part of the model
-that is kept at the end is post-processing of M.
+of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
+all m canaries. Its probability and the divisor are those of the federation without canaries. The
+parameters of canaries are a part of the messages, and share clip norm and noise with the model's:
+the Gaussian mechanism guarantees the same for the longer vector. The part of the model that is kept
+at the end is post-processing of M.
 
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
-separated. Not proved: that noise and coins which follow from one seed by unrelated streams are
-independent, as any run of a seed assumes.
+separated. One thing is assumed, as in any run with a seed: noise and coins that follow from one
+seed by unrelated streams are independent.
 
 A direction depends on nobody's data: if it did, one user would move all canaries. For the same
-reason canaries are chosen among all clients, those without records included, and no divisor of an
+reason canaries are chosen among all clients, also those without records. And no divisor of an
 algorithm counts the canaries that are in.
 """
 
@@ -79,32 +79,31 @@ PARAMETER = "parameter"
 SENDERS = (PARAMETER, DIRECTION)  # kinds that send a given message, and do not train
 CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
-# Separates these coins from those of records, and from other uses of the seed.
+# Part of the seed that separates these coins from those of records, and from other uses.
 _STREAM = 0x0CA9A21E6
-# Length of a canary's message, in clip norms: without clipping it must stand out.
+# Length of a canary's message, in clip norms. It is so large that a missing clip shows.
 _LENGTH = 1e3
 # Coordinates are cut at this multiple of the median of their absolute values.
 _WIDE = 2.0
 # Singular values are cut at this multiple of their median.
 _FLAT = 1.2
-# A matrix whose smaller side is longer than this stays uncut: `eigh` would outlast a round.
+# A matrix whose smaller side is longer than this stays uncut: `eigh` would take too long.
 _MOST_VALUES = 1024
-# Standard deviation / median distance from the median, of a normal distribution.
+# Ratio of standard deviation to median distance from the median, for a normal distribution.
 _SPREAD = 1.4826
-# Names by which algorithms call the difference that a client sends.
+# Names that algorithms give to the difference that a client sends.
 _SENT = ("delta", "direction")
 
 
 class CanaryClients(NamedTuple):
-  """Canary clients, inserted or held out. Knowledge of the coins is enough to finish the
-  audit."""
+  """Canary clients, inserted or held out. Whoever knows the coins can finish the audit."""
 
   included: np.ndarray  # [m] bool: the coins
   kind: str
   examples: Dataset | None  # [k] rows of all canaries, changed; None for `SENDERS`
   owners: np.ndarray  # [k] int64: whose rows they are, in [0, m)
-  # [n] int32, of the federation's rows: i + 1 for rows of canary i, -(i + 1) if it sends
-  # the opposite, 0 elsewhere; None for canaries that train
+  # [n] int32, a number for each row of the federation: i + 1 for rows of canary i, -(i + 1) if the
+  # canary sends the opposite, and 0 for all other rows. None for canaries that train.
   numbers: np.ndarray | None
   # [m] int64: each canary's place in the changed federation; -1 if it is absent
   places: np.ndarray
@@ -127,9 +126,11 @@ def insert_canary_clients(
     num_canaries: number m of canaries; at most the number of clients, unless canaries join.
     seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
-    neighboring_relation: decides what is left of a canary that is out; see the second table.
-    join: whether canaries come after all clients, and no client leaves. Only for kinds that send,
-      under add_or_remove_one. The plan's sampler needs room for as many more clients.
+    neighboring_relation: relation that decides what is left of a canary that is out; see the second
+      table.
+    join: whether canaries come after all clients, and no client leaves. This needs a kind that
+      sends, and add_or_remove_one. The plan's sampler needs room for `num_canaries` more
+      clients.
 
   Returns:
     (the federation to train on, the canaries). Train with a plan made for the federation as
@@ -204,7 +205,7 @@ def _senders(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Gives every canary one row of zeros, which `numbers` marks with its number."""
+  """Gives every canary one row of zeros, which `numbers` marks with the canary's number."""
   del rng
   whole = federation.dataset
   m = len(places)
@@ -231,7 +232,7 @@ def _trainers(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Gives every inserted canary its own rows, changed."""
+  """Changes the rows of each canary whose coin won, as the kind says."""
   del relation
   held = [federation.indices[place] for place in places]
   owners = np.repeat(np.arange(len(held)), list(map(len, held)))
@@ -253,7 +254,7 @@ def _trainers(
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
-  """Returns the clients without the canaries whose coins lost."""
+  """Returns the federation after canaries whose coins lost are taken out, as the relation says."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return federation
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -276,8 +277,8 @@ class Directions(NamedTuple):
   """Unit vectors, one for each canary: rows of a Hadamard matrix with random signs by
   column.
 
-  Each alone is uniform over {-1, 1}^d / sqrt(d), so whatever is fixed beforehand has a
-  cosine of about N(0, 1 / d) with it. The cosine of any two is within 2 m / d of 0.
+  Each vector alone is uniform over {-1, 1}^d / sqrt(d). So its cosine with any vector that is fixed
+  beforehand is about N(0, 1 / d). The cosine of any two is within 2 m / d of 0.
   """
 
   signs: np.ndarray  # [d] float32, 1 or -1
@@ -285,13 +286,13 @@ class Directions(NamedTuple):
 
   @property
   def scale(self) -> float:
-    """Returns the size of an entry of a unit vector."""
+    """Returns the absolute value of every entry, 1 / sqrt(d)."""
     return float(1 / np.sqrt(len(self.signs)))
 
   def one(self, number: Array, like: ArrayTree) -> Any:
     """Returns the direction of canary `number`, from 0, as a tree like the parameters."""
     flat, unravel = flatten_util.ravel_pytree(like)
-    # Entry (i, j) of a Hadamard matrix is (-1)^(number of bits of i & j).
+    # Entry (i, j) of a Hadamard matrix is (-1)^(number of 1 bits of i & j).
     odd = jax.lax.population_count(number & jnp.arange(len(self.signs))) & 1
     return unravel(((1 - 2 * odd) * self.signs * self.scale).astype(flat.dtype))
 
@@ -304,8 +305,10 @@ class Directions(NamedTuple):
 
 
 class OwnParameters(NamedTuple):
-  """Directions of canaries along parameters of their own, which `with_canaries` adds to the
-  model's. They are exactly orthogonal to each other and to everything that clients learn."""
+  """Directions of canaries along parameters of their own, which `with_canaries` adds to the model.
+
+  They are exactly orthogonal to each other and to everything that clients learn.
+  """
 
   count: int
 
@@ -317,7 +320,7 @@ class OwnParameters(NamedTuple):
 
 
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
-  """Draws the directions of canaries among updates of these parameters, a function of the seed.
+  """Draws directions for canaries in the space of the parameters, as a function of `seed`.
 
   >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
   >>> along = drawn.along(drawn.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
@@ -350,7 +353,7 @@ class _Work(NamedTuple):
 
   @property
   def key(self) -> Array:
-    """The client's key, from which wrappers around it draw."""
+    """The client's key, from which wrappers around the client draw."""
     return self.own.key
 
 
@@ -367,8 +370,11 @@ def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohor
 def sender(
   client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
-  """Returns a client that sends its direction if its rows are a canary's. The direction
-  replaces the difference, with weight 1; all other parts of the message are 0."""
+  """Returns a client that sends a canary's direction if its rows are those of a canary.
+
+  The direction replaces the difference that a client sends, and has weight 1. All other parts of
+  the message are 0.
+  """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
     return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
@@ -399,8 +405,10 @@ def sender(
 def sending(
   map_clients: MapClients, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> MapClients:
-  """Returns the same execution, with clients wrapped in `sender`. This tests the noise of a
-  server, since canaries add no noise of their own."""
+  """Returns the same execution, with clients wrapped in `sender`.
+
+  This tests the noise of a server, since canaries add no noise of their own.
+  """
 
   def bind(client: ClientAlgorithm, partial: Any) -> Any:
     return map_clients(sender(client, directions, l2_clip_norm=l2_clip_norm), partial)
@@ -409,7 +417,7 @@ def sending(
 
 
 class _Heard(NamedTuple):
-  """A client whose messages are recorded."""
+  """State of a client whose messages are recorded."""
 
   own: Any
   score: Array
@@ -418,12 +426,13 @@ class _Heard(NamedTuple):
 def heard(
   client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
-  """Wraps a client around a `sender`, for a server that sees each message. The client state
-  keeps the sum of all its messages along the canary's direction, in clip norms. Only this
-  client is measured, since the server knows the sender. The sum depends on the sent
-  messages and the direction alone.
+  """Returns the client with its messages recorded, for a server that sees each message.
 
-  It is kept in the client's memory: see `heard_memory`, `heard_scores`.
+  The client must hold a `sender` inside. The client state keeps the sum of all messages along the
+  canary's direction, in clip norms. Only the messages of the canary's own client count, since the
+  server knows who sends. The sum depends on the sent messages and the direction alone.
+
+  See `heard_memory` for the first client state, and `heard_scores` for the scores.
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Heard:
@@ -435,12 +444,12 @@ def heard(
 
   def finish(received: Any, work: _Heard) -> Any:
     sent, memory, info = client.finish(received, work.own)
-    # Other transforms may wrap the work of a `sender`: look for it inside.
+    # Other transforms may wrap the work of a `sender`, so it is searched for.
     is_sender = lambda node: isinstance(node, _Work)
     nodes = jax.tree.leaves(work.own, is_leaf=is_sender)
     number = next(node.number for node in nodes if is_sender(node))
     message = next(sent.message[name] for name in _SENT if name in sent.message)
-    # Only the direction, without its sign, which is the coin.
+    # The direction is taken without its sign, since the sign is the coin.
     direction = directions.one(jnp.abs(number) - 1, message)
     along = optax.tree.vdot(message, direction) / l2_clip_norm
     score = work.score + jnp.where(number == 0, 0.0, along)
@@ -450,7 +459,7 @@ def heard(
 
 
 def heard_memory(inner: ArrayTree) -> Any:
-  """Returns the first client state under `heard`; `inner` is the client's own."""
+  """Returns the first client state under `heard`; `inner` is the state without `heard`."""
   return {"own": inner, "heard": jnp.zeros((), jnp.float32)}
 
 
@@ -467,7 +476,7 @@ class Watched(NamedTuple):
 
   total: Any  # of the aggregates, a tree; or None
   scores: Any  # [m], of all rounds; or None
-  # [m]: for canaries in the sum of the next round, the factor that turns the mean over its
+  # [m]: for canaries in the sum of the next round, the factor that turns the mean over the sum's
   # clients into multiples of `unit`; 0 for other canaries. None if participation is not seen.
   present: Any = None
 
@@ -480,17 +489,18 @@ def watching(
   opposite: bool = False,
   present: bool = False,
 ) -> optax.GradientTransformation:
-  """Returns a transform before the server's optimizer that changes nothing. From each
-  round's private aggregate it keeps what reveals canaries. This is post-processing, and
-  checkpoints hold its state.
+  """Returns a transform to be put before the server's optimizer; it leaves updates unchanged.
+
+  From each round's private aggregate the transform keeps what reveals canaries. This is
+  post-processing, and checkpoints hold its state.
 
   Args:
     unit: length of one canary's part in the aggregate.
     prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and
-      scored at the end. That is also best if later rounds cancel the noise of earlier ones.
+      scored at the end. That is also best if later rounds cancel the noise of earlier rounds.
     opposite: whether a canary that is out sends the opposite.
-    present: whether the adversary also sees who is in each sum (`seeing`). Then only those canaries
-      are scored.
+    present: whether the adversary also sees who is in each sum (`seeing`). Then only
+      canaries in the sum are scored.
   """
 
   def init(params: Params) -> Watched:
@@ -530,7 +540,7 @@ def seeing(
   """Gives `watching` the participants of every round's sum, which a server knows.
 
   Args:
-    in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
+    in_sum: function (cohort, round) -> the clients whose messages are in the mean of that round.
     divisor: divisor of the sum, in the `unit` of `watching`.
   """
 
@@ -560,13 +570,15 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
     return jnp.asarray(moved["canaries"], jnp.float32)
   flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
-  # Where most coordinates are zero, nothing is cut.
+  # If most coordinates are zero, nothing is cut.
   return directions.along(jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat))
 
 
 def _flattened(leaf: Array) -> Array:
-  """Cuts the largest singular values of an array [..., n], read as one matrix; float32. Vectors are
-  not cut."""
+  """Returns an array [..., n] in float32, with its largest singular values cut.
+
+  The array is read as one matrix. Vectors, and matrices with two long sides, are not cut.
+  """
   leaf = jnp.asarray(leaf, jnp.float32)
   if leaf.ndim < 2:
     return leaf
@@ -585,9 +597,10 @@ def _flattened(leaf: Array) -> Array:
 
 
 def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
-  """Log-likelihood ratios of one round, [..., m] -> [..., m]. A canary that is in takes
-  part with `prob` and adds 1. One that is out adds 0, or, with `opposite`, -1. The width of the
-  normal noise is estimated from the round's canaries.
+  """Returns the log-likelihood ratios of one round: [..., m] -> [..., m].
+
+  A canary that is in takes part with probability `prob`, and then adds 1. A canary that is out adds
+  0, or -1 with `opposite`. The width of the normal noise is estimated from the round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))
@@ -595,7 +608,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """
   middle = jnp.median(seen, axis=-1, keepdims=True)
   width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
-  # Identical canaries would have no width to divide by.
+  # The width of equal values would be 0, and is a divisor below.
   variance = jnp.maximum(width, 1e-3) ** 2
   # A canary that takes part in every round cannot be absent.
   stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf

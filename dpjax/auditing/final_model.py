@@ -1,11 +1,12 @@
 """Audit of the final model alone: many trainings from worst-case initial parameters.
 
 The proof of DP-SGD holds for any initial parameters, so an auditor may choose the worst
-(Annamalai and De Cristofaro 2024, arXiv:2405.14106). These are fitted on the auditor's own records
-until gradients of ordinary records are small. The target is a blank input with the label that the
-model finds least likely for it. Its gradient is near or beyond the clip norm, and stays so. Then
-the target adds nearly the same vector in every step, and its loss under the final model is close to
-the sum of all noisy steps along it. So hiding the steps hides hardly anything.
+(Annamalai and De Cristofaro 2024, arXiv:2405.14106). Such parameters are fitted on the auditor's
+own records until gradients of ordinary records are small. The target is a blank input with the
+label that the model finds least likely for it. Its gradient is near or beyond the clip norm, and
+stays so. Then the target adds nearly the same vector in every step. So its loss under the final
+model is close to the sum of all noisy steps along that vector. An auditor who sees no step misses
+hardly anything.
 
 The auditor sees the final parameters and no step. Each model is one independent training with
 noise of its own, so `clopper_pearson` holds as it stands (`lower_bounds`). Since nothing is
@@ -110,9 +111,9 @@ def final_model_scores(
       "'add_or_remove_one', for the target is there or not",
       field="plan",
     )
-  # One physical batch computes the same sums.
+  # Slices are not needed: one physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
-  # The target comes last, so that the others keep their places.
+  # The target comes last, so that the other records keep their places.
   x = np.concatenate((records.x, target.x))
   y = np.concatenate((records.y, target.y))
   with_target = dataclasses.replace(records, x=x, y=y)
@@ -139,7 +140,7 @@ def final_model_scores(
 def _finals(
   loss_fn: LossFn, plan: Plan, tx: Any, params: Params, target: Example
 ) -> Callable[[Array, Batch], Array]:
-  """Returns (keys [S], batch of every step) -> the target's final loss [S]."""
+  """Returns the function (keys [S], batch of every step) -> the target's final loss [S]."""
   asked = Example(jnp.asarray(target.x[0]), jnp.asarray(target.y[0]))
 
   def final_model(key: Array, batch: Batch) -> Array:

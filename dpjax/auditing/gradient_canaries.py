@@ -3,9 +3,9 @@
 Each canary is an example whose gradient lies along a coordinate of its own, far longer than the
 clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
 own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
-model. In a training, `with_canaries` gives each canary a parameter of its own beside the model's,
-and `canary_loss` the gradient along it. `canary_sums` adds up what the transform released along
-these parameters in every step, before the optimizer.
+model. In a training, `with_canaries` adds one parameter for each canary to the model's.
+`canary_loss` gives the canary a gradient along this parameter. `canary_sums` adds up what the
+transform released along these parameters in every step, before the optimizer.
 
 The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an
 empty record in its place (replace_special), or the opposite gradient, which is as far away as
@@ -32,7 +32,7 @@ from dpjax.plan import Plan
 from dpjax.types import Example, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# Length of a canary's gradient, in clip norms: without clipping it must stand out.
+# Length of a canary's gradient, in clip norms. It is so large that a missing clip shows.
 _LENGTH = 1e3
 
 
@@ -51,7 +51,7 @@ class _Ids(NamedTuple):
 
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
-  """Returns the data of the run, with the size that the sampler was made for, if it has one."""
+  """Returns the canaries as data, filled up with empty records if the sampler needs a size."""
   ids = np.arange(len(coins))
   signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
@@ -63,7 +63,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
-    # As many empty records as the sampler needs at least, whatever the coins.
+    # The data get as many empty records as the sampler needs at least, whatever the coins.
     others = plan.sampler.least_size
     return _Ids(
       np.concatenate([kept, np.zeros(others, int)]),
@@ -92,7 +92,7 @@ def gradient_canaries(
   """Returns the scores of one run of a plan on gradient canaries, each in by a fair coin.
 
   Args:
-    plan: gives the batches, the transform and the number of steps.
+    plan: plan with the batches, the transform and the number of steps.
     num_canaries: number of canaries, and of parameters. If the sampler is made for a number of
       examples, at most that number; the other examples are empty records.
     seed: seed of the coins and of the sampler.
@@ -101,8 +101,8 @@ def gradient_canaries(
       another implementation against the plan's claim.
 
   Returns:
-    The sum of all updates along each canary's coordinate. Give it to `one_run` (valid for any
-    plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
+    The sum of all updates along each canary's coordinate. Give the scores to `one_run` (valid for
+    any plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=64), noise_multiplier=0.01,
@@ -115,7 +115,7 @@ def gradient_canaries(
   validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
     raise UserError("must be one number, canaries have no groups", field="l2_clip_norm")
-  # One physical batch computes the same sums.
+  # Slices are not needed: one physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   if coins.all() or not coins.any():
@@ -136,7 +136,7 @@ def gradient_canaries(
   state = tx.init(jnp.zeros(num_canaries))
   total = np.zeros(num_canaries)
   with warnings.catch_warnings():
-    # The plan may warn of its divisor, since canaries are fewer records than it is made for.
+    # The plan may warn of its divisor, since canaries are fewer records than the plan is made for.
     warnings.filterwarnings("ignore", message="normalize_by=")
     batches = plan.batches(_records(plan, coins), rng=seed)
   for batch in batches:
@@ -159,9 +159,9 @@ def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
 def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
   """Returns the loss of one example of data in which labels from `num_classes` up are canaries.
 
-  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, which clipping brings to the
-  bound, and zero along the model's. The gradient of any other example is that of `loss_fn`, and
-  zero along the canaries' parameters. So model and canaries share only the noise.
+  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, and zero along the model's.
+  Clipping shortens this gradient to the clip norm. The gradient of any other example is that of
+  `loss_fn`, and zero along the canaries' parameters. So model and canaries share only the noise.
 
   >>> loss = canary_loss(lambda w, e: w * e.y, num_classes=2, l2_clip_norm=0.001)
   >>> params = with_canaries(jnp.float32(5.0), 3)
@@ -192,10 +192,9 @@ class CanarySums(NamedTuple):
 
 def canary_sums() -> optax.GradientTransformation:
   """Returns a transform that passes gradients on, and sums their parts along the canaries.
-  Put it between the private transform and the optimizer, at the start of the `tx` of
-  `dp_sgd`.
 
-  It reads only noisy sums, all of which the proof counts as released, so it costs no privacy.
+  Put it between the private transform and the optimizer, at the start of the `tx` of `dp_sgd`. It
+  reads only noisy sums, all of which the proof counts as released, so it costs no privacy.
   """
 
   def init(params: Any) -> CanarySums:

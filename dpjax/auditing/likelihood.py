@@ -1,7 +1,7 @@
 """Likelihood-ratio audits: run a mechanism many times on two neighbouring inputs.
 
-This is the strongest audit if a run is cheap. By Neyman and Pearson no test tells two inputs
-apart better than one that thresholds the ratio of the outputs' likelihoods.
+This is the strongest audit if a run is cheap. By Neyman and Pearson, the best test of two inputs
+thresholds the ratio of the outputs' likelihoods.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpjax.validate import UserError
 # Number of decimals to which a log-likelihood ratio is rounded.
 _DIGITS = 9
 
-# (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...]
+# Function (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...].
 Draw = Callable[[int, np.random.Generator, int], Any]
 Score = Callable[[Any], np.ndarray]  # outputs [n, ...] -> [n]; large speaks for input 1
 
@@ -62,9 +62,9 @@ def likelihood_ratio(
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
     score: `outputs -> [n]`, fixed in advance; best is the log-likelihood ratio, such as
       `gaussian_log_ratio` or `laplace_log_ratio`. Any score gives a valid bound.
-    num_trials: runs on each input. With all of them distinguished the bound is about
+    num_trials: number of runs on each input. If all of them are told apart, the bound is about
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
-    confidence: confidence of the bound, Bonferroni-corrected for its thresholds.
+    confidence: confidence of the bound, with a Bonferroni correction for all thresholds.
 
   Guarantee: the bound exceeds the true epsilon with probability at most 1 - confidence.
 
@@ -79,8 +79,11 @@ def likelihood_ratio(
 
 
 def _summed(terms: np.ndarray) -> np.ndarray:
-  """Sums over coordinates and drops the last digits. They would audit the rounding of
-  floating-point noise (Mironov 2012), not the mechanism. See `dpjax.noise.source`."""
+  """Returns the sums over coordinates, without their last digits.
+
+  The last digits would show the rounding of floating-point noise (Mironov 2012), not the mechanism.
+  See `dpjax.noise.source`.
+  """
   return np.round(terms.reshape(len(terms), -1).sum(axis=1), _DIGITS)
 
 

@@ -14,17 +14,17 @@ bound below the claim proves nothing; no audit can show that something is privat
 | `one_run_gaussian`       | Gaussian noise on orthogonal        | one canary's noisy sum, all in  |
 |                          | canaries, nothing sampled           | the same run                    |
 
-The canaries of one run are not independent of each other, so the first two bounds are only
-indicative for them. The last holds if the scores, given the coins, differ by independent noise
-alone. The four between them allow canaries to depend on each other in any way: they are true even
-for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that every
-canary is in by a fair coin of its own, and that its score is computed from what was released (and
-from the data), never from the coins.
+The canaries of one run are not independent of each other. So the first two bounds are only
+indicative for them. The last bound holds if the scores, given the coins, differ by independent
+noise alone. The four bounds between them allow canaries to depend on each other in any way: they
+are true even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes
+that every canary is in by a fair coin of its own. Each score must be computed from what was
+released (and from the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
-scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
-above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly, so the bounds need no
-large-sample argument.
+scores alone. The significance is divided by the number of thresholds (Bonferroni). The false
+positive rate above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly. So the
+bounds need no large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
 (Gaussian DP, Eq. 6 and Corollary 2.13); Nasr et al. 2023; Steinke, Nasr, Jagielski 2023
@@ -55,11 +55,11 @@ _LARGEST = 200.0
 # region where neither rate is small.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-# How many numbers of guesses a one-run audit tries.
+# A one-run audit tries this many different numbers of guesses.
 _GUESSES = 6
-# The same for an audit that guesses at both ends of the scores.
+# An audit that guesses at both ends of the scores tries this many.
 _TWO_SIDED = 5
-# Fewest guesses at each of both ends: fewer refute nothing at the usual confidence.
+# Smallest number of guesses at each of both ends: fewer refute nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -76,9 +76,9 @@ def _one(values: Any, name: str) -> np.ndarray:
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
-  Breaking ties turns a threshold inside a tie into a randomised test, which is as valid, and for
-  discrete outputs the best there is. For independent trials the place of a score decides its random
-  number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
+  Breaking ties turns a threshold inside a tie into a randomised test. This test is as valid, and
+  for discrete outputs the best there is. For independent trials the place of a score decides its
+  random number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -99,7 +99,7 @@ def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
   0.3085
   """
   count = np.asarray(count)
-  # The beta distribution needs a positive parameter; the case count = n is settled below.
+  # The beta distribution needs a positive parameter; the case count = n is set in the next line.
   bound = stats.beta.ppf(1 - significance, count + 1, np.maximum(n - count, 1))
   return np.where(count < n, bound, 1.0)
 
@@ -116,7 +116,8 @@ class _Rates(NamedTuple):
 
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
-  """Returns the rates at the ranks' thresholds: the rank-th largest of the scores outside."""
+  """Returns bounds on the error rates at thresholds: for each rank, the rank-th largest score
+  outside."""
   n = len(scores.inside)
   m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
@@ -165,8 +166,8 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
   scores say nothing, and then the bound is 0. Taking |mu| there, as jax-privacy 2.0.0 does, turns
   the LACK of evidence into an epsilon of 4.
 
-  Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism
-  without sampling is, and the scores are those of independent runs.
+  Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism without
+  sampling is. The scores must be those of independent runs.
 
   >>> scores = Scores(inside=np.arange(1000) + 0.5, outside=np.arange(1000.0))  # alike
   >>> gdp_lower_bound(scores, delta=1e-5)
@@ -234,11 +235,11 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
 def one_run_p_value(
   *, correct: int, guesses: int, num_canaries: int, epsilon: float, delta: float
 ) -> float:
-  """Bounds P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
+  """Returns a bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
 
-  The bound is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each of the m canaries
-  was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta =
-  P(W >= correct).
+  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Each of
+  the m canaries must be in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and
+  beta = P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -261,19 +262,20 @@ def _too_many(
   guesses: int,
   num_canaries: int,
 ) -> Any:
-  """Whether that many correct guesses are too many, at each significance level [...]:
-  Algorithm 3 of Mahloujifar et al.
+  """Returns whether `correct` guesses are too many at each of the significance `levels` [...].
+
+  This is Algorithm 3 of Mahloujifar et al.
 
   Args:
-    least_fpr: true positive rates -> the least false positive rates that go with them, which
-      inverts their blow-up function.
+    least_fpr: function from true positive rates to the smallest false positive rates at which they
+      are possible: the inverse of the paper's blow-up function.
   """
   r = levels * correct / num_canaries
   h = levels * (guesses - correct) / num_canaries
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      # From here on nothing changes.
+      # Once h is unchanged, later rounds change neither h nor r.
       break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
@@ -281,7 +283,7 @@ def _too_many(
 
 
 def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
-  """Whether that many correct guesses are too many for a mu-Gaussian-DP run."""
+  """Returns whether the correct guesses are too many for a mu-Gaussian-DP run."""
   least_fpr = lambda tpr: special.ndtr(special.ndtri(tpr) - mu)
   return bool(_too_many(least_fpr, np.float64(significance), **counts))
 
@@ -296,10 +298,11 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 
 
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
-  """Yields (guesses, correct) when the k largest scores are guessed to be in, for fixed
-  values of k. Two-sided tests also guess the k smallest to be out. Equal scores whose
-  canaries are unknown count as wrong as possible, so any order of them has at least as many
-  right."""
+  """Yields (guesses, correct) for fixed values of k: the k largest scores are guessed to be in.
+
+  Two-sided tests also guess the k smallest scores to be out. Among equal scores whose canaries are
+  unknown, the wrong guesses come first. Any other order has at least as many correct guesses.
+  """
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
   from_top = np.lexsort((truth, -values))
@@ -335,8 +338,8 @@ def _dp_refuted(
   p_value = functools.partial(
     one_run_p_value, correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
   )
-  # Delta only weakens the test. If epsilon is not refuted at delta 0, which is cheap to test, it is
-  # refuted at no delta.
+  # Delta only weakens the test. If epsilon is not refuted at delta 0, which is cheap to test, no
+  # delta refutes it.
   if p_value(delta=0.0) > significance:
     return False
   return p_value(delta=delta) <= significance
@@ -378,10 +381,10 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
   """Returns `one_run` with the largest scores guessed to be in AND the smallest to be out.
 
-  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of
-  what was released, so nothing else changes. If low scores say as much as high ones, as in a run
-  without sampling, k guesses become 2 k at the same accuracy. If a record takes part in few steps,
-  high scores say more, and `one_run` may be larger.
+  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of what
+  was released. So nothing else changes. In a run without sampling, low scores say as much as high
+  ones. Then k guesses become 2 k at the same accuracy. If a record takes part in few steps, high
+  scores say more, and `one_run` may be larger.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run_two_sided(scores, delta=0.0), 2)
@@ -391,11 +394,13 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
 
 
 def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Returns a lower bound on epsilon at `delta` from the canaries of one run, for a mechanism KNOWN
-  to be Gaussian-DP (Mahloujifar et al. 2024): tighter than `one_run`.
+  """Returns a lower bound on epsilon at `delta` from the canaries of one run, tighter than
+  `one_run`.
 
-  It is the largest mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
-  only in the limit of many steps, so for it this bound is indicative; `one_run` is the proof.
+  The mechanism must be KNOWN to be Gaussian-DP (Mahloujifar et al. 2024). The bound is the largest
+  mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
+  only in the limit of many steps, so with sampling this bound is indicative; `one_run` is the
+  proof.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> one_run_fdp(scores, delta=1e-5) > one_run(scores, delta=1e-5)
@@ -431,12 +436,12 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   """Returns a lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
   far the largest, but assumes the most.
 
-  Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
-  s and means a + d (in) and a (out). The numbers a, d and s need not be known. Sums of white
-  Gaussian noise along orthogonal canaries (`gradient_canaries`) are such scores, if each canary
-  takes part in every step or in a fixed number of steps. Not valid for sampled participation
-  (which gives the scores inside a larger spread), for scores that are losses, or for canaries that
-  share noise.
+  Valid if, given the coins, the scores are INDEPENDENT and normal. Their standard deviation is one
+  number s, and their means are a + d (in) and a (out). The numbers a, d and s need not be known.
+  Sums of white Gaussian noise along orthogonal canaries (`gradient_canaries`) are such scores. Each
+  canary must take part in every step or in a fixed number of steps. Not valid for sampled
+  participation, which gives the scores inside a larger spread. Nor is it valid for scores that are
+  losses, or for canaries that share noise.
 
   Proof. With n in and m out, let T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), where S^2 is
   the pooled variance of n + m - 2 degrees of freedom. T is noncentral t with noncentrality
@@ -444,8 +449,8 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   whose tail beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence,
   whatever the coins. A score is a function of what was released: N(a, s^2) for a canary
   that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is at least
-  that of d / s (`delta_from_mu`), and its epsilon at `delta` at least
-  `epsilon_from_mu(d / s, delta)`. There is one test, so no correction.
+  that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least `epsilon_from_mu(d / s,
+  delta)`. There is one test, so no correction.
 
   Unlike the other bounds it reads the values, not only their order. Infinite scores, and fewer
   than three scores, give 0: nothing is proved.
@@ -481,19 +486,20 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
 
 
 def claim_p_value(scores: Scores, claim: TradeOff) -> float:
-  """Bounds the probability of guesses this good in ONE run whose claim is true, from above.
+  """Returns an upper bound on the probability of guesses this good in ONE run, if the claim holds.
 
   The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
-  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10),
-  and less at a large delta, while a proof of epsilon 4 also says that few canaries can be guessed.
+  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10), and
+  less at a large delta. But a proof of epsilon 4 also says that few canaries can be guessed.
 
   This is Algorithm 3 of Mahloujifar et al. 2024, with the claim's own curve of true positives F in
   place of a Gaussian's. The claim's pairs hold in both directions, and F is concave, which is all
   that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
   p-value is multiplied by how many there are (Bonferroni).
 
-  Guarantee: the result is at most p with probability at most p, if the claim holds and every canary
-  was in by a fair coin of its own. It is rounded up, to one of 12 values in each power of ten.
+  Guarantee: the result is at most p with probability at most p, if the claim holds. Every canary
+  must be in by a fair coin of its own. The result is rounded up, to one of 12 values in each power
+  of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
@@ -519,7 +525,7 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  It guesses as many of the largest scores to be in as were in, and the others out. One guess is
+  If k canaries were in, it guesses the k largest scores to be in, and all others out. One guess is
   right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy sums along
   orthogonal canaries are independent (white noise, each canary drawn by itself). Canaries that
   train are not, since they move a model that all of them share.
@@ -533,10 +539,10 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   values = np.concatenate(scores)
   inside = len(scores.inside)
   truth = np.arange(values.size) < inside
-  # Equal scores count as wrong as possible.
+  # Among equal scores, wrong guesses come first.
   order = np.lexsort((truth, -values))
   right_inside = int(np.sum(truth[order[:inside]]))
-  # Each missed canary has a wrong one in its place.
+  # For each missed canary, another one is wrongly guessed to be in.
   correct = values.size - 2 * (inside - right_inside)
   right = (1 + claim.total_variation) / 2
   # One right guess fewer is tested: mistakes come in pairs, and a threshold that depends on the
@@ -553,7 +559,7 @@ class LowerBound(NamedTuple):
   indicative: bool = False  # an alarm, without confidence
 
   def __call__(self, scores: Scores, **levels: float) -> float:
-    """Returns the lower bound on epsilon; levels: `delta`, `confidence`."""
+    """Returns the lower bound on epsilon; `levels` are `delta` and `confidence`."""
     return self.bound(scores, **levels)
 
 

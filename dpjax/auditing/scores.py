@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """Values of an attack. Larger means more likely to have been in."""
+  """Scores of an attack. A larger score means that a record was more likely in."""
 
   inside: np.ndarray  # [n] scores where the record was in
   outside: np.ndarray  # [m] scores where it was not

@@ -13,9 +13,9 @@ from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
-# Largest p-value that raises an alarm, whose test assumes independent canaries.
+# Largest p-value that raises an alarm. The test of an alarm assumes independent canaries.
 _ALARMING = 1e-3
-# The claim's own test gets 1 / this of the bound's error probability.
+# The test by `claim_p_value` may err with the error probability of the bound, divided by this.
 _SHARE = 10
 
 
@@ -66,7 +66,7 @@ def check_event(method: str, event: Any) -> None:
 
 
 class AtBest(NamedTuple):
-  """Bounds that perfect scores would give."""
+  """Bound and p-values that perfect scores would give."""
 
   epsilon_lower: float  # by the method
   claim_p_value: float | None = None  # None: no claim of many pairs is known
@@ -208,13 +208,13 @@ def audit(
 
   Choose the method beforehand: taking the largest of several bounds would need a correction. The
   other bounds are reported and decide nothing. At delta 0, where Gaussian-DP has no epsilon, only
-  those that do not assume it are reported.
+  bounds that do not assume Gaussian-DP are reported.
 
   Args:
-    scores: scores of canaries that were in, each by a fair coin of its own, and of those out.
+    scores: scores of the canaries that were in and of those out, each by a fair coin of its own.
     delta, epsilon_claimed: one pair of the claim.
-    claim: all pairs of the claim, as `Plan.trade_off` gives them; with them far more can be
-      refuted. None: no p-values.
+    claim: all pairs of the claim, as `Plan.trade_off` gives them; with all pairs far more can be
+      refuted. None: no p-values are computed.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
@@ -254,7 +254,8 @@ def ceiling(
   """Returns the best possible result: every canary that is in scores above all others.
 
   Args:
-    num_inside: number of canaries that the coins put in. None, before the coins fall: half of all.
+    num_inside: number of canaries that the coins put in. None: half of all, as before the coins are
+      drawn.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7

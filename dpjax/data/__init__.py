@@ -1,11 +1,11 @@
 """Data sets as NumPy arrays with random access, which Poisson sampling needs.
 
-`load` reads a named data set, `from_arrays` takes your own; both give a `Dataset`, and
+`load` reads a named data set, and `from_arrays` takes your arrays; both return a `Dataset`.
 `dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows belong to
-which client. `partition` makes artificial federations, and `by_client` groups rows by ids. Natural
-federations are read by `natural_federation`, `leaf_federation`, `tff_federation`,
-`pfl_federation` and `shakespeare_federation`.
-No transformation here is chosen from the values; `preprocess` says why, and what to use instead.
+which client. `partition` makes artificial federations, and `by_client` groups rows by ids.
+`natural_federation`, `leaf_federation`, `tff_federation`, `pfl_federation` and
+`shakespeare_federation` read natural federations.
+No function here fits a transformation to the data; `preprocess` says why, and what to use instead.
 """
 
 from typing import TYPE_CHECKING

@@ -11,11 +11,11 @@ _END = object()
 
 
 def ahead(items: Iterator[_T]) -> Generator[_T]:
-  """Yields the same items. A thread makes each one while the caller uses the one before.
+  """Yields the items of `items`. A thread makes the next item while the caller uses this one.
 
-  The thread is at most one item ahead, so at most two items are in memory beside the caller's.
-  What `items` raises is raised here, in its turn. The thread ends with the last item, or when
-  this iterator is closed, after the item that is being made.
+  The thread is at most one item ahead, so at most two items are in memory beside the caller's item.
+  An error of `items` is raised here, after the items before it. The thread ends after the last
+  item. If this iterator is closed earlier, the thread first finishes the item that it is making.
 
   >>> list(ahead(iter("abc")))
   ['a', 'b', 'c']
@@ -23,6 +23,6 @@ def ahead(items: Iterator[_T]) -> Generator[_T]:
   with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:
     coming = thread.submit(next, items, _END)
     while (item := coming.result()) is not _END:
-      # The next item is started before this one is handed out.
+      # The next item is started before this item is yielded, so both sides work at the same time.
       coming = thread.submit(next, items, _END)
       yield item  # type: ignore[misc]

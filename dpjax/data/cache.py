@@ -1,8 +1,9 @@
 """Features on disk, so that the next run on the same data need not compute them again.
 
 A file holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
-read it (0700, files 0600). A file holds its key, a digest of data and settings that is itself as
-secret as the data; its name is random. Nothing is ever evicted: the user must empty the folder.
+read it (0700, files 0600). A file also holds its key, a digest of data and settings. The key is as
+secret as the data, so file names are random. Nothing is ever evicted: the user must empty the
+folder.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _MAGIC = "dpjax features 1"
 
 
 def folder() -> pathlib.Path | None:
-  """Returns $DPJAX_CACHE_DIR, or None where features are not kept."""
+  """Returns the path in $DPJAX_CACHE_DIR. None: the variable is unset, and no features are kept."""
   named = os.environ.get(VARIABLE)
   return pathlib.Path(os.path.expanduser(named)) if named else None
 
 
 def key(data: bytes, *settings: object) -> bytes:
-  """Returns the key of features: a digest of their data and of every input of their
-  computation.
+  """Returns the key of features: a SHA-256 of `data`, the digest of the data, and of all settings
+  that determine the features.
 
   >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
   (True, False)
@@ -54,27 +55,29 @@ def rows(
   make: Callable[[], Iterable[np.ndarray]],
   tell: Callable[[str], None] = lambda line: None,
 ) -> Rows:
-  """Returns float32 rows [n, *features] from a folder; missing ones are first computed and
-  stored.
+  """Returns float32 rows [n, *features] from a folder. If the folder lacks them, they are first
+  computed and stored.
 
   Args:
+    where: path of the folder.
     wanted: `key` of the features.
-    make: computes the rows, as arrays that have `shape` when joined. It is called if the rows are
-      missing, cut short or damaged.
-    tell: called with a line that says what was found or done.
+    shape: shape of all rows, (n, *features).
+    make: function that yields the rows as arrays, which together have `shape`. It is called if the
+      rows are missing, cut short or damaged.
+    tell: function that is called with a line about what was found or done.
 
   A file appears only when it is complete: it is written under another name, then renamed. Its
-  content is compared with a digest when it is opened. One process at a time computes.
+  content is compared with a digest when it is opened. Only one process at a time computes.
 
   Raises:
-    UserError: a path that cannot be a folder, or a folder that is open to others or full.
+    UserError: a path that cannot be a folder, a folder that other users may access, or a full disk.
   """
   check_folder(where)
   stored = _look(where, wanted, shape, tell)
   if stored is not None:
     return stored
   with _alone(where, tell):
-    # Checked again under the lock: another process may have been faster.
+    # The folder is read again under the lock: another process may have stored the features.
     stored = _look(where, wanted, shape, tell)
     if stored is not None:
       return stored
@@ -86,7 +89,11 @@ def rows(
 
 
 def check_folder(where: pathlib.Path) -> None:
-  """Makes the folder. Raises UserError if `where` cannot be a folder, or is open to others."""
+  """Makes the folder if it is missing, for its owner alone (mode 0700).
+
+  Raises:
+    UserError: `where` cannot be a folder, or other users may access it.
+  """
   validate.folder(**{VARIABLE: where})
   with _refused(where):
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,7 +134,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _head(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the head of a file; {} where dpjax did not write it, or another version did."""
+  """Returns the head of a file, or {} if the file is not in the current format of dpjax."""
   try:
     with path.open("rb") as file:
       head = json.loads(file.read(_HEAD))
@@ -146,7 +153,7 @@ def _look(
     head = _head(path)
     if head.get("key") != wanted.hex() or head.get("shape") != list(shape):
       continue
-    # A truncated file is removed below.
+    # A truncated file raises UserError here, and is removed below.
     with contextlib.suppress(UserError):
       opened = _opened(path, shape)
       if _digest(opened.chunks()) == head.get("sha256"):
@@ -174,16 +181,16 @@ def _written(
   shape: tuple[int, ...],
   make: Callable[[], Iterable[np.ndarray]],
 ) -> pathlib.Path:
-  # A random name: a digest of private data would show in the folder's listing.
+  # The name is random: a name made of the key would show a digest of private data.
   name = secrets.token_hex(8)
   partial = where / f"{name}{_PARTIAL}"
   with _refused(where):
-    # Readable by its owner alone, from the first byte on.
+    # The mode lets only the owner read the file, from its first byte on.
     raw = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
   try:
     with os.fdopen(raw, "wb", buffering=0) as file, _refused(where):
       _fill(file, wanted, shape, make())
-      # Flushed to disk before it gets its name, so a file of that name is whole.
+      # The file is flushed to disk before it is renamed, so a file with the final name is complete.
       os.fsync(file.fileno())
     done = partial.rename(where / f"{name}{_SUFFIX}")
   except BaseException:

@@ -1,4 +1,4 @@
-"""The one container of examples, and the function that makes it from arrays."""
+"""The container of examples, and the functions that make it from arrays and files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_x(x: Any) -> None:
       "one example must hold at least one number", field="x.shape", value=x.shape
     )
   if isinstance(x, Rows):
-    # `in_files` checks the rest as rows are read.
+    # The values are checked whenever rows are read; see `in_files`.
     return
   if x.dtype == np.float32 and not np.isfinite(x).all():
     bad = int(np.count_nonzero(~np.isfinite(x)))
@@ -85,7 +85,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _frozen_columns(x: Columns, vocab_size: int | None) -> Columns:
-  """Returns a dict of read-only views."""
+  """Returns the columns as read-only views. Raises UserError if `vocab_size` is given."""
   if vocab_size is not None:
     raise UserError(
       "must be left out where x is a dict: which of its arrays would it bound?",
@@ -97,13 +97,14 @@ def _frozen_columns(x: Columns, vocab_size: int | None) -> Columns:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-  """Examples: `len(d)`, and `d[i]`, `d[indices]` or `d[a:b]` -> `Example`.
+  """Examples with random access: `d[i]`, `d[indices]` and `d[a:b]` return an `Example`.
 
-  Checked when built: x and y are equally long, x is finite, labels lie in
-  [0, num_classes), tokens in [0, vocab_size). The arrays are read-only views. x may lie in
-  files (`Rows`): then it is checked whenever it is read, and labels alone are in memory. The
-  shape of one example, `num_classes`, `vocab_size` and `nominal_size` are taken as public; the
-  values, and under add-or-remove-one also `len(d)`, are not.
+  The constructor checks that x and y are equally long, x is finite, labels lie in
+  [0, num_classes), and tokens lie in [0, vocab_size). The arrays are read-only views. x may lie in
+  files (`Rows`): then it is checked whenever it is read, and only labels are in memory.
+
+  The shape of one example, `num_classes`, `vocab_size` and `nominal_size` are taken as public.
+  The values are secret, and under add-or-remove-one `len(d)` is secret, too.
 
   >>> d = from_arrays(np.zeros((4, 2, 2, 1)), [0, 1, 1, 0], num_classes=2)
   >>> d
@@ -116,22 +117,22 @@ class Dataset:
   5
   """
 
-  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`. Or
+  # An array or `Rows`: float32 [n, H, W, C] or [n, *features], or int32 tokens [n, T]. Or
   # `Columns`: a dict of arrays [n, ...], so that an example's x is a dict.
   x: Any
-  y: np.ndarray  # [n] int32 classes; or as `target` says
+  y: np.ndarray  # [n] int32 classes; for other kinds see `target`
   name: str
   num_classes: int
   split: str  # "train" | "test"
-  vocab_size: int | None = None  # for tokens; None: unknown
+  vocab_size: int | None = None  # number of token ids; None: unknown, or no tokens
   # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
-  # and contributes zero (replace_special). `Plan.batches` masks it. None: all are present.
+  # and contributes zero (replace_special). `Plan.batches` masks such rows. None: all are present.
   present: np.ndarray | None = None
   # The declared number of examples: a constant that does not follow from the rows, so
   # adding or removing a row does not change it. None: nothing is declared.
   nominal_size: int | None = None
-  # None: classes. Interval: y is float32 [n] in [-1, 1]. Labels: y is int32 [n, labels] of 0
-  # and 1. `num_classes` is then 1, or the number of labels: the outputs of a model.
+  # Kind of y. None: classes. Interval: y is float32 [n] in [-1, 1], and `num_classes` is 1.
+  # Labels: y is int32 [n, labels] of 0 and 1, and `num_classes` is the number of labels.
   target: Target | None = None
 
   def __post_init__(self):
@@ -177,10 +178,10 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """Returns the data set of these rows, in this order (indices, a slice or a boolean mask).
+    """Returns the rows at `indices` (numbers, a slice or a mask), in the order of `indices`.
 
-    It keeps `nominal_size`, so that a data set with one row less has the same plan. For a part
-    that is a data set of its own, declare another size: `part.declared(100)`.
+    It keeps `nominal_size`, so that a data set with one row less has the same plan. If the part
+    is used as a separate data set, declare its size: `part.declared(100)`.
     """
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
@@ -200,14 +201,14 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # A plain copy: the rows need no second check, and a known digest is kept.
+    # Unlike `replace`, `copy` neither checks the rows again nor drops a known digest.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same
 
   @property
   def in_memory(self) -> bool:
-    """Whether x is an array; otherwise it is `Rows`, read on request."""
+    """Whether x is in memory (an array or `Columns`); otherwise it is `Rows`, read on request."""
     return not isinstance(self.x, Rows)
 
   @property
@@ -222,7 +223,10 @@ class Dataset:
     return dataclasses.replace(self, x=self.x[:])
 
   def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
-    """Returns the data set with the rows of `by` [k] at distinct `indices` [k]."""
+    """Returns a copy with row i of `by` at `indices[i]`, and with the `num_classes` of `by`.
+
+    The indices are distinct. Raises UserError if x is a dict of arrays.
+    """
     if self.in_columns:
       raise UserError("is a dict of arrays, whose rows cannot be replaced", field="x")
     y = self.y.copy()
@@ -242,7 +246,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     )
   try:
     return np.asarray(value)
-  # NumPy raises ValueError for ragged nested lists, for example, and JAX TypeError for keys.
+  # For example, NumPy raises ValueError for ragged lists, and JAX raises TypeError for PRNG keys.
   except (ValueError, TypeError) as error:
     raise UserError(
       f"is not a rectangular array ({validate.first_line(error)})", field=name
@@ -275,7 +279,7 @@ def _as_features(value: Any) -> np.ndarray:
 
 
 def _as_columns(tree: dict[Any, Any]) -> Columns:
-  """Converts each array of a dict: images, floats and integers become float32 or int32."""
+  """Converts each array of a dict: images and floats become float32, wider integers int32."""
 
   def converted(place: str, leaf: Any) -> np.ndarray:
     array = _as_array(leaf, place)
@@ -304,16 +308,16 @@ def _as_labels(value: Any) -> np.ndarray:
 
 
 def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
-  """Makes a `Dataset` whose inputs stay in a source: like `from_arrays`, but a few rows at
-  a time.
+  """Makes a `Dataset` whose inputs stay in a source, which is read a few rows at a time.
 
   Args:
-    source: raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
+    source: source of raw rows [k, ...]: uint8 images, floats or tokens, as in `from_arrays`.
     y: integer labels [n].
-    more: `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
+    more: arguments `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
-    UserError: now, or when a row is read, as `from_arrays` would.
+    UserError: labels or inputs that `from_arrays` refuses; or a source in which a row depends on
+      the rows that are read with it. Inputs are checked when they are read.
 
   >>> class Grey:
   ...   def __len__(self): return 3
@@ -339,7 +343,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     )
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)
-  # dpjax's own sources read each row by itself.
+  # Only a user's source is checked: the sources of dpjax read each row independently.
   if type(source).__module__.partition(".")[0] != "dpjax":
     _check_apart(x)
   named: Any = {"name": "arrays", "split": "train"} | more
@@ -347,9 +351,10 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 
 
 def _check_apart(x: Rows) -> None:
-  """Raises UserError where a row of a user's source depends on the rows read with it.
+  """Raises UserError if rows 0 and 1 of a user's source change when they are read together.
 
-  Such a row would carry other records into its gradient, and no clipping would bound them.
+  The gradient of such a row would depend on other records, and no clipping would bound their
+  influence.
   """
   if len(x) < 2:
     return
@@ -357,7 +362,7 @@ def _check_apart(x: Rows) -> None:
   for _ in range(2):
     apart = np.concatenate([x[:1], x[1:2]])
     looks.append((apart.tobytes(), x[:2].tobytes()))
-  # A source that draws anew at each read has no fixed value to compare, so it passes.
+  # A source that returns random rows has no fixed values to compare, so it passes.
   if looks[0] == looks[1] and looks[0][0] != looks[0][1]:
     raise UserError(
       "source.read(places) must return the row of each place, in their order, whatever else is "
@@ -377,25 +382,25 @@ def from_arrays(
   nominal_size: int | None = None,
   target: Target | None = None,
 ) -> Dataset:
-  """A `Dataset` from anything NumPy can read as an array.
+  """Makes a `Dataset` from anything that NumPy can read as an array.
 
   Args:
-    x: uint8 images [n, H, W] or [n, H, W, C], divided by 255 (a missing channel axis is
-      added); or floats [n, *features], cast to float32 and otherwise left alone (finite;
-      scale them yourself, by public constants); or integer tokens [n, T], cast to int32. Or a
-      dict of such arrays, in which integers may have any shape [n, ...]: a model then gets a dict.
-    y: integer labels [n] in [0, num_classes); or what `target` says.
-    num_classes: number of classes. It is public, and never counted from the labels here.
-    target: None: classes. `Interval(lower, upper)`: y holds numbers [n] in their own units,
-      clipped to these public bounds. `Labels(names)`: y holds 0 and 1, [n, labels].
-    vocab_size: for tokens, an upper bound that they are checked against.
-    nominal_size: the public number of examples, declared by the one who holds the data: a constant
-      near n, never counted from the rows. Under add-or-remove-one, where n is a secret,
-      mechanisms use it in place of n.
+    x: inputs, of one of these kinds.
+      Images: uint8 [n, H, W] or [n, H, W, C], divided by 255; a missing channel axis is added.
+      Floats: finite [n, *features], cast to float32. Scale them yourself, by public constants.
+      Tokens: integers [n, T], cast to int32.
+      A dict of such arrays: a model gets a dict, and integers may have any shape [n, ...].
+    y: integer labels [n] in [0, num_classes); for other kinds see `target`.
+    num_classes: number of classes. It is public, and never counted from the labels.
+    target: kind of y. None: classes. `Interval(lower, upper)`: numbers [n], which are clipped to
+      these public bounds and scaled to [-1, 1]. `Labels(names)`: 0 and 1, [n, labels].
+    vocab_size: number of token ids: tokens must lie in [0, vocab_size). None: any id is allowed.
+    nominal_size: declared number of examples: a public constant near n, never counted from the
+      rows. Under add-or-remove-one, where n is a secret, mechanisms use it in place of n.
 
   Raises:
     UserError: one line, for every other dtype or shape, a non-finite value, or a label
-      out of range. Nothing is dropped or repaired.
+      out of range. No record is dropped or repaired.
     TypeError: neither `num_classes` nor `target` is given.
 
   >>> d = from_arrays(np.full((2, 3, 3), 255, np.uint8), [0, 9], num_classes=10)
@@ -409,7 +414,7 @@ def from_arrays(
   array([-0.5,  1. ], dtype=float32)
   """
   if target is None and num_classes is None:
-    # A TypeError, as Python raises for a missing argument.
+    # Python raises TypeError for a missing argument, too.
     raise TypeError(
       "from_arrays() needs num_classes=, or target=: counting private labels would let one "
       "record decide the shape of the model"

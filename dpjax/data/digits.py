@@ -1,7 +1,7 @@
 """The embedded data set: 1,797 real handwritten digits, in the file digits.npz beside this one.
 
 It is the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak 1998,
-UCI Machine Learning Repository, CC BY 4.0), with the numbers of `sklearn.datasets.load_digits`.
+UCI Machine Learning Repository, CC BY 4.0), with the same values as `sklearn.datasets.load_digits`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TEST_SIZE = 360
 
 
 def split_indices() -> tuple[np.ndarray, np.ndarray]:
-  """Returns (train [1437], test [360]): the beginning and the last 360 of one fixed permutation.
+  """Returns row numbers (train [1437], test [360]): the two parts of one fixed permutation.
 
   The permutation depends on nothing but this file. `RandomState` is used because NumPy
-  freezes its stream for ever, which it does not guarantee for `default_rng`.
+  guarantees that its stream never changes, which `default_rng` does not guarantee.
 
   >>> train, test = split_indices()
   >>> len(train), len(test), len(np.intersect1d(train, test))
@@ -32,7 +32,7 @@ def split_indices() -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_digits() -> tuple[Dataset, Dataset]:
-  """Returns (train [1437, 8, 8, 1], test [360, 8, 8, 1]), with ten classes and pixels / 16."""
+  """Returns (train, test), x [1437, 8, 8, 1] and [360, 8, 8, 1]: pixels / 16, in ten classes."""
   with np.load(pathlib.Path(__file__).with_name("digits.npz"), allow_pickle=False) as held:
     pixels = held["pixels"]  # [1797, 64] uint8 in 0 .. 16
     labels = held["labels"].astype(np.int64)  # [1797]

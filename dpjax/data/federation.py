@@ -19,9 +19,9 @@ from dpjax.validate import UserError
 class Federation:
   """A data set and the rows that each client holds; nothing is copied per client.
 
-  `client(i)` gathers the rows of one client when asked, `indices[i]` names them, so that
-  `federation.dataset[federation.indices[i]]` is its `Example` batch. A client may be empty.
-  Rows that no client holds are allowed, rows that two hold are not.
+  `indices[i]` are the row numbers of client i, so `federation.dataset[federation.indices[i]]` is
+  the client's `Example` batch. `client(i)` copies these rows into a `Dataset`. A client may be
+  empty. A row may belong to no client, but not to two clients.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = from_arrays(np.arange(8.0).reshape(4, 2), [0, 1, 1, 0], num_classes=2)
@@ -67,7 +67,7 @@ class Federation:
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
-    """Numbers of examples, [num_clients]. Without differential privacy: do not release them."""
+    """Exact number of examples of each client, [num_clients]; do not release it."""
     return np.array([len(rows) for rows in self.indices], np.int64)
 
   @functools.cached_property
@@ -75,7 +75,11 @@ class Federation:
     return {name: position for position, name in enumerate(self.client_ids)}
 
   def position(self, client: int | str) -> int:
-    """Returns the place of a client, given by place or id. Raises UserError for unknown clients."""
+    """Returns the place in `indices` of a client, which is given by place or id.
+
+    Raises:
+      UserError: the client is unknown.
+    """
     if isinstance(client, str):
       if client not in self._positions:
         hint = validate.did_you_mean(client, self.client_ids)
@@ -91,17 +95,15 @@ class Federation:
     return int(client)
 
   def client(self, client: int | str) -> Dataset:
-    """Returns the examples of one client, by place or id: a new copy of its rows."""
+    """Returns a copy of the rows of one client, which is given by place or id."""
     return self.dataset.subset(self.indices[self.position(client)])
 
   def examples(self, client: int | str) -> Example:
-    """Returns the examples of one client as bare arrays [n_i, ...]: cheaper in a training
-    loop."""
+    """Returns the examples of one client as arrays [n_i, ...], faster than `client` does."""
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:
-    """Returns the federation of these clients only, over the same data set; `nominal_users`
-    stays."""
+    """Returns the federation of `clients` only, with the same data set and `nominal_users`."""
     places = [self.position(client) for client in clients]
     return Federation(
       self.dataset,

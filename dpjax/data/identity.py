@@ -1,8 +1,8 @@
-"""Identity of data: a digest of everything in them that training reads.
+"""Identity of data: a digest of everything that training reads.
 
-The digest is a fixed function of the data, without noise. Whoever sees it can confirm a guess of
-the whole data set, and so can whoever sees anything that follows from it without noise. So it is as
-secret as the data. `experiments.run.run_keys` derives keys from it; checkpoints hold it.
+The digest is a fixed function of the data, without noise. Whoever sees the digest, or a value that
+follows from it without noise, can confirm a guess of the whole data set. So the digest is as secret
+as the data. `experiments.run.run_keys` derives keys from the digest, and checkpoints hold it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-# Attribute: digest of the source from which `computed` made these data.
+# Name of the attribute that holds the digest of the data set given to `computed`.
 _ORIGIN = "_origin"
-# Attribute: the shape of an example before the rule of `computed`.
+# Name of the attribute that holds the shape of an example before `computed` changed it.
 _SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """Returns 32 bytes that differ if two training sets differ. As SECRET as the data.
+  """Returns the digest of a training set: 32 bytes, as SECRET as the data.
 
-  It covers inputs and labels (dtype, shape, every byte, in order), which rows are present, and what
-  one example is (classes, vocabulary, target). For a `Federation` it also covers which client, by
-  name and place, holds which rows. It covers neither names of data sets nor test data: nothing
-  that is trained or drawn depends on these. It reads everything once, at about a second for a
-  gigabyte.
+  Digests of different training sets differ. The digest covers inputs and labels (dtype, shape,
+  every byte, in order), which rows are present, and the kind of an example (classes, vocabulary,
+  target). For a `Federation` it also covers which client, by name and place, holds which rows. It
+  covers neither names of data sets nor test data: neither training nor sampling depends on these.
+  The function reads all data once, in about one second for each gigabyte.
 
   Args:
     data: a `Dataset` (anything with `x` and `y`), or a `Federation`.
@@ -57,17 +57,17 @@ def digest(data: Labelled | Federation) -> bytes:
     return origin
   kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
   target = getattr(data, "target", None)
-  # Data of classes keep the digest from before other targets existed.
+  # A data set of classes keeps the digest that it had before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
   arrays = [held.x, held.y]
   if isinstance(held.x, Columns):
-    # Names, too: which array is which input belongs to the data.
+    # The digest covers the names of the arrays, too: data with swapped inputs are other data.
     hashed.update(f"dict {[place for place, _ in held.x.named()]}".encode())
     arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
-  # Empty records change the digest, and so the noise: with equal noise, two runs would differ by
-  # the record alone. Without empty records, the digest is the one from before they were covered.
+  # Empty records change the digest, and so the noise: with equal noise, the difference of two runs
+  # would reveal the record. Data without empty records keep the digest of earlier versions.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
   for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
@@ -83,11 +83,11 @@ def _add(sha256: Any, array: np.ndarray | Rows) -> None:
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
-  """Returns `source` with other inputs, computed from its own by a public rule.
+  """Returns `source` with inputs `x`, which a public rule computed from the inputs of `source`.
 
-  The digest stays that of `source`, so that it does not depend on the last bits of the features,
-  which may differ between devices or numbers of threads. Callers must bind the rule to their keys
-  themselves (a run's keys depend on its whole config).
+  The digest stays that of `source`. So it does not depend on the last bits of the features, which
+  may differ between devices or numbers of threads. It does not cover the rule. So callers must make
+  their random keys depend on the rule (a run's keys depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)
@@ -96,7 +96,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   (True, False)
   """
   result = dataclasses.replace(source, x=x)
-  # Not a field: `replace` makes other data, and must drop it.
+  # These attributes are no fields: `replace` makes other data, and must drop them.
   object.__setattr__(result, _ORIGIN, digest(source))
   object.__setattr__(result, _SOURCE_SHAPE, tuple(source.x.shape[1:]))
   return result

@@ -4,15 +4,15 @@
     scans/train/healthy/0001.png      with split = "folders"
     scans/test/healthy/0907.png
 
-A declaration is a dict, or a TOML or JSON file of one. Its keys:
+A declaration is a dict, or a TOML or JSON file. Its keys:
 
 - `classes`: names of the folders, in the order of the labels.
 - `height`, `width`: size of the images.
 - `channels`: 1 (grey) or 3 (colours).
 - `resize`: whether images of another size are resized; by default they are refused.
-- `split`: "folders", or `test_share` and `salt`. A hash of the file's path in the folder
-  (healthy/0001.png) then chooses the split, and the folders of the classes lie in scans/ itself.
-- `num_examples`: a public number near that of the training images.
+- `split`: "folders", or a dict of `test_share` and `salt`. With the dict, a hash of the file's path
+  (healthy/0001.png) chooses the split, and the folders of the classes lie in scans/ itself.
+- `num_examples`: a public number near the number of training images.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 _KEYS = (
   "classes", "height", "width", "channels", "resize", "split", "num_examples",
 )  # fmt: skip
-# Largest number of pixels of an image before it is resized: more would be a malicious file.
+# Largest number of pixels of an image before it is resized. It stops small malicious files that
+# decode to huge images.
 _MOST_PIXELS = 2**27
-# Modes of Pillow that become grey or colours without a change of range. 16-bit images are
-# refused.
+# Pillow's pixel modes that convert to grey or RGB without a change of range. Images of other modes,
+# for example of 16 bits, are refused.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
@@ -56,7 +57,7 @@ class Images(NamedTuple):
 
 
 def parse(source: object) -> Images:
-  """Parses the declaration from a dict. Raises UserError that names the key.
+  """Returns the declaration that a dict holds. Raises UserError that names the wrong key.
 
   >>> parse({"classes": ["cat", "dog"], "height": 8, "width": 8, "channels": 1,
   ...        "split": "folders"}).resize
@@ -86,7 +87,7 @@ def parse(source: object) -> Images:
 
 
 def is_image_folder(path: pathlib.Path, declaration: tables.Declared = None) -> bool:
-  """Returns whether a folder contains images: it has a declaration, or one is given."""
+  """Returns whether a folder is read as images: a declaration is given, or lies in the folder."""
   return declaration is not None or (path / DECLARATION).is_file()
 
 
@@ -100,15 +101,16 @@ def image_folder(
 
   Args:
     path: path of the folder. Its files are taken class by class, in the order of their names;
-      hidden ones are left out.
-    declaration: what is public about it (see the module): a dict or the path of a file. None:
-      declaration.toml in the folder.
-    resident: True: in memory. False: images are decoded as they are drawn. None: size decides.
+      hidden files are left out.
+    declaration: public facts about the folder (see the module): a dict or the path of a file.
+      None: declaration.toml in the folder.
+    resident: place of the images. True: in memory. False: in their files, which are decoded when
+      they are drawn. None: the size decides.
 
-  Each image is converted on its own, whatever the others hold. Transparency is dropped.
+  Each image is converted independently of the other images. Transparency is dropped.
 
   Raises:
-    UserError: one line that names the file.
+    UserError: one line that names the file, or the key of the declaration.
   """
   path = pathlib.Path(path)
   source = path / DECLARATION if declaration is None else declaration
@@ -212,7 +214,7 @@ def _part(
 
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   """Decodes one file to uint8 pixels [height, width, channels]."""
-  # Imported here: Pillow is optional, and slow to import.
+  # Pillow is imported here, because it is optional and slow to import.
   with optional.needed():
     from PIL import Image
 
@@ -220,7 +222,7 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   validate.no_pipe(path / name, name)
   try:
     with Image.open(path / name, formats=("PNG", "JPEG")) as image:
-      # The header alone was read: nothing is decoded before its size is known.
+      # `open` reads only the header, so the size is checked before any pixel is decoded.
       if image.size != size and not declared.resize:
         raise UserError(
           f"{name}: is {image.size[0]} x {image.size[1]} pixels, not {size[0]} x {size[1]}; "
@@ -236,7 +238,7 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
       return np.asarray(pixels).reshape(size[1], size[0], declared.channels)
   except UserError:
     raise
-  # Pillow raises all of these for damaged files, SyntaxError included.
+  # Pillow raises all these errors for damaged files, SyntaxError included.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise UserError(
       f"{name}: is no readable image ({validate.first_line(error)})"

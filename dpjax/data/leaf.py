@@ -27,7 +27,7 @@ from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 # Place of the text in a row of Sent140: id, date, query, user, text.
 _TWEET = 4
-# Number of classes of a next character.
+# Number of classes where the label is the next character: one class for each byte.
 _BYTES = 256
 
 
@@ -38,7 +38,7 @@ class _Part(NamedTuple):
   x: np.ndarray  # [n, *features]
   y: np.ndarray  # [n]
   is_text: bool
-  next_character: bool  # y was a character
+  next_character: bool  # whether the file holds the labels as characters
 
 
 def leaf_federation(
@@ -54,19 +54,20 @@ def leaf_federation(
 
   Inputs are numbers (LEAF's images are rows of numbers in [0, 1]) or text as UTF-8 bytes (for
   Sent140 the tweet). Labels are integers or, for Shakespeare, the next character as one of 256
-  bytes. A user in several files is one client. The splits may have different users (LEAF's
-  -t user).
+  bytes. A user in several files is one client. The splits may have different users (option
+  -t user of LEAF).
 
   Args:
     data_dir: folder in which a relative `name` begins; None: the current folder.
     num_classes: number of classes, public and never counted: 62 for FEMNIST, 2 for Sent140.
     max_length: number of bytes kept of a text.
-    shape: shape of one example, where the files hold it as a row: (28, 28, 1) for FEMNIST.
+    shape: shape to which each row of numbers is reshaped, such as (28, 28, 1) for FEMNIST. None:
+      rows keep their shape.
     max_examples: as in `data.by_client`.
 
   Raises:
-    UserError: one line that names the file: no such folder (with the command that makes it),
-      a damaged file, users who are named twice in a file or lack x or y.
+    UserError: one line that names the file: a missing folder (with the command that makes it),
+      a damaged file, or a user who occurs twice in a file or lacks x or y.
   """
   integer_at_least(1, max_length=max_length)
   root = user_path(name, data_dir)
@@ -88,7 +89,7 @@ def _split(
   if not files:
     raise UserError(f"no *.json in {root / split}; {PREPARE}")
   parts = [part for path in files for part in _parts(path, max_length)]
-  # Users without examples remain clients, and have no kind.
+  # Users without examples remain clients, but do not show which kind the examples have.
   full = [part for part in parts if len(part.y)]
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:
@@ -142,7 +143,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   except UserError as error:
     raise error.at(f"{path.parent.name}/{path.name}") from error
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    # Shorter than elsewhere: the folder and what to do stand on this line, too.
+    # The reason is cut, because the same line also names the file and the command to run.
     why = f"{first_line(error, with_type=True):.90}"
     raise UserError(
       f"is no file of LEAF ({why}); {PREPARE}", field=f"{path.parent.name}/{path.name}"
@@ -150,7 +151,8 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """Refuses duplicate names: JSON would keep the last, and lose a user's first records."""
+  """Returns a dict of the pairs. Raises UserError if a name occurs twice: a dict would keep only
+  the last value, and so lose a user's first records."""
   mapping = dict(pairs)
   if len(mapping) != len(pairs):
     seen: set[str] = set()
@@ -164,7 +166,7 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
   ys = data["y"]
   if len(xs) != len(ys):
     raise UserError(f"user {user!r} has {len(xs)} x and {len(ys)} y")
-  # Sent140 keeps a tweet's fields in a list, its text among them.
+  # In Sent140, x is a list of the fields of a tweet, one of which is the text.
   is_tweet = lambda x: (
     isinstance(x, list) and len(x) > _TWEET and isinstance(x[_TWEET], str)
   )
@@ -176,7 +178,7 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = np.asarray(rows)
     # Values beyond float32 become infinite. `from_arrays` then raises an error.
     with np.errstate(over="ignore"):
-      # LEAF writes an image of only 0 and 1 without decimal points: integers would be tokens.
+      # LEAF writes images of only 0 and 1 as integers, which `from_arrays` would take as tokens.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)
   if not character:

@@ -1,13 +1,13 @@
 """Sentences of film reviews, and whether people found them positive.
 
-10,605 sentences of Rotten Tomatoes (Pang and Lee 2005), each rated by twenty people from -4 to 4
-(Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds them; its code
-is never run, only its texts read:
+There are 10,605 sentences of Rotten Tomatoes (Pang and Lee 2005). Twenty people rated each sentence
+from -4 to 4 (Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds the
+sentences. Its texts are read, but its code is never run:
 
   pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5
 
-The label is 1 where the mean rating is above 0. Every fifth sentence is for the test. The file has
-positive sentences first, so each split is shuffled, in a fixed order that depends on no text.
+The label is 1 where the mean rating is above 0. Every fifth sentence is in the test set. The file
+has positive sentences first, so each split is shuffled, in a fixed order that depends on no text.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TEST_EVERY = 5
 def load_movie_reviews(
   data_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """Loads (train, test): x int32 bytes [n, 256] of a sentence, y 1 for a positive one.
+  """Loads (train, test): x int32 bytes [n, 256] of a sentence; y is 1 for a positive sentence.
 
   Args:
-    data_dir: folder of vaderSentiment-0.5.zip; None: TFDS_DATA_DIR, or where TFDS prepares data.
+    data_dir: folder of vaderSentiment-0.5.zip. None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
 
   Raises:
-    UserError: the file is not there, or is another one.
+    UserError: the file is missing, or is not that of version 0.5.
 
   >>> load_movie_reviews("/nowhere")
   Traceback (most recent call last):
@@ -58,7 +58,7 @@ def load_movie_reviews(
   is_test = np.arange(len(rows)) % _TEST_EVERY == 0
   parts = []
   for split, mask in (("train", ~is_test), ("test", is_test)):
-    # Shuffled, so that the first rows, as `data.limit` takes them, have both labels.
+    # Rows are shuffled, so that the first rows, which `data.limit` keeps, have both labels.
     places = np.random.default_rng(0).permutation(np.flatnonzero(mask))
     dataset = from_arrays(
       x[places],
@@ -74,7 +74,9 @@ def load_movie_reviews(
 
 
 def parse(content: str) -> list[tuple[float, str]]:
-  """Parses lines of number, mean rating and sentence, separated by tabs.
+  """Returns (mean rating, sentence) of each line.
+
+  A line holds a number, the mean rating and the sentence, separated by tabs.
 
   >>> parse("1\\t2.5\\tA fine film.\\n2\\t-0.6\\tToo tepid\\n")
   [(2.5, 'A fine film.'), (-0.6, 'Too tepid')]
@@ -95,7 +97,7 @@ def _content(data_dir: str | os.PathLike[str] | None) -> str:
     raise UserError(
       f"there is no {path} ({error.strerror}); {INSTALL}, and give DIR as data_dir"
     ) from error
-  # The known file alone is unpacked.
+  # Only the file with the known digest is unpacked: another file could be malicious.
   if hashlib.sha256(held).hexdigest() != _SHA256:
     raise UserError(f"{path} must be the file of version 0.5; {INSTALL}")
   try:

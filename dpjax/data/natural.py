@@ -1,9 +1,9 @@
 """Natural federations: a field of the data names the owner of each record.
 
 All records with one id are one client, wherever they lie in the files and whether the id is text,
-bytes or a number. So user-level privacy protects people as far as each person has one id. Clients
-are sorted by id, and rows keep the order of the data. So what a client holds, and which of it is
-kept, depends on no other client's records.
+bytes or a number. User-level privacy protects an id: a person with two ids is two clients. Clients
+are sorted by id, and rows keep the order of the data. So the records that a client holds and keeps
+do not depend on the records of other clients.
 
 `natural_federation` reads any prepared data with a field that names the client;
 `leaf_federation`, `tff_federation` and `pfl_federation` read file formats that name the client of
@@ -41,11 +41,12 @@ def by_client(
   Rows of a client keep their order.
 
   Args:
-    client_ids: [n] text, UTF-8 bytes or integers: the owner of each example. b"7", "7" and 7
+    client_ids: owners of the examples [n], as text, UTF-8 bytes or integers. b"7", "7" and 7
       are one client.
-    sizes: for data in stretches of one client each, the number of examples of each stretch. Then
-      `client_ids` has one id for each stretch, and a stretch of size 0 makes an empty client.
-    max_examples: number of examples kept of each client, the first ones; public. None: all.
+    sizes: lengths of consecutive stretches of rows, each of one client. If they are given,
+      `client_ids` has one id for each stretch, and a stretch may have length 0.
+    max_examples: public upper limit on the examples of a client, of which the first are kept. None:
+      all are kept.
 
   Raises:
     UserError: one line: an id that is empty, or neither text nor an integer; a number of ids
@@ -74,7 +75,7 @@ def by_client(
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
     by_owner, first = _sorted(owners, 0)
-    # Number of earlier rows of the same owner.
+    # Number of earlier rows of the same owner, for each row.
     before = np.arange(len(by_owner)) - first[owners[by_owner]]
     kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)
@@ -93,6 +94,8 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
 def texts(client_ids: Iterable[Any]) -> list[str]:
   """Returns ids as text in one normal form, so that two spellings of one id become equal.
 
+  Raises UserError for an id that is empty, or neither text nor an integer.
+
   >>> texts([b"ann", "ann", 7, np.int64(7)])
   ['ann', 'ann', '7', '7']
   """
@@ -110,7 +113,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, plain_ids))
-    # Fails for a lone surrogate, which UTF-8 cannot encode.
+    # `encode` fails for a lone surrogate, which UTF-8 cannot encode.
     "".join(ids).encode()
   except UnicodeError as error:
     raise UserError(
@@ -128,12 +131,13 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  # One name in two spellings is one client.
+  # NFC makes names equal that differ only in how they encode a character, such as an accent.
   return unicodedata.normalize("NFC", text)
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:
-  """Returns both. Raises UserError if their examples differ in type or shape, or one has none."""
+  """Returns (train, test). Raises UserError if their examples differ in type or shape, or if train
+  or test is empty."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
     shapes = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
@@ -162,21 +166,22 @@ def natural_federation(
 ) -> Pair:
   """Loads (train, test) of prepared data, with one client for each value of field `client_id`.
 
-  Clients of the test need not be among those of the training.
+  Test clients need not be training clients.
 
   Args:
-    name, data_dir, max_length, num_classes: as in `data.load`. `name` is one of: a data set that
-      tensorflow-datasets has prepared (sentiment140, by "user"); the path of an `.npz`, whose
-      arrays "NAME_train" and "NAME_test" hold the ids for client_id="NAME"; the path of a table,
-      .csv, .tsv or .parquet, with a column NAME; `package.module:name`, a function of no
-      arguments that returns two `Federation`s.
+    name: one of the following.
+      A data set that tensorflow-datasets has prepared (sentiment140, with the field "user").
+      The path of an `.npz`, whose arrays "NAME_train" and "NAME_test" hold ids (NAME: `client_id`).
+      The path of a table (.csv, .tsv or .parquet) with a column `client_id`.
+      `package.module:name`: a function of no arguments that returns two `Federation`s.
+    data_dir, max_length, num_classes: as in `data.load`.
     client_id: name of the field; "" for a function.
     declaration: declaration of a table, as in `data.load`.
     max_examples: as in `by_client`, for each client in train and in test.
 
   Raises:
-    UserError: one line: as `data.load` and `by_client`, or there is no such field, or a declaration
-      of something else than a table.
+    UserError: one line: data that `data.load` or `by_client` refuses, a missing field, or a
+      declaration for data that are no table.
   """
   if declaration is not None and not tables.is_table(name):
     raise UserError(

@@ -1,4 +1,4 @@
-"""Your own data in one `.npz` file, with the four keys that Keras uses."""
+"""A user's data in one `.npz` file, or in a folder of its arrays, with the four keys of Keras."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-# Largest number of characters of an error that lists the names in a file.
+# Largest number of characters of the list of names in an error.
 _MOST_NAMES = 80
 _NO_HEADER = (
   MemoryError,  # it promises more than there is
@@ -41,15 +41,15 @@ _UNREADABLE = (
 
 
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-  """Context that attributes errors inside it to `name=`, a file or a data set.
+  """Returns a context that attributes errors inside it to `name=`, a file or a data set.
 
-  An error about `num_classes` stays as it is: the caller's own value is wrong or missing.
+  An error about `num_classes` is not changed: the caller's argument is wrong or missing.
   """
   return about("name", name, but=("num_classes",))
 
 
 def undeclared(where: str) -> UserError:
-  """Returns the error of data whose number of classes nobody declares.
+  """Returns the error for data whose number of classes nobody declares.
 
   >>> undeclared("'a.json' declares none").field
   'num_classes'
@@ -62,10 +62,11 @@ def undeclared(where: str) -> UserError:
 
 
 def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads the arrays of an archive by name. Raises UserError with the reason."""
+  """Returns {name: array} of an .npz archive. Raises UserError if it cannot be read."""
   no_pipe(path)
   try:
-    # Pickles can run code. NumPy does not close the file of a bad archive.
+    # Pickles can run code, so they are refused. NumPy does not close the file of a bad archive, so
+    # it is opened here.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
@@ -140,18 +141,18 @@ def _both(
 def load_npz(
   path: str | pathlib.Path, *, num_classes: int | None = None
 ) -> tuple[Dataset, Dataset]:
-  """Loads (train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
+  """Loads (train, test) from the arrays `x_train`, `y_train`, `x_test` and `y_test` of a file.
 
-  uint8 images are divided by 255; floats must be finite and are left alone. The number of
+  Inputs and labels may be of all kinds that `from_arrays` takes. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
   argument. It is never counted from the labels. The file may also declare two more integers:
   `vocab_size`, for models of tokens, and `num_examples`, the number of training examples that
-  mechanisms use. The shape of one example is public: it is that of the array.
+  mechanisms use. The shape of one example is taken from the array, and is public.
 
   Raises:
     UserError: one line: a missing or unreadable file; a missing key; a pickled (object) array; a
       wrong dtype or shape; NaN; splits that do not match; a number of classes that is not
-      declared, is declared twice differently, or is not above every label.
+      declared, has two different declarations, or is not above every label.
   """
   return _load(path, num_classes)[0]
 
@@ -159,7 +160,8 @@ def load_npz(
 def _load(
   path: str | pathlib.Path, num_classes: int | None, *fields: str
 ) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
-  """Returns both splits, and every array of the file."""
+  """Returns (train, test), and every array of the file by name. Raises UserError if the file lacks
+  one of `fields`."""
   path = pathlib.Path(path)
   with in_data(Verbatim(f"'{path}'")):
     arrays = arrays_of(path)
@@ -174,7 +176,8 @@ def _load(
 def load_npz_fields(
   path: str | pathlib.Path, field: str, num_classes: int | None = None
 ) -> tuple[tuple[Dataset, np.ndarray], tuple[Dataset, np.ndarray]]:
-  """Returns ((train, its FIELD_train), (test, its FIELD_test)), as `load_npz` with a column."""
+  """Returns ((train, column), (test, column)), where the columns are the arrays FIELD_train and
+  FIELD_test, one entry for each row. The splits are those of `load_npz`."""
   keys = (f"{field}_train", f"{field}_test")
   (train, test), arrays = _load(path, num_classes, *keys)
   return (train, arrays[keys[0]]), (test, arrays[keys[1]])
@@ -183,17 +186,16 @@ def load_npz_fields(
 def load_folder(
   path: str | pathlib.Path, *, num_classes: int | None = None, resident: bool | None = True
 ) -> tuple[Dataset, Dataset]:
-  """Loads an unpacked archive like `load_npz`: x_train.npy, y_train.npy and so on in a
-  folder.
+  """Loads (train, test) like `load_npz`, from a folder of x_train.npy, y_train.npy and so on.
 
   Args:
-    resident: True: in memory; False: x_train and x_test stay in their files and are read on
-      request; None: they stay in files if they are larger than a quarter of the memory.
+    resident: place of x_train and x_test. True: in memory. False: in their files, which are read
+      on request. None: an array stays in its file if it takes more than a quarter of the memory.
 
-  `np.lib.format.open_memmap` writes an x_train.npy that does not fit in memory.
+  `np.lib.format.open_memmap` can write an x_train.npy that does not fit in memory.
 
   Raises:
-    UserError: as `load_npz`.
+    UserError: as in `load_npz`; also an array in Fortran order.
   """
   path = pathlib.Path(path)
   with in_data(Verbatim(f"'{path}/'")):
@@ -225,7 +227,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
   if dtype.hasobject or (by_column and len(shape) > 1):
     reason = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
     raise UserError(f"{path.name}: {reason}, so its rows cannot be read by place")
-  # Checked before any allocation: a header can claim any number of bytes.
+  # The size is checked before any allocation: a header can claim any number of bytes.
   promised = math.prod(shape) * dtype.itemsize
   if min(shape, default=0) < 0 or promised > size:
     raise UserError(
@@ -235,7 +237,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """Returns the array, or the file of inputs that stay on disk. Sizes count 4 bytes a number."""
+  """Returns the array, or the file if its inputs stay on disk. A number counts as 4 bytes."""
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

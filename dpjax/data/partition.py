@@ -1,7 +1,7 @@
 """Partitions of a labelled data set over clients, and how much clients differ.
 
 A partition is a list of index arrays, one for each client, and a pure function of
-(labels, seed): the same call gives the same clients on every machine and NumPy. Every
+(labels, seed): the same call gives the same clients on every machine and NumPy version. Every
 example goes to exactly one client.
 
 | partition        | what differs between clients            | source                       |
@@ -14,8 +14,9 @@ example goes to exactly one client.
 | `power_law`      | sizes: rank^-exponent                   |                              |
 | `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
 
-The two Dirichlet conventions share a name in the literature but are different distributions: the
-same alpha is more heterogeneous in one than in the other. So say which one you use.
+The two Dirichlet conventions share a name in the literature but are different distributions. The
+same alpha gives more heterogeneous clients in one convention than in the other. So publications
+should say which convention they use.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ _MAX_REDRAWS = 1_000
 
 
 def heterogeneity(histograms: np.ndarray) -> float:
-  """Mean total-variation distance between clients' label shares and the overall shares.
+  """Returns the mean total-variation distance of clients' label shares from the overall shares.
 
-  In [0, 1 - smallest share of a class]; 0 for clients that are all alike. The mean is over
-  clients that hold something, each counted once whatever its size. Finite clients always differ a
-  little: compare the value with that of `iid` for the same sizes.
+  The distance lies in [0, 1 - smallest share of a class]; 0: all clients have the same shares.
+  Each client that holds examples counts once, whatever its size. Small clients differ by chance,
+  so compare with the value of `iid` for the same sizes.
+
+  Args:
+    histograms: class counts of the clients, [clients, classes].
 
   >>> heterogeneity(np.array([[2, 0], [0, 2]])), heterogeneity(np.array([[1, 1], [2, 2]]))
   (0.5, 0.0)
@@ -77,11 +81,11 @@ def dirichlet(
 
   A smaller alpha gives fewer classes per client, and sizes differ too. As in NIID-Bench, a client
   that already holds n / num_clients examples gets none of the later classes. The whole draw is
-  repeated until every client has `min_size`. alpha=inf is `iid`.
+  repeated until every client has `min_size` examples. alpha=inf is `iid`.
   Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
 
   Raises:
-    UserError: fewer than num_clients * min_size examples, or no such draw in 1,000.
+    UserError: fewer than num_clients * min_size examples, or 1,000 draws without success.
 
   >>> labels = np.repeat(np.arange(10), 100)
   >>> parts = dirichlet(labels, num_clients=10, alpha=0.1, seed=0)
@@ -104,7 +108,8 @@ def dirichlet(
   for _ in range(_MAX_REDRAWS):
     owners = _deal_classes(random, classes, len(labels), num_clients, alpha)
     if np.bincount(owners, minlength=num_clients).min() >= min_size:
-      # Shuffled first: a stable sort by owner then keeps a random order within each.
+      # Rows are shuffled, then sorted by owner. The sort is stable, so each client's rows stay in
+      # random order.
       order = random.permutation(len(owners))
       order = order[np.argsort(owners[order], kind="stable")]
       ends = np.cumsum(np.bincount(owners, minlength=num_clients))
@@ -120,13 +125,13 @@ def dirichlet(
 def dirichlet_hsu(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int
 ) -> Indices:
-  """Draws class shares of each CLIENT from Dir(alpha * shares of all); sizes are equal (Hsu 2019).
+  """Draws each CLIENT's class shares from Dir(alpha * overall shares); sizes are equal (Hsu 2019).
 
   alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
   alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its examples one by one by
-  its shares, without replacement. A class that is used up is drawn no more. If all classes of a
-  client are used up, it takes the rest in proportion. So late clients are more alike than their
-  shares are.
+  its shares, without replacement. An exhausted class is drawn no more. If all classes of a client
+  are exhausted, the client draws from the other classes in proportion to their remaining rows. So
+  the data of late clients are more alike than their drawn shares.
   alpha=inf is `iid`. Source: Hsu, Qi and Brown 2019, arXiv:1909.06335, section 4.
 
   >>> labels = np.repeat(np.arange(10), 100)
@@ -144,7 +149,7 @@ def dirichlet_hsu(
   for size in map(len, np.array_split(labels, num_clients)):
     taken = _draw_classes(random, _dirichlet(random, prior), left, size)
     left = left - taken
-    # Taken from the end of each queue: `left` counts the rest in front.
+    # Rows are taken from the end of each queue, so the first `left` rows of it remain.
     parts = [queue[end : end + count] for queue, end, count in zip(queues, left, taken)]
     clients.append(random.permutation(np.concatenate([_NO_ROWS, *parts])))
   return clients
@@ -153,9 +158,10 @@ def dirichlet_hsu(
 def shards(
   labels: HostArray, *, num_clients: int, seed: int, shards_per_client: int = 2
 ) -> Indices:
-  """Sorts rows by label, cuts them into shards, and gives each client some at random.
+  """Sorts rows by label, cuts them into shards, and gives each client random shards.
 
-  Sorting keeps the order of equal labels; shard sizes differ by at most one.
+  Every client gets `shards_per_client` shards, whose sizes differ by at most one row. Rows of equal
+  label keep their order.
   Source: McMahan et al. 2017, arXiv:1602.05629, section 3 (100 clients, 2 shards of 300).
 
   >>> parts = shards(np.repeat(np.arange(10), 20), num_clients=10, seed=0)
@@ -181,8 +187,8 @@ def quantity_skew(
 ) -> Indices:
   """Gives all clients the same label distribution, and sizes in shares drawn from Dir(alpha).
 
-  Empty clients happen. Every client first gets `min_size`, the shares deal out the rest.
-  alpha=inf is `iid`.
+  Every client first gets `min_size` examples; the shares divide the rest. With min_size=0, some
+  clients may be empty. alpha=inf is `iid`.
   Source: Li et al. 2022, arXiv:2102.02079, section 4.3.
 
   >>> parts = quantity_skew(np.zeros(1000), num_clients=5, alpha=0.3, seed=0, min_size=1)
@@ -200,10 +206,11 @@ def quantity_skew(
 def power_law(
   labels: HostArray, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Gives clients the same label distribution; the r-th largest has a share of r^-exponent.
+  """Gives clients the same label distribution, and sizes by a power law.
 
-  Which client is large is random; exponent=0 gives equal sizes. Every client first gets
-  `min_size`.
+  The r-th largest client has a share proportional to r^-exponent. The order of the clients is
+  random; exponent=0 gives equal sizes. Every client first gets `min_size` examples; the shares
+  divide the rest.
 
   >>> parts = power_law(np.zeros(1100), num_clients=3, exponent=1.0, seed=0)
   >>> sorted(map(len, parts))  # 1100 * (2, 3, 6) / 11
@@ -226,7 +233,7 @@ def feature_skew(
 ) -> Federation:
   """Gives each client a SYNTHETIC style: x -> a_i x + b_i + noise * i / num_clients * N(0, 1).
 
-  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client i = 1, 2, ...; the noise
+  a_i is uniform in 1 +- scale, and b_i in +-shift, for each client i = 1, 2, ...; the noise
   grows with i, as in NIID-Bench. The skew is not natural, so the data set is renamed to
   "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
   Source: Li et al. 2022, arXiv:2102.02079, section 4.2 (the noise; the affine part is ours).
@@ -259,7 +266,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 def _random(seed: int) -> np.random.RandomState:
-  """Returns a `RandomState`, whose stream NumPy never changes, unlike that of
+  """Returns a `RandomState`, whose stream NumPy never changes, unlike the stream of
   `default_rng`."""
   validate.integer_at_least(0, seed=seed)
   return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(int(seed))))
@@ -278,14 +285,15 @@ def _start(
 
 
 def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
-  """Draws from Dir(alpha) for any alpha > 0: gamma(a) = gamma(a + 1) U^(1/a), as logarithms.
+  """Draws shares from Dir(alpha) for any alpha > 0, with logarithms of gamma variables.
 
-  `RandomState.dirichlet` divides 0 by 0 if all gammas underflow (alpha below about 0.001).
+  Gamma(a) is distributed like Gamma(a + 1) U^(1/a), U uniform in (0, 1). `RandomState.dirichlet`
+  divides 0 by 0 if all gamma variables underflow (alpha below about 0.001).
   """
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))
   ) / np.maximum(alpha, np.finfo(float).tiny)
-  # Divided by the largest weight, so that one is 1 and none overflows.
+  # Weights are divided by the largest weight, so none overflows and their sum is at least 1.
   weights = np.exp(logs - logs.max())
   return weights / weights.sum()
 
@@ -301,7 +309,7 @@ def _deal_classes(
   num_clients: int,
   alpha: float,
 ) -> np.ndarray:
-  """Draws the NIID-Bench partition once: the owner of each row, [n]."""
+  """Draws one partition as NIID-Bench does. Returns the owner of each row, [n]."""
   owners = np.zeros(num_examples, np.int64)
   held = np.zeros(num_clients, np.int64)
   for rows in classes:
@@ -318,8 +326,8 @@ def _deal_classes(
 def _draw_classes(
   random: np.random.RandomState, shares: np.ndarray, left: np.ndarray, size: int
 ) -> np.ndarray:
-  """Draws the number of rows of each class, [classes]: `size` draws by `shares`, with no class
-  overdrawn."""
+  """Draws the number of rows of each class, [classes]: `size` draws by `shares`, at most `left` of
+  each class."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:
     remaining = left - taken
@@ -332,7 +340,7 @@ def _draw_classes(
 
 
 def _counts(total: int, shares: np.ndarray) -> np.ndarray:
-  """Integers near total * shares that sum to total."""
+  """Returns integers that are near total * shares and have the sum `total`."""
   # Cumulative sums are rounded, not shares, so the counts add up to the total.
   ends = np.round(np.cumsum(shares) * total).astype(np.int64)
   ends[-1] = total
@@ -342,7 +350,7 @@ def _counts(total: int, shares: np.ndarray) -> np.ndarray:
 def _cut(
   random: np.random.RandomState, num_examples: int, shares: np.ndarray, min_size: int
 ) -> Indices:
-  """Cuts a permutation: each client gets min_size rows and a share of those left over."""
+  """Cuts a random permutation: each client gets `min_size` rows and its share of the other rows."""
   validate.integer_at_least(0, min_size=min_size)
   remaining = num_examples - min_size * len(shares)
   if remaining < 0:

@@ -1,7 +1,7 @@
 """Data sets that tensorflow-datasets (TFDS) has written to disk, read without TensorFlow.
 
 Reading needs array_record files (`python -m launch.prepare` writes them) and Pillow.
-Nothing here downloads.
+Nothing here downloads data.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 
-# Names that errors and lists display.
+# Names of data sets that errors and lists display.
 COMMON = tuple(PUBLISHED)
-# Records decoded at once: it bounds the memory of decoded Python objects.
+# Number of records decoded at once, which bounds the memory of decoded Python objects.
 _CHUNK = 1_000
-# Possible names of a class in features.json.
+# Keys of features.json whose value names a class.
 _CLASS_KEYS = ("pythonClassName", "python_class_name")
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
@@ -44,19 +44,19 @@ def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
 
 
 def is_prepared(name: str, root: pathlib.Path) -> bool:
-  """Whether some version of this data set lies under root, as TFDS lays it out."""
+  """Returns whether TFDS has written some version of the data set `name` under `root`."""
   match = _NAME.fullmatch(name)
   if not match:
     return False
   infos = (root / match["folder"]).rglob("dataset_info.json")
-  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one.
+  # TFDS renames the folder at the end, so a stopped download leaves "incomplete" in its name.
   return any("incomplete" not in info.parent.name for info in infos)
 
 
 def check_known(name: str) -> None:
-  """Raises UserError, with the nearest name, unless dpjax or TFDS knows this data set. Works
-  offline."""
-  # Imported here: it is slow.
+  """Raises UserError, with the nearest name, unless dpjax or TFDS knows the data set `name`. It
+  needs no network."""
+  # TFDS is imported here, because its import is slow.
   with optional.needed():
     import tensorflow_datasets as tfds
 
@@ -80,14 +80,14 @@ def prepare_command(name: str, root: pathlib.Path) -> str:
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-  # Pillow is used in place of OpenCV, so the advice is not needed.
+  # TFDS advises to install OpenCV. Pillow is used in its place, so the advice is hidden.
   advice = "OpenCV is not installed" in record.getMessage()
   return record.levelno >= logging.WARNING and not advice
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Silences TFDS's notes on its own progress, which go through absl's logger."""
+  """Hides the progress messages of TFDS, which go through absl's logger; warnings stay visible."""
   from absl import logging as absl_logging
 
   logger = absl_logging.get_absl_logger()
@@ -100,7 +100,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Turns any error into a UserError of one line: TFDS and its libraries raise many types."""
+  """Turns any error in the block into a UserError of one line. TFDS and its libraries raise many
+  types of errors."""
   try:
     with in_data(name):
       yield
@@ -117,8 +118,10 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
 
 
 def check_features(name: str, root: pathlib.Path) -> None:
-  """Raises UserError where a features.json names a class from outside tensorflow-datasets.
-  TFDS would import that module, which runs code of the file's author."""
+  """Raises UserError if a features.json names a class from outside tensorflow-datasets.
+
+  TFDS would import the module of the class, which runs code of the file's author.
+  """
   match = _NAME.fullmatch(name)
   folder = root / (match["folder"] if match else name)
   for path in sorted(folder.rglob("features.json")):
@@ -132,8 +135,10 @@ def check_features(name: str, root: pathlib.Path) -> None:
 
 
 def _classes_named(data: Any) -> Iterator[Any]:
-  """Yields every class named in JSON data of features, in today's layout and the older
-  ones. One older layout holds JSON as text."""
+  """Yields every class named in JSON data of features, in the current and in older layouts.
+
+  One older layout holds JSON as text, which is parsed, too.
+  """
   if isinstance(data, str) and data.lstrip()[:1] in ("{", "["):
     with contextlib.suppress(ValueError):
       yield from _classes_named(json.loads(data))
@@ -142,8 +147,8 @@ def _classes_named(data: Any) -> Iterator[Any]:
       yield from _classes_named(entry)
   elif isinstance(data, dict):
     for key, value in data.items():
-      # An older layout says "type". A feature may have that name, too, but is then a
-      # mapping.
+      # In an older layout the key is "type". A feature may be called "type", too, but its value is
+      # a mapping.
       if key in _CLASS_KEYS or (key == "type" and not isinstance(value, dict)):
         yield value
       yield from _classes_named(value)
@@ -158,7 +163,7 @@ def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
 
 
 def split_sizes(name: str, root: pathlib.Path) -> dict[str, int]:
-  """Reads the number of examples in each split from the files themselves."""
+  """Returns {split: number of examples}, read from the files themselves."""
   with _quiet(), _one_line_errors(name, root):
     return {split: len(source) for split, source in _open(name, root).items()}
 
@@ -174,8 +179,8 @@ def _pick_splits(sources: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _pick_keys(info: Any) -> tuple[str, str]:
-  """Returns (input, label): TFDS's supervised keys where it names two, else the usual
-  names."""
+  """Returns the names (input, label): the supervised keys of TFDS if there are two, else the usual
+  names. Raises UserError if the features have neither."""
   keys = info.supervised_keys
   if isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(k, str) for k in keys):
     return keys
@@ -208,8 +213,8 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 
 
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-  """Parses tf.train.Examples, as stored, into features by name."""
-  # Imported here: it is slow.
+  """Parses stored tf.train.Examples, and yields for each one a mapping from name to feature."""
+  # The module is imported here, because its import is slow.
   with optional.needed():
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -223,8 +228,11 @@ def stored_values(feature: Any) -> Any:
 
 
 class _Records:
-  """Inputs of a split as tensorflow-datasets decodes them, read by place. This is several
-  times faster than its own reader, which decodes every feature of a record."""
+  """Source of the inputs of a split, decoded as tensorflow-datasets does.
+
+  It is several times faster than the reader of tensorflow-datasets, which decodes every feature of
+  a record.
+  """
 
   def __init__(self, source: Any, key: str, max_length: int, errors: Callable[[], Any]):
     self._records = source.data_source
@@ -243,18 +251,18 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """Returns all places, in groups that fit in memory."""
+    """Returns all places, in groups whose records fit in memory."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:
-    """Returns records as they are stored."""
+    """Yields the features of the records at `places`, as they are stored."""
     return stored_features(self._records.__getitems__(places.tolist()))
 
   def read(self, places: np.ndarray) -> np.ndarray:
     with _quiet(), self._errors():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
       decoded = self._decode([self._feature.decode_example_np(value) for value in stored])
-      # Compared after the read, so that data from changed files are not used.
+      # Files are compared after the read, so that data from changed files are not used.
       if self._identity() != self._known:
         raise UserError(
           "its files have changed since they were opened; a run is bound to its data, bring "
@@ -263,7 +271,8 @@ class _Records:
     return decoded
 
   def columns(self, *keys: str) -> tuple[list[Any], ...]:
-    """Reads features with one number or text per record, as stored, in one pass."""
+    """Returns a list of stored values for each key, with one number or text for each record. All
+    keys are read in one pass."""
     values_of_keys: tuple[list[Any], ...] = tuple([] for _ in keys)
     for places in self.parts():
       for example in self.examples(places):
@@ -280,7 +289,8 @@ def _read_all(
   resident: bool | None,
   *field: str,
 ) -> tuple[tuple[Dataset, list], tuple[Dataset, list]]:
-  """Returns both splits, each with its values of `field`; without a field, an empty list."""
+  """Returns (train, values) and (test, values), with the values of `field` in the split, or [] if
+  no field is given."""
   sources = _pick_splits(_open(name, root))
   info = sources[0].dataset_info
   keys = _pick_keys(info)
@@ -295,13 +305,13 @@ def _read_all(
     raise undeclared(f"{name!r:.80} declares none")
   errors = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, errors) for source in sources]
-  # The first record determines the type of all.
+  # The first record determines the type of all records.
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
   vocab_size = text.VOCAB_SIZE if is_text else None
   parts = []
   for split, part in zip(("train", "test"), records):
-    # Labels are read alone, since the inputs may stay in their files.
+    # Labels are read without inputs, since the inputs may stay in their files.
     column, *asked = part.columns(keys[1], *field)
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
@@ -354,6 +364,7 @@ def load_prepared_fields(
   max_length: int,
   num_classes: int | None = None,
 ) -> tuple[tuple[Dataset, list], tuple[Dataset, list]]:
-  """Loads ((train, its values of `field`), (test, its values)), as `load_prepared` does."""
+  """Loads ((train, values), (test, values)) as `load_prepared` does, with the values of `field` in
+  each split."""
   with _quiet(), _one_line_errors(name, root):
     return _read_all(name, root, max_length, num_classes, True, field)

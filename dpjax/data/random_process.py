@@ -1,11 +1,11 @@
 """Images of random processes: public data for pre-training before private images.
 
-Tang et al. (2023), "Differentially private image classification by learning priors from random
-processes" (arXiv 2306.06076), pre-train on images that no camera took. Baradad et al. (2021)
-compare processes, and this is one of them: dead leaves with textures. Leaves fall on a ground
-and cover each other; ground and leaves are coloured noise of a spectrum. A class is one process:
-its leaves' shape, size and number, its palette, and the slope and direction of its spectrum. The
-task is to tell which process made an image (as Kataoka et al. 2020 do with fractals).
+Tang et al. (2023, "Differentially private image classification by learning priors from random
+processes", arXiv 2306.06076) pre-train on images that no camera took. Baradad et al. (2021)
+compare processes. This module draws one of them: dead leaves with textures. Leaves fall on a
+ground and cover each other; ground and leaves have textures of coloured noise. A class is one
+process: the shape, size and number of leaves, the palette, and the slope and direction of the noise
+spectrum. The task is to tell which process made an image (as Kataoka et al. 2020 do with fractals).
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ _SEED = 0
 
 
 class Process(NamedTuple):
-  """A class: the parameters that its images share. Each image draws the others."""
+  """Parameters of a class, which its images share. Other parameters are drawn for each image."""
 
-  leaves: int  # that fall on an image
+  leaves: int  # number of leaves that fall on an image
   size: tuple[float, float]  # least and largest half width of a leaf, as a part of the side
-  norm: float  # a leaf is a ball of it: 1 a diamond, 2 an ellipse, 8 nearly a box
+  norm: (
+    float  # p of the p-norm whose ball is a leaf: 1 a diamond, 2 an ellipse, 8 nearly a box
+  )
   aspect: float  # length / width of a leaf, and of the spectrum's frequencies
-  angle: float  # of the spectrum's direction, radians
+  angle: float  # direction of the spectrum, radians
   slope: float  # amplitudes fall as 1 / frequency ** slope
-  contrast: float  # of the texture, beside the colours of 0 to 1
+  contrast: float  # factor of the texture, which is added to colours in [0, 1]
   palette: np.ndarray  # [3, C]: colours of ground and leaves
 
 
 def drawn_process(random: np.random.Generator, channels: int) -> Process:
-  """Draws a class. Each of its parameters is uniform in a fixed range.
+  """Draws the parameters of a class from fixed distributions.
 
   >>> drawn_process(np.random.default_rng(0), 3).palette.shape
   (3, 3)
@@ -78,7 +80,10 @@ def images_of(
 
 
 def _falling(process: Process, height: int, width: int) -> np.ndarray:
-  """Returns 1 / amplitude [H, W]: frequency ** slope, stretched along the direction."""
+  """Returns frequency ** slope, [H, W]: 1 / amplitude of a texture at each frequency.
+
+  The component of a frequency along `angle` is first multiplied by `aspect`.
+  """
   down = np.fft.fftfreq(height)[:, None]
   right = np.fft.fftfreq(width)
   cos = np.cos(process.angle)
@@ -86,7 +91,7 @@ def _falling(process: Process, height: int, width: int) -> np.ndarray:
   along = cos * right + sin * down
   across = cos * down - sin * right
   frequency = np.hypot(process.aspect * along, across)
-  # The constant part gets amplitude 0: a texture has no mean colour of its own.
+  # The constant part gets amplitude 0, so that a texture does not change the mean colour.
   frequency[0, 0] = np.inf
   return frequency**process.slope
 
@@ -122,11 +127,15 @@ def load_random_process(
   per_class: int = PER_CLASS,
   test_per_class: int = TEST_PER_CLASS,
 ) -> tuple[Dataset, Dataset]:
-  """Draws (train, test) of random processes: the same at every call, from nobody's data.
+  """Draws (train, test) of random processes: the same at every call, without anyone's data.
+
+  The name "random_process" means the defaults here. For other sizes, name a function of yours:
+  `data.name=mine:make`.
 
   Args:
-    shape: (H, W, C) of an image. The name "random_process" means the defaults here. A function of
-      yours may return other data: `data.name=mine:make`.
+    shape: shape (H, W, C) of an image.
+    per_class: number of training images of each class.
+    test_per_class: number of test images of each class.
 
   >>> train, test = load_random_process((8, 8, 1), num_classes=3, per_class=4)
   >>> train
@@ -134,7 +143,7 @@ def load_random_process(
   """
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
-  # PCG64 by name, since NumPy may change its default generator.
+  # PCG64 is named, since NumPy may change its default generator.
   random = np.random.Generator(np.random.PCG64(_SEED))
   height, width, channels = shape
   each = per_class + test_per_class

@@ -1,4 +1,4 @@
-"""Loading of a data set by its name: two splits."""
+"""Loading of (train, test) of a data set by its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.published import PUBLISHED, as_published_test, is_embedded, nominal_size
 from dpjax.validate import UserError
 
-# Name -> (train, test), for data that need no folder.
+# Loaders of (train, test) by name, for data sets that need no folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
   name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
 }
@@ -29,10 +29,10 @@ def load(
   resident: bool | None = True,
   declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
-  """Loads (train, test): x float32, as images [n, H, W, C] in [0, 1], or int32 tokens [n, T].
+  """Loads (train, test): x is float32 (images [n, H, W, C] in [0, 1]) or int32 tokens [n, T].
 
   Args:
-    name: one of
+    name: name or path of the data set, one of
       - "digits" (embedded: works offline on a fresh machine), or another name of `published`;
       - "random_process" (synthetic images, see `load_random_process`);
       - "shakespeare" (an error says how to get it; `shakespeare_federation` keeps the roles
@@ -44,27 +44,28 @@ def load(
         (`tables.table`), or in ".txt" (`text_files.text_file`);
       - a path that ends in "/": a folder of images (`image_folders.image_folder`), or of the
         arrays of an .npz (`npz.load_folder`);
-      - `package.module:name`, a user's own function of no arguments that returns the two.
+      - `package.module:name`, a user's function of no arguments that returns (train, test).
     data_dir: folder of prepared data; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets. A relative
-      path in `name` begins in `data_dir`, too; None: in the current folder.
-    max_length: for text, the number of bytes kept of each example (padded with 0).
-    num_classes: number of classes, for data that do not declare it; otherwise the declared one.
-      It is public, and never counted from the labels.
+      path in `name` begins in `data_dir`; None: in the current folder.
+    max_length: number of bytes kept of each text (padded with 0).
+    num_classes: number of classes, for data that do not declare it. For other data it must be None
+      or the declared number. It is public, and never counted from the labels.
     num_examples: declared number of training examples (`nominal_size`), for data that do not
-      declare it; otherwise the declared one. Published data declare it. It is public, and never
-      counted from the rows.
-    declaration: what is public about a table, a text or a folder of images, as a dict or the
-      path of a file; None: the file beside it.
-    resident: True: in memory. False: the inputs of prepared data and of folders are read on
-      request (`Rows`). None: read on request if larger than a quarter of the memory.
+      declare it. For other data, such as published data, it must be None or the declared number. It
+      is public, and never counted from the rows.
+    declaration: public facts about a table, a text or a folder of images, as a dict or the
+      path of a file. None: the declaration file beside or in the data.
+    resident: place of the inputs. True: in memory. False: in the files of prepared data or of a
+      folder, which are read on request (`Rows`). None: in the files if the inputs take more than a
+      quarter of the memory.
 
   The order of the records is that of the prepared files: public, and fixed. Nothing is
   ever downloaded here.
 
   Raises:
-    UserError: one line: an unknown name (with the nearest one); data that is not there (with
-      where it was looked for and the command that prepares it); a number of classes that nobody
-      declares; a number of classes or examples that is declared twice differently.
+    UserError: one line: an unknown name (with the nearest known name); missing data (with the
+      folder that was searched and the command that prepares the data); a number of classes that
+      nobody declares; a number of classes or examples with two different declarations.
 
   >>> train, test = load("digits")
   >>> train, test
@@ -98,7 +99,7 @@ def load(
   if None not in (num_examples, known) and num_examples != known:
     raise UserError(f"{name!r} declares {known}", field="num_examples", value=num_examples)
   declared = num_examples if known is None else known
-  # A user's texts under a published name are not published.
+  # A user's texts under a published name are no published test set.
   return train.declared(declared), test if user_texts else as_published_test(test, name)
 
 
@@ -148,15 +149,15 @@ def _load(
 def user_path(
   name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None
 ) -> pathlib.Path:
-  """Returns the path of a user's file or folder; a relative one begins in `data_dir`, else in the
-  current folder."""
+  """Returns the path of a user's file or folder. A relative path begins in `data_dir`, or without
+  it in the current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
 def takes_declaration(name: str) -> bool:
   """Returns whether data of this name may have a declaration of their public facts.
 
-  True for every folder, although one with the arrays of an .npz needs none.
+  It is True for every folder, although a folder with the arrays of an .npz needs no declaration.
 
   >>> [takes_declaration(name) for name in ("a.csv", "a.txt", "scans/", "a.npz", "mnist")]
   [True, True, True, False, False]
@@ -167,7 +168,7 @@ def takes_declaration(name: str) -> bool:
 def declared_at(
   declaration: tables.Declared, data_dir: str | os.PathLike[str] | None = None
 ) -> tables.Declared:
-  """Returns a declaration: a dict or None as it is, a path as `user_path` of it."""
+  """Returns a dict or None as it is, and a path as `user_path(path, data_dir)`."""
   if isinstance(declaration, str | os.PathLike):
     return user_path(declaration, data_dir)
   return declaration
@@ -176,8 +177,8 @@ def declared_at(
 def prepared_root(
   name: str, data_dir: str | os.PathLike[str] | None = None
 ) -> pathlib.Path:
-  """Returns the folder of a prepared data set. Raises UserError with the command if there
-  is none."""
+  """Returns the folder of a prepared data set. If it is missing, raises UserError with the command
+  that prepares it."""
   root = data.prepared.data_root(data_dir)
   if data.prepared.is_prepared(name, root):
     return root
@@ -200,7 +201,7 @@ def _of_user(datasets: Any, name: str) -> tuple[Dataset, Dataset]:
       field="data.name",
       value=name,
     )
-  # Where x is a dict, the shape of each array must match, by its name.
+  # If x is a dict, arrays of the same name must have the same shape.
   shapes = [
     (part.x.shapes if part.in_columns else part.x.shape[1:], part.num_classes)
     for part in datasets

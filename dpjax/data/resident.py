@@ -26,13 +26,14 @@ def _take(arrays: Any, indices: jax.Array) -> Any:
 
 
 class Resident:
-  """`x` and `y` of a data set as device arrays. `d[indices]` gathers on the device.
+  """Holds `x` and `y` of a data set as device arrays. `d[indices]` gathers rows on the device.
 
-  The values are those of indexing the data set itself.
+  The gathered values are the same as those of the data set on the host.
 
   Args:
-    everywhere: sharding over several devices, each of which gets the whole data set.
-    split: function that shards gathered rows over those devices; each gathers its own rows.
+    everywhere: sharding that places the whole data set on each of several devices.
+    split: function that shards gathered rows over these devices, so that each device gathers only
+      its part.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))
@@ -54,11 +55,11 @@ class Resident:
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
-    # Read by the masking of batches.
+    # The masking of batches reads `present`.
     self.present = getattr(dataset, "present", None)
-    # Read by the check of capacities.
+    # The check of capacities reads `nominal_size`.
     self.nominal_size = getattr(dataset, "nominal_size", None)
-    # With several devices each gets equally many rows, so there may be more than requested.
+    # Several devices get equally many rows each, so a batch may have more rows than requested.
     self.adds_rows = split is not None
 
   def __len__(self) -> int:
@@ -77,6 +78,6 @@ def resident_bytes(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> int:
 
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
   """Moves the data set to the device if it fits into `limit_bytes`. Larger data, and data
-  in files, are returned as they are. `placed` as in `Resident`, for several devices."""
+  in files, are returned as they are. `placed` holds `everywhere` and `split` of `Resident`."""
   fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return Resident(dataset, **placed) if fits else dataset

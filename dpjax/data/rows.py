@@ -1,6 +1,6 @@
 """Examples that stay in files, and are read on request by place.
 
-`Rows` stands where a NumPy array [n, ...] stands in a `Dataset`: it has a shape and a dtype,
+`Rows` can replace a NumPy array [n, ...] in a `Dataset`: it has a shape and a dtype,
 and `rows[indices]` is an array. Code that needs all rows at once gets an error (`__array__`), so
 that nothing reads a whole data set into memory by accident. Files are read, not mapped: a mapped
 file counts as memory of the process, and kills it with a bus error if the file is cut short.
@@ -22,12 +22,12 @@ import numpy as np
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
-# Bytes held at a time in a pass over all rows.
+# Number of bytes that are in memory at a time in a pass over all rows.
 CHUNK_BYTES = 2**24
 
 
 class RowSource(Protocol):
-  """A source of rows; called from one thread at a time."""
+  """A source of rows, which is called from one thread at a time."""
 
   def __len__(self) -> int: ...
   def read(self, places: np.ndarray, /) -> np.ndarray:
@@ -40,8 +40,8 @@ def _as_they_are(raw: np.ndarray) -> np.ndarray:
 
 
 def _indices(which: Any) -> np.ndarray:
-  """Converts places of rows, integers or a mask; raises IndexError, as NumPy does,
-  otherwise."""
+  """Returns places of rows (integers or a mask) as an array. For other indices, raises IndexError,
+  as NumPy does."""
   places = np.asarray(which)
   if isinstance(which, tuple) or (places.size and places.dtype.kind not in "iub"):
     raise IndexError(f"rows are read by integers, a slice or a mask, not by {which!r:.60}")
@@ -50,15 +50,15 @@ def _indices(which: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rows:
-  """[n, *features] that lie in a source: `rows[indices]`, `rows[a:b]` and `rows[mask]` read.
+  """Rows [n, *features] in a source, read by `rows[indices]`, `rows[a:b]` and `rows[mask]`.
 
   Args:
     source: source of all rows, before they are decoded.
-    features: shape of one row, decoded.
-    dtype: float32, or int32 for tokens, as in a `Dataset`.
-    decode: raw rows [k, ...] -> [k, *features], each by itself, so that a result does not depend
-      on the other rows. It raises UserError for invalid rows.
-    places: which rows of the source these are, in this order; None: all.
+    features: shape of one decoded row.
+    dtype: type of decoded rows: float32, or int32 for tokens, as in a `Dataset`.
+    decode: function from raw rows [k, ...] to rows [k, *features]. A decoded row must not depend on
+      the other raw rows. The function raises UserError for invalid rows.
+    places: places of the rows in the source, in their order; None: all rows of the source.
 
   >>> class Squares:
   ...   def __len__(self): return 1000
@@ -91,7 +91,7 @@ class Rows:
 
   @property
   def nbytes(self) -> int:
-    """Bytes of all rows, as if in memory."""
+    """Number of bytes that all rows would take in memory."""
     return math.prod(self.shape) * self.dtype.itemsize
 
   def __array__(self, *_: Any, **__: Any) -> np.ndarray:
@@ -112,17 +112,17 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    # A single number gives places of no axis, an array of several axes as many: read flat, reshape.
+    # A single number, or an array of several axes, is read as flat indices; the rows are reshaped.
     if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
       return self._read(wanted)
-    # Ascending, for sequential reads, with each row once.
+    # Each row is read once, in ascending order, so that files are read sequentially.
     places, back = np.unique(wanted, return_inverse=True)
     return self._read(places)[back]
 
   def _of_source(self, which: Any) -> np.ndarray:
-    """Places in the source for the given index, as NumPy would select rows of an array."""
+    """Returns the places in the source that an index selects, by NumPy's rules for arrays."""
     if self.places is not None:
       return self.places[which]
     if isinstance(which, slice):
@@ -154,7 +154,7 @@ class Rows:
     return decoded
 
   def subset(self, which: Any) -> Rows:
-    """Returns these rows, in this order, without reading them."""
+    """Returns the rows that `which` selects, in its order, without reading them."""
     return dataclasses.replace(self, places=self._of_source(which))
 
   def then(
@@ -162,20 +162,25 @@ class Rows:
     change: Callable[[np.ndarray], np.ndarray],
     features: tuple[int, ...] | None = None,
   ) -> Rows:
-    """Returns the rows with `change` applied to each one as it is read."""
+    """Returns the rows with `change` applied to each row when it is read.
+
+    Args:
+      change: function of rows [k, *features], which converts each row independently.
+      features: shape of one row after the change; None: it stays.
+    """
     before = self.decode
     shape = self.features if features is None else features
     return dataclasses.replace(self, decode=lambda raw: change(before(raw)), features=shape)
 
   def replaced(self, which: np.ndarray, rows: np.ndarray) -> Rows:
-    """Returns the rows with `rows` [k, *features] at distinct places `which` [k]; those are
-    held in memory."""
+    """Returns the rows with `rows` [k, *features] at distinct places `which` [k]. The new rows stay
+    in memory."""
     order = np.argsort(which)
     over = _Over(self, np.asarray(which)[order], np.asarray(rows)[order])
     return Rows(over, self.features, self.dtype)
 
   def chunks(self) -> Iterator[np.ndarray]:
-    """Yields all rows, in order, a few megabytes at a time."""
+    """Yields all rows, in order, in arrays of about 16 MiB."""
     size = max(1, CHUNK_BYTES // max(1, self.nbytes // max(1, len(self))))
     for start in range(0, len(self), size):
       yield self[start : start + size]
@@ -183,7 +188,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Over:
-  """A source in which rows in memory replace some of the stored ones."""
+  """A source in which rows in memory replace some of the stored rows."""
 
   below: Rows
   which: np.ndarray  # [k] ascending
@@ -200,8 +205,10 @@ class _Over:
 
 
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
-  """Whether examples of that many bytes are read only when drawn. With resident=False they are;
-  with None they are if they take more than a quarter of the machine's memory.
+  """Returns whether examples of `nbytes` bytes stay in their files until they are drawn.
+
+  With resident=False they do. With None they do if they would take more than a quarter of the
+  machine's memory.
 
   >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
   (False, True, True)
@@ -215,7 +222,7 @@ class File:
   """Rows of one shape and dtype, stored contiguously in a file from `offset` on.
 
   Raises:
-    UserError: when it is opened or read: it is not there, cut short, or has changed since.
+    UserError: the file is missing or cut short, or has changed between its opening and a read.
 
   >>> import tempfile
   >>> with tempfile.NamedTemporaryFile() as file:
@@ -240,7 +247,7 @@ class File:
       self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
       raise UserError(f"{self._label()} cannot be opened ({error.strerror})") from error
-    # Registered before anything below can fail, or the file would stay open.
+    # Closing is registered before anything below can fail, or the file would stay open.
     weakref.finalize(self, os.close, self._file)
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row
@@ -267,7 +274,7 @@ class File:
       for first, last in zip(starts, [*starts[1:], len(places)]):
         part = bytes_of[first * self._row : last * self._row]
         self._fill(part, self.offset + int(places[first]) * self._row)
-      # Compared after the read, so that data from an exchanged file are not used.
+      # The file is checked after the read, so that data from a changed file are not used.
       self.check()
     except OSError as error:
       reason = os.strerror(error.errno or errno.EIO)
@@ -284,8 +291,8 @@ class File:
       start = start + count
 
   def check(self) -> None:
-    """Raises UserError where the file has changed since it was opened. The noise of a run
-    is bound to the data that it read first."""
+    """Raises UserError if the file has changed since it was opened. The noise of a run is bound to
+    the data that the run read first."""
     if self._identity() != self._known:
       raise UserError(
         f"{self._label()} has changed since it was opened; a run is bound to its data, bring "

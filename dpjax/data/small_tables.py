@@ -1,8 +1,8 @@
 """Tables that packages ship: medicine and finance in seconds, without a download.
 
 The bounds of columns are round numbers around the ranges that scikit-learn's documentation
-publishes for these very rows. That is right for a published benchmark. For your own rows, take
-bounds from the values that a column can have, not from those in your rows.
+publishes for these very rows. That is right for a published benchmark. For private rows, take
+bounds from the values that a column can have, not from the values in the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
 
 Pair = tuple[Dataset, Dataset]
-# Four fifths are for training, chosen by the row number alone.
+# A hash of the row number alone chooses about four fifths of the rows for training.
 _SPLIT = {"test_share": 0.2, "salt": 0}
 _ISLP = "ISLP"
 # Upper bounds of (mean, standard error, worst) of each of ten features of a cell nucleus.
@@ -63,14 +63,14 @@ _DIABETES = {
 
 
 def _numbers(bounds: dict[str, Any]) -> dict[str, Any]:
-  """Returns declared columns of numbers, from name -> (lower, upper)."""
+  """Returns the declaration of columns of numbers, made of {name: (lower, upper)}."""
   return {name: {"lower": low, "upper": high} for name, (low, high) in bounds.items()}
 
 
 def _bundled(name: str, **options: Any) -> dict[str, Any]:
-  """Returns columns by name of a data set inside the scikit-learn wheel; its target is
-  `target`."""
-  # Imported here: it is slow.
+  """Returns the columns, by name, of a data set inside the scikit-learn wheel. The column `target`
+  holds its target."""
+  # scikit-learn is imported here, because its import is slow.
   with optional.needed():
     from sklearn import datasets
 
@@ -86,7 +86,7 @@ def load_breast_cancer() -> Pair:
       columns[label] = (0, upper)
   declared = {
     "columns": _numbers(columns),
-    # 0 is malignant.
+    # In scikit-learn's copy, 0 is malignant and 1 is benign.
     "target": {"column": "target", "values": [0, 1]},
     "split": _SPLIT,
   }
@@ -110,7 +110,7 @@ def load_diabetes() -> Pair:
   columns["sex"] = columns["sex"].astype(int)
   declared = {
     "columns": {"sex": {"values": [1, 2]}} | _numbers(_DIABETES),
-    # The published scale of the disease ends below 400.
+    # The published values of the progress end at 346.
     "target": {"column": "target", "lower": 0, "upper": 400},
     "split": _SPLIT,
   }
@@ -122,13 +122,14 @@ def load_credit_default(data_dir: str | os.PathLike[str] | None = None) -> Pair:
   2023).
 
   Args:
-    data_dir: folder that holds Default.csv; None: that of `pip install --no-deps islp==0.6.0`.
+    data_dir: folder that holds Default.csv. None: the folder of the installed package islp
+      (`pip install --no-deps islp==0.6.0`).
 
   Raises:
-    UserError: the file is not there.
+    UserError: the file is missing.
   """
   if data_dir is None:
-    # Found without an import, since the package would need torch.
+    # The package is found without an import, since its import would need torch.
     spec = importlib.util.find_spec(_ISLP)
     homes = [] if spec is None else list(spec.submodule_search_locations or ())
     folder = pathlib.Path(homes[0]) / "data" if homes else pathlib.Path(".")

@@ -1,26 +1,28 @@
 """Declaration of a table: its public facts, written by the owner before any row is read.
 
-A declaration is a dict, or a TOML or JSON file of one. Its keys:
+A declaration is a dict, or a TOML or JSON file. Its keys:
 
 - `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
-  category has `values`. `missing` is the value used for a missing one. `other` is the value of a
-  category that is used for values which are not listed.
-  A text has `length`, the number of tokens kept. It must then be the only column of inputs.
-- `tokenizer`: path of a public `tokenizer.json`, by which a text becomes tokens, relative to the
+  category has `values`. `missing` is the value that replaces a missing value. `other` is the value
+  of a category that replaces values which are not listed.
+  A text has `length`, the number of tokens kept. A text must be the only column of inputs.
+- `tokenizer`: path of a public `tokenizer.json`, which turns texts into tokens, relative to the
   folder of the table; without it tokens are bytes.
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
-  labels have `columns`, and two `values`: the text of no, then that of yes.
-- `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
-  file; or `test_share` and `salt`, by a hash of the row's number, and with `column` by a hash of
-  the text there, such as an id. If a row is taken out, all rows below it get
-  other numbers, and may change their split; hashes of texts stay.
-- `ignore`: columns that are not read. "*": all that are not declared.
+  labels have `columns`, and two `values`: the text for no, then the text for yes.
+- `split`: one of three rules for the test rows.
+  `column`, with the texts in this column that mean `train` and `test`.
+  `test_file`, a second file, which holds the test rows.
+  `test_share` and `salt`: a hash of the row number decides. If a row is removed, later rows get
+  other numbers and may change their split. With `column`, too, a hash of the text in this column
+  (such as an id) decides, and later rows keep their split.
+- `ignore`: columns that are not read. "*": all columns that are not declared.
 - `missing_values`: texts that mean no value; by default the empty text.
-- `num_examples`: a public number near that of the training rows.
+- `num_examples`: a public number near the number of training rows.
 - `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
 
-Nothing here looks at data. Bounds and lists of values taken from the rows (their minimum, their
-distinct values) would reveal single records, and no epsilon would cover that.
+Nothing here looks at data. Bounds or lists of values that are taken from the rows (their minimum,
+their distinct values) would reveal single records, and no epsilon would cover that.
 """
 
 from __future__ import annotations
@@ -50,10 +52,12 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A column of numbers, scaled from [lower, upper] to [0, 1]; numbers beyond are clipped.
+  """A column of numbers, which are clipped to [lower, upper] and scaled to [0, 1].
 
   Args:
-    missing: number used for a missing value, in the units of the column; None: refused.
+    bounds: public bounds, lower and upper.
+    missing: number that replaces a missing value, in the units of the column. None: missing values
+      are refused.
   """
 
   bounds: Interval
@@ -62,12 +66,12 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-  """A column of texts, with one input for each of its values: 1 where it matches, else 0.
+  """A column of texts, with one input for each declared value: 1 if the cell has it, else 0.
 
   Args:
     values: all values that the column may have.
-    missing: the value used for a missing one; None: missing values are refused.
-    other: the value used for those that are not listed; None: these are refused.
+    missing: value that replaces a missing value; None: missing values are refused.
+    other: value that replaces values which are not listed; None: unlisted values are refused.
   """
 
   values: tuple[str, ...]
@@ -77,10 +81,10 @@ class Category:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """A column of texts, which becomes tokens and is the whole of the inputs.
+  """A column of texts that become tokens. It must be the only column of inputs.
 
   Args:
-    length: tokens that are kept of a text; shorter ones are padded with 0.
+    length: number of tokens that are kept of a text; shorter texts are padded with 0.
   """
 
   length: int
@@ -88,10 +92,14 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Rule for the test rows: one of a column, a second file, or a hash.
+  """Rule that chooses the test rows: by a column, a second file, or a hash.
 
   Args:
-    column: with `test_share`, the column that is hashed; else the column that says train or test.
+    column: name of the column that is hashed (with `test_share`) or that says train or test.
+    train, test: texts in `column` that mean train and test.
+    test_file: path of the file of test rows, relative to the folder of the table.
+    test_share: expected share of test rows, if a hash decides.
+    salt: number that the hash depends on.
   """
 
   column: str | None = None
@@ -107,7 +115,7 @@ class Declaration:
   """Everything that is public about a table; see the module for the keys of its file."""
 
   columns: Mapping[str, Number | Category | Text]
-  # The columns that hold the target, and how each is read.
+  # The columns that hold the target. All of them are read as `target_kind` says.
   target_columns: tuple[str, ...]
   target_kind: Number | Category
   split: Split
@@ -120,20 +128,20 @@ class Declaration:
 
   @property
   def text(self) -> Text | None:
-    """The column of texts, if the inputs are a text; else None."""
+    """The kind of the text column if the inputs are a text; else None."""
     (first, *_) = self.columns.values()
     return first if isinstance(first, Text) else None
 
   @property
   def target(self) -> Interval | Labels | None:
-    """The target of the data set; None: classes."""
+    """Kind of the targets for a `Dataset`: bounds of numbers, names of labels, or None: classes."""
     if isinstance(self.target_kind, Number):
       return self.target_kind.bounds
     return Labels(self.target_columns) if len(self.target_columns) > 1 else None
 
   @property
   def num_classes(self) -> int:
-    """Number of outputs of a model: classes, labels, or 1 for a number."""
+    """Number of outputs of a model: the number of classes or labels, or 1 for a number."""
     if isinstance(self.target_kind, Number):
       return 1
     several = len(self.target_columns)
@@ -141,8 +149,8 @@ class Declaration:
 
   @property
   def width(self) -> int:
-    """Number of inputs of a model: one for a number, one for each value of a category, or the
-    tokens of a text."""
+    """Number of inputs of a model: one for each number and for each value of a category, or the
+    number of tokens of a text."""
     kinds = self.columns.values()
     if self.text is not None:
       return self.text.length
@@ -150,10 +158,10 @@ class Declaration:
 
 
 def parse(source: object) -> Declaration:
-  """Parses a declaration from a dict.
+  """Returns the declaration that a dict holds.
 
   Raises:
-    UserError: one line that names the key.
+    UserError: one line that names the wrong key.
 
   >>> parse({
   ...   "columns": {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}},
@@ -227,8 +235,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
       "there is no such file; it says what is public about the data: bounds of "
       "numbers, values of categories, the target and the split (docs/your_data.md)"
     ) from error
-  # The parsers' errors are ValueErrors, as for bad UTF-8; deep nesting gives a
-  # RecursionError.
+  # Both parsers raise ValueError for bad syntax or bad UTF-8, and RecursionError for deep nesting.
   except (OSError, ValueError, RecursionError) as error:
     if isinstance(error, UserError):
       raise
@@ -240,10 +247,10 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def parsed(
   declaration: str | os.PathLike[str] | Mapping[str, Any], parse: Callable[[Any], _Parsed]
 ) -> _Parsed:
-  """Returns what `parse` makes of a declaration: a dict, or the path of its file.
+  """Parses a declaration, which is a dict or the path of a file, by the function `parse`.
 
   Raises:
-    UserError: one line that names the file, or the argument.
+    UserError: one line that names the file, or the argument `declaration`.
   """
   given: Any = NO_VALUE
   if not isinstance(declaration, Mapping):
@@ -260,7 +267,8 @@ def check_hashed(way: Mapping[str, Any]) -> None:
 
 
 def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-  """Returns a dict with text keys. Where `known` lists any, all keys must be in it."""
+  """Returns a copy of a dict. Raises UserError if a key is no text, or if `known` is not empty and
+  lacks a key."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
     raise UserError(f"must be a table of keys and values, not {got}", field=field)
@@ -274,8 +282,8 @@ def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str,
 
 
 def text_of(value: object, field: str) -> str:
-  """Returns a column's value as text, as the file has it; integers and booleans become
-  text."""
+  """Returns a value of a declaration as the text that a cell has; integers and booleans become
+  text. Raises UserError for other types, and for text with spaces around it."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, int):
@@ -345,7 +353,7 @@ def _number(keys: dict[str, Any], field: str) -> Number:
   if missing is None:
     return Number(bounds)
   is_number = isinstance(missing, (int, float)) and not isinstance(missing, bool)
-  # NaN is in no interval.
+  # This also refuses NaN, which is in no interval.
   if not is_number or not bounds.lower <= missing <= bounds.upper:
     raise UserError(
       f"must be a number in [{bounds.lower}, {bounds.upper}]",
@@ -362,7 +370,7 @@ def _target(value: object) -> tuple[tuple[str, ...], Number | Category]:
   if "column" in keys:
     columns = (text_of(keys.pop("column"), "target.column"),)
     kind = _column(keys, "target")
-    # A target has no `length`.
+    # `mapping` above has refused the key `length`, so the kind cannot be a text.
     assert not isinstance(kind, Text)
     return columns, kind
   columns = texts(keys.pop("columns"), "target.columns", least=2)
@@ -415,11 +423,11 @@ def _delimiter(value: Any) -> str | None:
 
 def _encoding(value: Any) -> str:
   if value is None:
-    # Also accepts the byte order mark that spreadsheet programs write.
+    # "utf-8-sig" also accepts the byte order mark that spreadsheet programs write.
     return "utf-8-sig"
   try:
     name = codecs.lookup(value).name
-    # Codecs from bytes to bytes (zip, base64) are not text encodings.
+    # `encode` fails for codecs from bytes to bytes (zip, base64), which are no text encodings.
     "".encode(name)
   except (LookupError, TypeError, ValueError) as error:
     raise UserError(

@@ -1,6 +1,6 @@
-"""Rows of CSV and Parquet files, several thousand at a time, unconverted.
+"""Reading of unconverted rows of CSV and Parquet files, several thousand at a time.
 
-No message shows a cell of a row, which is private. It names the line and the column instead.
+Cells are private, so no message shows a cell. Messages name the line and the column instead.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ from dpjax.validate import UserError
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
-# Largest number of characters of one row. A file without line ends would be read whole into memory.
+# Largest number of characters of one row. Without it, a file without line ends would be read whole
+# into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
-# Types of cells in memory. Others could run code of their own, or have no text.
+# Allowed types of cells in memory. Cells of other types could run code of a user's class, or have
+# no text.
 _PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
-# Largest number of bits of an integer. No float64 is larger, and Python turns no very long integer
-# into text.
+# Largest number of bits of an integer. Larger integers exceed every float64, and Python refuses to
+# turn very long integers into text.
 _MOST_BITS = 1024
-# (names of all columns) -> names of those to read; it may raise UserError.
+# Function from the names of all columns to the names of those to read. It may raise UserError.
 Wanted = Callable[[Sequence[str]], Sequence[str]]
 
 
 class RowBlock(NamedTuple):
-  """Several rows, by column."""
+  """A block of consecutive rows, stored by column."""
 
-  # [k] of each requested column: text, or Parquet's own type; None: null
+  # [k] cells by requested column. A cell is text, or for Parquet text, a number or a boolean; None:
+  # no value.
   cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
 
   def place_of(self, index: int, word: str) -> str:
-    """Returns the place of a row, for a message."""
+    """Returns `word` and the line or number of a row, such as "line 7", for a message."""
     return f"{word} {self.places[index]}"
 
 
 def blocks(
   path: pathlib.Path, wanted: Wanted, *, delimiter: str | None, encoding: str
 ) -> Iterator[RowBlock]:
-  """Yields the rows of a file.
+  """Yields the rows of a file, several thousand at a time.
 
   Args:
-    wanted: chooses the columns to read.
-    delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
+    wanted: function that chooses the columns to read.
+    delimiter: delimiter of a CSV file; None: a comma, or a tab in a .tsv file.
     encoding: encoding of a CSV file.
 
   Raises:
@@ -80,10 +83,14 @@ def blocks(
 
 
 def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
-  """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
+  """Yields the rows of {name: column} in one block, or nothing if there are no rows.
+
+  Args:
+    columns: columns by name.
+    wanted: function that chooses the columns to read.
 
   Raises:
-    UserError: a column that is no list of plain cells, or columns of several lengths.
+    UserError: a column that is no list of plain cells, or columns of different lengths.
   """
   names = [str(name) for name in columns]
   held = dict(zip(names, columns.values()))
@@ -98,7 +105,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
     listed = array.tolist()
     if array.dtype.kind == "O":
       listed = [_plain_cell(cell, name, row) for row, cell in enumerate(listed, start=1)]
-    # pandas and NumPy mark a missing value by NaN, which is not equal to itself.
+    # pandas and NumPy mark a missing value by NaN, the only value that differs from itself.
     cells[name] = [None if cell != cell else cell for cell in listed]
   sizes = {len(column) for column in cells.values()}
   if len(sizes) != 1:
@@ -109,8 +116,9 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
 
 
 def _plain_cell(cell: Any, name: str, row: int) -> Any:
-  """Returns a cell of an object column, None for one without a value; UserError for others."""
-  # NA of pandas is recognised by its type: a comparison with it is neither true nor false.
+  """Returns a cell of an object column, or None if it holds no value. Raises UserError if it is no
+  text, number or boolean."""
+  # The NA of pandas is recognised by its type, since every comparison with NA returns NA.
   if cell is None or type(cell).__name__ == "NAType":
     return None
   is_long = isinstance(cell, int) and cell.bit_length() > _MOST_BITS
@@ -120,7 +128,7 @@ def _plain_cell(cell: Any, name: str, row: int) -> Any:
 
 
 def word(path: pathlib.Path) -> str:
-  """Returns the word for a row of the file: a line of a CSV file, a row of a Parquet file.
+  """Returns the word for a row of the file in messages: "row" for Parquet, "line" for CSV.
 
   >>> word(pathlib.Path("a.csv")), word(pathlib.Path("a.parquet"))
   ('line', 'row')
@@ -129,8 +137,10 @@ def word(path: pathlib.Path) -> str:
 
 
 def _check_mark(path: pathlib.Path, encoding: str) -> None:
-  """Raises UserError for an archive, and for UTF-16 declared as another encoding, since latin-1
-  would read it as garbage."""
+  """Raises UserError if a file is an archive, or is UTF-16 but has another declared encoding.
+
+  Without the check, a UTF-16 file that is declared as latin-1 would be read as garbage.
+  """
   with path.open("rb") as stream:
     mark = stream.read(4)
   if (
@@ -142,12 +152,12 @@ def _check_mark(path: pathlib.Path, encoding: str) -> None:
 
 
 class _Lines:
-  """Lines of a stream, of bounded length."""
+  """Iterates over the lines of a stream. Raises UserError for a row longer than `_MOST_OF_ROW`."""
 
   def __init__(self, stream: TextIO):
     self._stream = stream
-    self.number = 0  # of lines that were read
-    # Length of the row that is being read; a quoted cell may span many lines.
+    self.number = 0  # number of lines that were read
+    # Number of characters read of the current row. A quoted cell may span many lines.
     self.taken = 0
 
   def __iter__(self) -> _Lines:
@@ -168,7 +178,7 @@ class _Lines:
 
 
 def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  """Yields (first line, cells) of each row, without blank lines at the end."""
+  """Yields (number of its first line, cells) of each row. Blank lines may stand only at the end."""
   lines = _Lines(stream)
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
   blank = 0
@@ -219,8 +229,10 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
 
 
 def _chosen(names: Sequence[str], wanted: Wanted) -> dict[str, int]:
-  """Returns the places of the columns to read; UserError for two columns of one name."""
-  # Missing columns are reported first: without a header, the names are a row's private cells.
+  """Returns the place of each column to read, by name. Raises UserError if two columns have one
+  name."""
+  # Missing columns are reported first. In a file without a header, `names` are the private cells of
+  # a row, which the next error would show.
   chosen = wanted(names)
   twice = [name for name, count in collections.Counter(names).items() if count > 1]
   if twice:
@@ -247,7 +259,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # Arrow's own errors are of these kinds.
+  # The errors of PyArrow are of these kinds.
   except (arrow.ArrowException, OSError) as error:
     reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error

@@ -1,9 +1,8 @@
 """Tables: CSV and Parquet files with declared columns, as two `Dataset`s.
 
-Inputs are float32 [n, width]: numbers scaled from their public bounds to [0, 1], a category as
-one input for each of its public values. A column of texts is int32 tokens [n, length].
-`table_declaration` says what is declared. Each row is converted on its own, whatever the others
-hold.
+Inputs are float32 [n, width]. A number is scaled from its public bounds to [0, 1]. A category has
+one input for each of its public values. A column of texts becomes int32 tokens [n, length].
+`table_declaration` describes the declaration. Each row is converted independently of the others.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
 
-# A file, or columns by name, such as a frame.
+# Path of a file, or an object with columns by name, such as a dict or a frame.
 Source = Any
 _Held = pathlib.Path | Mapping[str, Any]
-# The file of a declaration, or its content; None: the file beside the table.
+# Path of the file of a declaration, or its content. None: the declaration file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
-# Number of column names that are compared with a missing one, to suggest one.
+# Number of column names that are compared with the name of a missing column, to suggest one.
 _COMPARED = 1000
 
 
 class _Part(NamedTuple):
-  """The content read from one file; its arrays are as private as the file."""
+  """The content of one or two files; its arrays are as private as the files."""
 
   x: np.ndarray  # [n, width] float32, or int32 of a text
   y: np.ndarray  # [n], or [n, labels]
   is_test: np.ndarray  # [n] bool
-  fields: list[str]  # [n] of the column that was asked for beside them
-  clipped: dict[str, int]  # by column: numbers beyond their bounds
+  fields: list[str]  # [n] texts of one more column, if it was asked for, else []
+  clipped: dict[str, int]  # by column: how many numbers lie beyond their bounds
 
 
 def is_table(name: str) -> bool:
@@ -56,21 +55,20 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
   """Loads (train, test) of a table, as inputs in [0, 1] and targets.
 
   Args:
-    source: path of a .csv, .tsv or .parquet file (the last needs `pip install
-      'dpjax[tables]'`). The first line of a CSV file names the columns; spaces around cells do
-      not count. Or the columns themselves: a dict of them by name, or a frame of pandas, polars,
-      PyArrow or Hugging Face's `datasets`. There NaN and None mean no value.
-    declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
-      or JSON file of one. None: the file beside it of the same name, people.toml or
-      people.json for people.csv.
-    name: name of the data set; None: that of the file.
+    source: path of a .csv, .tsv or .parquet file (Parquet needs `pip install 'dpjax[tables]'`).
+      The first line of a CSV file names the columns; spaces around cells do not count.
+      Or the columns: a dict of columns by name, or a frame of pandas, polars, PyArrow or Hugging
+      Face's `datasets`. In a dict or frame, NaN and None mean no value.
+    declaration: public facts about the table (`table_declaration`): a dict, or the path of a TOML
+      or JSON file. None: the file beside the table, people.toml or people.json for people.csv.
+    name: name of the data set; None: the name of the file.
 
-  Numbers beyond their bounds are clipped. Their count is private, and nothing prints it.
-  `clipped_cells` counts them for a release under noise.
+  Numbers beyond their bounds are clipped. The number of clipped cells is private, and nothing
+  prints it. `clipped_cells` counts them for a release under noise.
 
   Raises:
-    UserError: one line that names the file, and the line and column where a row is wrong. It
-      never shows a cell.
+    UserError: one line that names the file, and the line and column of a wrong row. It never shows
+      a cell.
 
   >>> train, test = table(
   ...   {"age": [30, 90, 60], "sex": ["f", "m", "f"], "ill": ["no", "yes", "no"]},
@@ -93,8 +91,8 @@ def table_fields(
   *,
   name: str | None = None,
 ) -> tuple[Pair, tuple[list[str], list[str]]]:
-  """Returns ((train, test), the texts of the column `field` of each): `table` with one more
-  column."""
+  """Returns ((train, test), (texts, texts)): the splits of `table`, and the texts of the column
+  `field` in each split. With field=None, both lists of texts are empty."""
   held = _held(source)
   declared = _declaration(held, declaration)
   parts = _parts(held, declared, field)
@@ -122,10 +120,10 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """Counts the numbers of each column beyond its bounds, over all rows, without privacy.
+  """Counts, for each column, the numbers beyond its bounds in all rows, without privacy.
 
-  One record changes each count by at most one. So release a count only through a mechanism of
-  `dpjax.mechanisms`, with sensitivity 1 for each column, or keep it secret.
+  One record changes each count by at most one. So either keep the counts secret, or release them
+  through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column.
 
   Args:
     source, declaration: as in `table`.
@@ -142,7 +140,7 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
 
 
 def _held(source: Source) -> _Held:
-  """Returns a path, or columns by name, from any object that holds a table."""
+  """Returns the path, or the columns by name, of any object that holds a table."""
   if isinstance(source, str | os.PathLike):
     return pathlib.Path(source)
   if isinstance(source, Mapping):
@@ -168,7 +166,8 @@ def _about(source: _Held, must: str) -> UserError:
 
 
 def _declaration(source: _Held, declaration: Declared) -> Declaration:
-  """Returns the declaration of a table; errors name its file, or the argument."""
+  """Returns the declaration of a table. Errors name the file of the declaration, or the argument
+  `declaration`."""
   if declaration is None:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
@@ -177,13 +176,14 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
 
 
 def _beside(source: pathlib.Path) -> pathlib.Path:
-  """Returns the path of the declaration beside a table."""
+  """Returns the path of the declaration beside a table: .toml or .json, or .toml if neither file
+  exists."""
   beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
   return next((each for each in beside if each.exists()), beside[0])
 
 
 def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
-  """Returns the content of a table's declaration, given as a dict or as a file; None: the file
+  """Returns the content of a table's declaration: a dict, the path of a file, or None for the file
   beside the table."""
   held = _beside(source) if declaration is None else declaration
   return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
@@ -195,8 +195,8 @@ def inputs(
   """Returns inputs [n, width] of rows without targets, by the code that reads training rows.
 
   Args:
-    columns: cells by column, exactly those that the declaration has in `columns`.
-    declaration: a dict, as in `table`.
+    columns: lists of cells by column, for exactly the `columns` of the declaration.
+    declaration: declaration of the training table, as a dict.
 
   Raises:
     UserError: one line that names row and column, and never shows a cell.
@@ -217,14 +217,14 @@ def inputs(
   if absent is not None:
     raise UserError(f"has no column {absent!r:.60}")
   if declared.tokenizer is not None:
-    # Another file of this name may lie here, and would give other tokens.
+    # No tokenizer is read here: a file at this path may be another tokenizer than in training.
     raise UserError(
       "is read by a tokenizer, which is not here; give its tokens in place of the text",
       field="columns",
       value=next(iter(declared.columns)),
     )
   blocks = table_files.in_memory(columns, list)
-  # How many cells were clipped is private to whoever sent the rows.
+  # The counts of clipped cells are dropped, since they are private to the sender of the rows.
   clipped = dict.fromkeys(declared.columns, 0)
   tokens = tokenizer_files.BYTES
   parts = [_Cells(block, declared, "row", tokens).inputs(clipped) for block in blocks]
@@ -241,7 +241,7 @@ def _tokenizer(source: _Held, declared: Declaration) -> tokenizer_files.Tokenize
 
 
 def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
-  """Returns the rows of the table, and of a second file if the declaration names one."""
+  """Returns the rows of the table, followed by those of `test_file` if it is declared."""
   part = _read(source, declared, field)
   second = declared.split.test_file
   if second is None:
@@ -260,13 +260,14 @@ def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
 
 
 def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> list[str]:
-  """Returns the columns to read, out of all. Raises UserError for missing or surplus ones."""
+  """Returns the names of the columns to read. Raises UserError for a missing column, or for a
+  column that is neither read nor ignored."""
   marked = () if declared.split.column is None else (declared.split.column,)
   beside = () if field is None else (field,)
   needed = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
   for name in needed:
     if name not in names:
-      # Each name takes time to compare, and a file may have a million.
+      # Only some names are compared, because each takes time and a file may have a million columns.
       hint = validate.did_you_mean(name, names[:_COMPARED])
       raise UserError(f"has no column {name!r:.60}{hint}")
   if declared.ignore != ("*",):
@@ -314,7 +315,7 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
 
 
 class _Cells:
-  """The cells of a block, converted as the declaration says."""
+  """Converts the cells of a block as the declaration says."""
 
   def __init__(
     self,
@@ -330,13 +331,13 @@ class _Cells:
     self._none = frozenset(declared.missing_values)
 
   def _wrong(self, index: int, column: str, what: str) -> UserError:
-    # The cell itself is private, and messages end in logs.
+    # The message does not show the cell: cells are private, and messages end in logs.
     return UserError(
       f"{self._block.place_of(index, self._word)}, column {column!r:.60}: {what}"
     )
 
   def texts(self, column: str) -> list[str]:
-    """Returns the cells of a column as text; a missing one is the empty text."""
+    """Returns the cells of a column as text; a cell without a value is the empty text."""
     texts = []
     for cell in self._block.cells[column]:
       text = str(cell).lower() if isinstance(cell, bool) else str(cell)
@@ -344,7 +345,7 @@ class _Cells:
     return texts
 
   def numbers(self, column: str, kind: Number) -> np.ndarray:
-    """Returns [k] float64, finite, in the units of the column."""
+    """Returns the numbers of a column, finite float64 [k], in the units of the column."""
     out = np.empty(len(self._block.places), np.float64)
     for index, cell in enumerate(self._block.cells[column]):
       if cell is None or cell in self._none:
@@ -355,9 +356,10 @@ class _Cells:
         out[index] = kind.missing
         continue
       try:
-        # Python parses 1_000 as a number, but no table means it so.
+        # Python parses 1_000 as a number, but no table uses this form, so it is refused.
         number = float(cell) if not isinstance(cell, str) or "_" not in cell else np.nan
-      # OverflowError: Parquet's integers are never that large, but JSON's may be.
+      # `float` raises OverflowError for integers that are too large, which columns in memory may
+      # hold.
       except (ValueError, OverflowError):
         number = np.nan
       if not np.isfinite(number):
@@ -368,13 +370,13 @@ class _Cells:
     return out
 
   def places(self, column: str, kind: Category) -> np.ndarray:
-    """Returns [k]: the number of each cell's value in its category."""
+    """Returns the place of each cell's value in the declared values, int32 [k]."""
     place = {value: index for index, value in enumerate(kind.values)}
     other = None if kind.other is None else place[kind.other]
     out = np.empty(len(self._block.places), np.int32)
     for index, text in enumerate(self.texts(column)):
       known = place.get(text)
-      # A declared value may be spelled like a missing one, such as the empty text.
+      # Declared values come first: a declared value may also be one of `missing_values`.
       if known is None and text in self._none:
         if kind.missing is None:
           raise self._wrong(
@@ -390,8 +392,10 @@ class _Cells:
     return out
 
   def inputs(self, clipped: dict[str, int]) -> np.ndarray:
-    """Returns [k, width] float32, or int32 of a text; counts numbers beyond their bounds in
-    `clipped`."""
+    """Returns inputs float32 [k, width], or int32 tokens [k, length] of a text.
+
+    Adds to `clipped`, by column, the number of cells beyond their bounds.
+    """
     if self._declared.text is not None:
       (column,) = self._declared.columns
       return self._tokens.rows(self._readable(column), self._declared.text.length)
@@ -401,12 +405,13 @@ class _Cells:
         places = self.places(name, kind)
         columns.append(np.eye(len(kind.values), dtype=np.float32)[places])
         continue
-      # A text is the one column of inputs.
+      # A text would be the only column of inputs, and is handled above.
       assert isinstance(kind, Number)
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
-      # Scaled to [-1, 1] first: `Interval` subtracts half bounds, whose difference cannot overflow.
+      # Numbers are first scaled to [-1, 1]: `Interval` subtracts half bounds, whose difference
+      # cannot overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
 
@@ -416,13 +421,13 @@ class _Cells:
     for index, (line, cell) in enumerate(zip(texts, self._block.cells[column])):
       if not isinstance(cell, str) or line in self._none:
         raise self._wrong(index, column, "holds no text")
-      # A zero byte is the padding, and half a character (a lone surrogate) has no bytes.
+      # A zero byte would be read as padding, and a lone surrogate cannot be encoded as UTF-8.
       if "\0" in line or any("\ud800" <= letter <= "\udfff" for letter in line):
         raise self._wrong(index, column, "holds a zero byte, or half a character")
     return texts
 
   def targets(self) -> np.ndarray:
-    """Returns [k] int32 classes, float32 numbers scaled to [-1, 1], or int32 labels [k,
+    """Returns targets: int32 classes [k], float32 numbers [k] in [-1, 1], or int32 labels [k,
     labels]."""
     columns = self._declared.target_columns
     kind = self._declared.target_kind
@@ -432,8 +437,11 @@ class _Cells:
     return targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
   def is_test(self, before: int) -> np.ndarray:
-    """Returns [k] bool: whether a row is for the test. `before`: number of rows above
-    these."""
+    """Returns whether each row is for the test, bool [k].
+
+    Args:
+      before: number of rows of the file before this block.
+    """
     split = self._declared.split
     size = len(self._block.places)
     if split.test_share is not None and split.column is not None:
@@ -448,23 +456,23 @@ class _Cells:
 
 
 def hashed_text(text: str, salt: int) -> float:
-  """Returns a number in [0, 1) that follows from a text and a salt alone.
+  """Returns a hash of a text and a salt, as a number in [0, 1).
 
-  So no other record decides whether the record of this text is for train or test.
+  If it decides the split of a record, the split does not depend on other records.
 
   >>> round(hashed_text("ward/7.png", salt=0), 3)
   0.813
   """
   salted = f"{salt} {text}".encode(errors="surrogateescape")
-  # 53 bits are as many as a float64 holds.
+  # 53 bits are kept, because a float64 holds no more.
   return (int.from_bytes(hashlib.sha256(salted).digest()[:8]) >> 11) / 2**53
 
 
 def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
-  """Returns [n] numbers in [0, 1) that depend only on row numbers and a salt.
+  """Returns hashes of row numbers [n] and a salt, as numbers [n] in [0, 1).
 
-  Both are public, so the split says nothing about the content of a row. The function is
-  SplitMix64 (Steele, Lea and Flood 2014), and never changes.
+  Row numbers and salt are public, so the split says nothing about the content of a row. The
+  function is SplitMix64 (Steele, Lea and Flood 2014), and never changes.
 
   >>> hashed(np.arange(3), salt=0).round(3).tolist()
   [0.883, 0.432, 0.026]

@@ -1,7 +1,7 @@
-"""Targets other than classes: one number of each example, or several yes-no labels.
+"""Targets other than classes: one number for each example, or several yes-no labels.
 
-A `Dataset` without a target holds classes. The bounds of a number and the names of labels are
-public: whoever holds the data declares them, and nothing is estimated from the rows.
+A `Dataset` with target=None holds classes. The bounds of a number and the names of labels are
+public: the owner of the data declares them, and nothing is estimated from the rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dpjax.validate import UserError, finite
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-  """A number of each example between public bounds. A `Dataset` holds it scaled to [-1, 1].
+  """Target of one number for each example, with public bounds, which a `Dataset` scales to [-1, 1].
 
   Args:
-    lower, upper: bounds in the units of the data, finite, lower < upper.
+    lower, upper: finite bounds in the units of the data; upper is 2e-30 to 2e30 above lower.
 
   >>> Interval(0, 400).scaled([0.0, 300.0, 900.0])
   array([-1. ,  0.5,  1. ], dtype=float32)
@@ -35,11 +35,12 @@ class Interval:
     for name in ("lower", "upper"):
       value = getattr(self, name)
       finite(**{name: value})
-      # 0 and 0.0 are one bound, but differ in the text of a target, which the digest covers.
+      # 0 and 0.0 are the same bound, but have different texts. A data set's digest covers the text
+      # of its target.
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
-    # Models compute in float32: products with a larger or smaller width could over- or underflow.
+    # Models compute in float32, in which products with other widths could overflow or underflow.
     if not 1e-30 < self.half_width < 1e30:
       raise UserError("must lie 2e-30 to 2e30 above lower", field="upper", value=self.upper)
 
@@ -49,9 +50,9 @@ class Interval:
     return self.upper / 2 - self.lower / 2
 
   def scaled(self, values: HostArray) -> np.ndarray:
-    """Scales numbers in units of the data [n] to float32 [n] in [-1, 1], and clips the rest.
+    """Scales numbers [n] from units of the data to float32 [n], clipped to [-1, 1].
 
-    The number of clipped ones is never printed: counting them is a query on private data.
+    The number of clipped values is never printed: counting them is a query on private data.
 
     Raises:
       UserError: a value that is not finite.
@@ -63,7 +64,7 @@ class Interval:
     return np.clip((numbers - middle) / self.half_width, -1, 1).astype(np.float32)
 
   def original(self, scaled: HostArray) -> Any:
-    """Converts scaled numbers back to units of the data, in float64."""
+    """Converts scaled numbers back to units of the data, in float64; a scalar becomes a float."""
     middle = self.lower / 2 + self.upper / 2
     numbers = np.asarray(scaled, np.float64) * self.half_width + middle
     return numbers if numbers.ndim else float(numbers)
@@ -71,10 +72,10 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """Several labels of each example, each of which holds (1) or does not (0).
+  """Target of several yes-no labels for each example: 1 means yes, 0 means no.
 
   Args:
-    names: names of the labels, in the order of the columns of `y`; distinct.
+    names: distinct names of the labels, in the order of the columns of `y`.
 
   >>> Labels(("asthma", "diabetes")).names
   ('asthma', 'diabetes')
@@ -91,12 +92,12 @@ class Labels:
     object.__setattr__(self, "names", names)
 
 
-# Targets other than classes that a `Dataset` may hold.
+# Kinds of targets that a `Dataset` may hold, besides classes.
 Target = Interval | Labels
 
 
 def check(y: object, num_examples: int, target: Target, num_classes: int) -> None:
-  """Raises UserError where the targets of a data set do not match its `target`."""
+  """Raises UserError if the targets `y` of a data set do not match its `target`."""
   wanted: Any = (num_examples,)
   dtype: Any = np.float32
   width = 1
@@ -120,14 +121,15 @@ def check(y: object, num_examples: int, target: Target, num_classes: int) -> Non
 
 
 def as_targets(values: HostArray, target: Target) -> np.ndarray:
-  """Converts anything NumPy reads, in the units of the data, to the targets of a `Dataset`.
+  """Converts values that NumPy reads as an array to the targets of a `Dataset`.
 
   Args:
-    values: numbers [n] for an `Interval`; 0 and 1 [n, labels] for `Labels`.
+    values: numbers [n] in the units of the data for an `Interval`; 0 and 1 [n, labels] for
+      `Labels`.
   """
   try:
     array = np.asarray(values)
-  # NumPy raises ValueError for ragged nested lists, for example.
+  # NumPy raises ValueError for ragged lists, for example.
   except ValueError as error:
     raise UserError("is not a rectangular array", field="y") from error
   if array.dtype.kind not in "biuf":
@@ -140,7 +142,8 @@ def as_targets(values: HostArray, target: Target) -> np.ndarray:
 
 
 def needs_arrays(dataset: object, what: str) -> None:
-  """Raises UserError where an example's input is a dict; arguments as of `needs_classes`."""
+  """Raises UserError if an example's input is a dict. The arguments are those of
+  `needs_classes`."""
   if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
     raise UserError(
       f"{what}: needs data with one array of inputs; a dict of arrays is taken by launch.train, "
@@ -149,11 +152,11 @@ def needs_arrays(dataset: object, what: str) -> None:
 
 
 def needs_classes(dataset: object, what: str) -> None:
-  """Raises UserError where a data set holds no classes, or dicts of arrays as inputs.
+  """Raises UserError if a data set has no classes, or if its inputs are dicts of arrays.
 
   Args:
-    dataset: a `Dataset`, or a `Federation` of one.
-    what: the setting that needs them, as "audit.enabled=True".
+    dataset: a `Dataset`, or a `Federation` with one.
+    what: name of the setting that needs classes, such as "audit.enabled=True".
   """
   needs_arrays(dataset, what)
   target = getattr(getattr(dataset, "dataset", dataset), "target", None)

@@ -29,9 +29,10 @@ def _as_bytes(text: str | bytes) -> bytes:
 
 
 def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
-  """Encodes UTF-8 bytes as int32 tokens [n, max_length]: cut at the end, padded with 0.
+  """Encodes texts as UTF-8 bytes, int32 tokens [n, max_length]: cut at the end, padded with 0.
 
-  A tokenizer trained on private text would have to be accounted for; bytes are free.
+  The vocabulary of bytes reveals nothing about the texts. The vocabulary of a tokenizer that was
+  trained on private text reveals parts of it, so the training would have to be accounted for.
 
   >>> encode_text(["hi", "hello"], max_length=4)
   array([[104, 105,   0,   0],

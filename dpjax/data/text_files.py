@@ -1,15 +1,17 @@
 """Text files: an example is a line, or a window of a declared number of tokens.
 
-A declaration is a dict, or a TOML or JSON file of one. Its keys:
+A declaration is a dict, or a TOML or JSON file. Its keys:
 
 - `example`: "line" or "window".
-- `length`: tokens of an example. Longer lines are cut, shorter ones padded.
-- `tokenizer`: a tokenizer.json that was trained on PUBLIC text; without it tokens are UTF-8 bytes.
-- `split`: `test_file`, or `test_share` and `salt`: by a hash of the number of the example.
-- `num_examples`: a public number near that of the training examples.
+- `length`: number of tokens of an example. Longer lines are cut, shorter lines are padded.
+- `tokenizer`: path of a tokenizer.json that was trained on PUBLIC text; without it tokens are UTF-8
+  bytes.
+- `split`: `test_file`, a second file; or `test_share` and `salt`, with which a hash of the number
+  of the example chooses the split.
+- `num_examples`: a public number near the number of training examples.
 
 An epsilon protects one example: one line, or one window. It does not protect a person who wrote
-several of them.
+several lines or windows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _MOST_TOKENS = 2**20
 
 
 class Texts(NamedTuple):
-  """Everything that is public about a file of text."""
+  """Declaration of a file of text: everything that is public about it."""
 
   example: str
   length: int
@@ -44,7 +46,7 @@ class Texts(NamedTuple):
 
 
 def parse(source: object) -> Texts:
-  """Parses a declaration from a dict. Raises UserError that names the key.
+  """Returns the declaration that a dict holds. Raises UserError that names the wrong key.
 
   >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length
   64
@@ -77,15 +79,15 @@ def text_file(
 
   Args:
     path: path of a .txt file.
-    declaration: what is public about it (see the module): a dict or the path of a file. None:
-      the file beside it of the same name, posts.toml for posts.txt.
+    declaration: public facts about the file (see the module): a dict or the path of a file. None:
+      the file beside the text, posts.toml for posts.txt.
 
-  Without a tokenizer there are 256 tokens, the bytes; else see `tokenizer_files.read`. Paths of the
-  tokenizer and of the test file are relative to the folder of `path`. Blank lines are left out if
-  an example is a line.
+  Without a tokenizer, tokens are bytes, and the vocabulary has 256 ids. `tokenizer_files.read`
+  describes the tokens of a tokenizer. Paths of the tokenizer and of the test file are relative to
+  the folder of `path`. Blank lines are left out if an example is a line.
 
   Raises:
-    UserError: one line: a file that is not there or is no UTF-8, or has nothing for a split.
+    UserError: one line: a file is missing or not UTF-8, or there is no example for a split.
   """
   path = pathlib.Path(path)
 
@@ -126,7 +128,7 @@ def text_file(
 def _examples(
   path: pathlib.Path, declared: Texts, ids: Callable[[str], list[int]]
 ) -> np.ndarray:
-  """Returns int32 [n, length] of one file."""
+  """Returns the examples of one file, int32 tokens [n, length]."""
   at = Verbatim(f"'{path}'")
   validate.no_pipe(path, "name", at)
   try:

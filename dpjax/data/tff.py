@@ -31,9 +31,9 @@ from dpjax.data.registry import user_path
 from dpjax.validate import UserError, first_line, integer_at_least, listed
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
-# Name for `launch.prepare` -> file of the database. Its address is URL + file + ".lzma".
+# Files of databases, by name for `launch.prepare`. The address of a file is URL + file + ".lzma".
 DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
-# Split names of EMNIST, then those of all others.
+# Split names of EMNIST, then the split names of all other data sets.
 _SPLITS = (("all_train", "all_test"), ("train", "test"))
 _TRAIN = "_train.h5"
 _TEST = "_test.h5"
@@ -48,7 +48,7 @@ _BLOCK = 1_000
 class _Kind(NamedTuple):
   """Type of the examples in a file."""
 
-  key: str  # of the input
+  key: str  # name of the feature that is the input
   shape: tuple[int, ...]
   dtype: Any
   labelled: bool
@@ -59,10 +59,10 @@ class _Kind(NamedTuple):
 
 
 class _Stretches(NamedTuple):
-  """Contents of a split, in stretches of one client each."""
+  """Examples of a split, in consecutive stretches that belong to one client each."""
 
-  ids: list[Any]  # [stretches]
-  sizes: list[int]
+  ids: list[Any]  # [stretches] client of each stretch
+  sizes: list[int]  # [stretches] number of examples
   x: np.ndarray  # [n, *shape]
   y: np.ndarray  # [n] integers
 
@@ -79,19 +79,20 @@ def tff_federation(
 
   Images are float32: [28, 28, 1] as stored (EMNIST: 1 is paper, 0 is ink), or [32, 32, 3] / 255.
   Text without labels is UTF-8 bytes, int32 [max_length], padded with 0, for `losses.next_token`;
-  y is 0. An example of StackOverflow is one sentence. It has 135,818,730 sentences of 342,477
-  users: `max_examples` keeps only some of each user in memory.
+  y is 0. An example of StackOverflow is one sentence. There are 135,818,730 sentences of 342,477
+  users, so `max_examples` limits the sentences of each user that are kept in memory.
 
   Args:
-    name: a path that ends in .sqlite, or in _train.h5 (the file that ends in _test.h5 lies
-      beside it; needs the `h5` extra).
+    name: path that ends in .sqlite, or in _train.h5 (which needs the `h5` extra, and the file that
+      ends in _test.h5 beside it).
     data_dir: folder in which a relative `name` begins; None: the current folder.
     num_classes: number of classes, public and never counted: 62 for FEMNIST.
+    max_length: number of bytes kept of a text.
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
-    UserError: no such file (one line names the command that gets it), a damaged file, or a file
-      whose clients have other numbers of examples than it says.
+    UserError: a missing file (with the command that gets it), a damaged file, or a file in which a
+      client has more or fewer examples than the file says.
   """
   name = os.fspath(name)
   integer_at_least(1, max_length=max_length)
@@ -145,7 +146,7 @@ def _one_line_errors() -> Iterator[None]:
     yield
   except UserError:
     raise
-  # SQLite, protobuf and HDF5 raise many types, mostly with long messages.
+  # SQLite, protobuf and HDF5 raise many types of errors, often with long messages.
   except Exception as error:
     raise UserError(
       f"cannot be read as a file of TensorFlow Federated ({type(error).__name__}: "
@@ -172,7 +173,7 @@ def _sqlite_pair(
 ) -> tuple[_Stretches, _Stretches, _Kind]:
   uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
   with contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
-    # Views in the file can then call no unsafe functions.
+    # With this setting, views in the file cannot call unsafe functions.
     base.execute("PRAGMA trusted_schema=OFF")
     held = {
       row[0] for row in base.execute("SELECT DISTINCT split_name FROM client_metadata")
@@ -189,10 +190,10 @@ def _sqlite_pair(
 def _sqlite(
   base: sqlite3.Connection, split: str, kind: _Kind, most: int | None
 ) -> _Stretches:
-  """Reads rows in the order of the file. Only kept examples take memory."""
+  """Reads a split in the order of the file. At most `most` examples of a client take memory."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
   counts: dict[Any, int] = dict(base.execute(query, [split]))
-  # A damaged count must not cause an allocation.
+  # The counts are checked before they size arrays: a damaged count could exhaust memory.
   most_rows = base.execute("SELECT MAX(rowid) FROM examples").fetchone()[0] or 0
   kept = sum(min(n, n if most is None else most) for n in counts.values())
   if kept > most_rows or min(counts.values(), default=0) < 0:
@@ -245,7 +246,8 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
 
 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
-  """Decodes images [count, *shape]. Raises UserError for uint8 pixels that are not bytes."""
+  """Returns images [count, *shape] of numbers. Raises UserError if their number does not fit, or if
+  pixels for uint8 are not integers in 0 .. 255."""
   if values.size != count * int(np.prod(kind.shape)):
     raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
   as_is = values.astype(kind.dtype)

@@ -1,7 +1,7 @@
 """Tokens of a public tokenizer: a `tokenizer.json` of Hugging Face, or bytes.
 
 A tokenizer must have been learnt from public text. A vocabulary that was learnt from private
-lines reveals parts of them, and no epsilon of a run covers that. The file is never executed.
+lines reveals parts of these lines, and no epsilon of a run covers that. The file runs no code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dpjax.data import text
 from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[lm]'"
-# Tokenizers of published models have some 10 MB.
+# Largest size of a file. Tokenizers of published models have some 10 MB.
 _MOST_BYTES = 2**28
-# Tokens are int32.
+# Largest token, since tokens are int32.
 _LARGEST_TOKEN = 2**31 - 1
 # Settings that make a model draw tokens at random: BPE-dropout (Provilkov et al. 2020), and subword
 # regularization (Kudo 2018).
@@ -36,9 +36,9 @@ class Tokenizer(NamedTuple):
   """A public map from texts to tokens.
 
   Args:
-    ids: text -> tokens, special ones such as [CLS] included, without padding.
-    vocab_size: one more than the largest token. Ids may have gaps.
-    first_id: token of the file's id 0: 0 if that id is the padding, else 1.
+    ids: function from a text to its tokens, with special tokens such as [CLS], without padding.
+    vocab_size: one more than the largest token; some smaller tokens may be unused.
+    first_id: token of the file's id 0: 0 if id 0 is the padding token, else 1.
     path: path of the file; "" for bytes.
     sha256: digest of the file; "" for bytes.
   """
@@ -50,7 +50,7 @@ class Tokenizer(NamedTuple):
   sha256: str = ""
 
   def rows(self, texts: list[str], length: int) -> np.ndarray:
-    """Returns tokens int32 [n, length]: cut at the end, padded with 0."""
+    """Returns tokens int32 [n, length] of texts, cut at the end or padded with 0."""
     out = np.full((len(texts), length), text.PADDING_ID, np.int32)
     for row, line in zip(out, texts):
       tokens = self.ids(line)[:length]
@@ -64,12 +64,12 @@ BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)
 def read(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a `tokenizer.json`.
 
-  Where id 0 is the file's padding token, as BERT's [PAD] is, ids are the file's own. Elsewhere 0
-  is a word, so all ids are one higher and 0 is free for the padding.
+  If id 0 of the file is a padding token, as BERT's [PAD] is, tokens are the ids of the file.
+  If id 0 is a word, tokens are the ids plus 1, so that 0 is free for the padding.
 
   Raises:
-    UserError: one line: no such file, or no tokenizer; one that draws at random, or gives tokens
-      outside of its vocabulary; the library is not installed.
+    UserError: one line: a missing file; a file that is no tokenizer; a tokenizer that draws tokens
+      at random, or gives tokens outside of its vocabulary; the library is not installed.
   """
   about = functools.partial(validate.about, "tokenizer", Verbatim(f"'{os.fspath(path)}'"))
   with about():
@@ -82,10 +82,10 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     if token.special
   }
   first = next((word for word, index in words.items() if index == 0), None)
-  # [PAD] of BERT, <pad> of T5 and others.
+  # Padding tokens contain "pad": [PAD] of BERT, <pad> of T5 and others.
   first_id = 0 if first in special and "pad" in str(first).lower() else 1
 
-  # Ids may have gaps, so the largest decides.
+  # Some ids may be unused, so the size follows from the largest id, not from the number of words.
   size = max(words.values()) + 1 + first_id
   with about():
     if size - 1 > _LARGEST_TOKEN:
@@ -98,15 +98,15 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     except BaseException as error:
       if isinstance(error, _STOPS):
         raise
-      # The text itself is private, and messages end in logs.
+      # The message does not show the text: it is private, and messages end in logs.
       raise UserError(f"cannot read a text of these ({type(error).__name__})") from None
-    # A file numbers the tokens that it adds around each text, and may give numbers outside of its
-    # vocabulary. A model would read the embedding of another token in their place.
+    # A file states the ids of the special tokens around each text, which may lie outside of its
+    # vocabulary. For such an id a model would read the embedding of another token.
     if max(tokens, default=0) >= size:
       raise UserError(f"gives a text tokens that are none of its {size}")
     return tokens
 
-  # An error that every text would raise is raised now, before any text is read.
+  # Errors that every text would raise are raised now, before any text is read.
   ids("")
   sha256 = hashlib.sha256(content).hexdigest()
   return Tokenizer(ids, size, first_id, os.fspath(path), sha256)
@@ -123,10 +123,11 @@ def _content(path: str | os.PathLike[str]) -> bytes:
 
 
 def _parsed(content: bytes) -> Any:
-  """Returns the library's tokenizer of a file, without the file's own padding and truncation.
+  """Returns the library's tokenizer of a file, with padding and truncation switched off.
 
   Raises:
-    UserError: the errors of `read` that need no text.
+    UserError: the errors of `read` that need no text: the content is no tokenizer, the tokenizer
+      draws at random, or the library is not installed.
   """
   try:
     tokenizers = importlib.import_module("tokenizers")
@@ -134,18 +135,18 @@ def _parsed(content: bytes) -> Any:
     raise UserError(f"needs the library tokenizers; {INSTALL}") from error
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    # Rows are cut and padded here: the file's own length would depend on who saved it.
+    # `Tokenizer.rows` cuts and pads rows, because a length in the file depends on who saved it.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     words = tokenizer.get_vocab(with_added_tokens=True)
-  # The library, in Rust, raises plain exceptions. Its panics are BaseExceptions.
+  # The library is in Rust: it raises plain Exceptions, and BaseExceptions for panics.
   except BaseException as error:
     if isinstance(error, _STOPS):
       raise
     raise UserError(f"is no tokenizer.json ({validate.first_line(error)})") from error
   if not words:
     raise UserError("has no words")
-  # A text would have other tokens each time it is read, and a resumed run other data.
+  # With random tokens, a text would differ at each read, and a resumed run would have other data.
   for name in _RANDOM:
     if getattr(tokenizer.model, name, None):
       raise UserError(f"draws tokens at random ({name}); must be without")

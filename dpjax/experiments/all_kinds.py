@@ -21,7 +21,7 @@ KINDS: dict[type, Kind] = {
 
 
 def of(config: object) -> Kind:
-  """Returns the kind of a config.
+  """Returns the kind of run that a config describes.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> of(TrainConfig()).launcher

@@ -35,7 +35,7 @@ Rows = Mapping[str, str]  # name -> what it is, one line
 
 
 class Section(NamedTuple):
-  """Names that one field takes."""
+  """Names that a config field takes, or that belong to one topic."""
 
   where: str  # the field that takes them, or what they are names of
   rows: Callable[[], Rows]
@@ -50,7 +50,7 @@ _LAUNCHERS = {
 
 
 def sentence(text: str | None) -> str:
-  """The first sentence of a docstring, on one line.
+  """Returns the first sentence of a docstring, on one line; "" if there is no docstring.
 
   >>> sentence("Adds noise\\n  to sums. Slowly.\\n\\n  Args: ...")
   'Adds noise to sums.'
@@ -60,8 +60,11 @@ def sentence(text: str | None) -> str:
 
 
 def _meant(value: Any) -> str:
-  """The first sentence about an object; for an alias of another object, that one's
-  sentence."""
+  """Returns the first sentence of an object's docstring.
+
+  The docstring of an alias is only the path of another object, in backquotes. Then the first
+  sentence of that object's docstring is returned.
+  """
   words = sentence(value.__doc__)
   path = re.fullmatch(r"`(\w+(?:\.\w+)+)`\.", words)
   if path is None:
@@ -69,20 +72,21 @@ def _meant(value: Any) -> str:
   module, _, name = path[1].rpartition(".")
   try:
     return sentence(getattr(importlib.import_module(f"dpjax.{module}"), name).__doc__)
-  # The name is a method of something nearby.
+  # The path is that of a method, not of an object in a module.
   except (ImportError, AttributeError):
     return words
 
 
 def _line(value: Any) -> str:
-  """Describes a class or a function, with its settable numbers."""
+  """Returns one line about a class or a function, with its settings and their values."""
   numbers: dict[str, Any] = {}
   if isinstance(value, functools.partial):
     numbers = value.keywords
     value = value.func
   if dataclasses.is_dataclass(value):
     numbers = {f.name: f.default for f in dataclasses.fields(value)}
-    # `dataclass` writes a docstring where there is none, which only repeats the numbers.
+    # Where there is no docstring, `dataclass` writes one. It only repeats the settings, so it is
+    # left out.
     signature = f"{getattr(value, '__name__', '')}("
     if (value.__doc__ or "").startswith(signature):
       return _with("", numbers)
@@ -136,7 +140,7 @@ def _aggregators() -> Rows:
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
-  """Returns every sampler with the proofs in its row."""
+  """Returns a section that names, for each sampler, what is proved and by which accountants."""
 
   def line(kind: type[sampling.Sampler]) -> str:
     by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
@@ -157,8 +161,8 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Returns a row for each of `PUBLISHED`, with its availability, and the forms of other
-  names."""
+  """Returns a row for each data set in `PUBLISHED`, with where it is or how to get it, and a row
+  for each kind of file or folder."""
   root = prepared.data_root()
 
   def line(name: str) -> str:
@@ -195,10 +199,10 @@ def _threats() -> Rows:
 
 
 def user_defined(paths: Sequence[str]) -> Section:
-  """Returns a line for each part that a user may define, with the flag that takes it.
+  """Returns a section with a line for each import path, which names the flag that takes it.
 
-  Raises:
-    UserError: nothing stands at an import path, or it cannot be called.
+  `rows()` of the section raises UserError if an import path names nothing, or nothing that can be
+  called.
 
   >>> user_defined(["dpjax.models:Linear"]).rows()["dpjax.models:Linear"][-21:]
   '(--config.model.name)'
@@ -216,7 +220,7 @@ def _users(path: str) -> str:
     return f"{_line(value)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(value).parameters.values())
-  # Native code has no signature to inspect.
+  # Native code has no signature to inspect, so its parameters are unknown.
   except ValueError:
     parameters = []
   if parameters and parameters[0].name == "loss_fn":

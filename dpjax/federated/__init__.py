@@ -10,7 +10,7 @@ if TYPE_CHECKING:
   from dpjax.federated.aggregation import client_noise as client_noise
   from dpjax.federated.aggregation import dp_mean as dp_mean
 
-  # Everything listed by the two packages, so that a new algorithm needs no line here.
+  # These imports take everything that the two packages list, so a new algorithm needs no line here.
   from dpjax.federated.aggregators import *  # noqa: F403
   from dpjax.federated.algorithms import *  # noqa: F403
   from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm

@@ -35,27 +35,27 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """Rule that turns messages into one update. Everything is pure and can be jitted.
+  """Rule that turns messages into one update. All its functions are pure and can be jitted.
 
-  Where `private` is True, an algorithm releases only functions of the aggregator's output. It
+  If `private` is True, an algorithm releases only functions of the aggregator's output. It then
   refuses options that would release anything else (a realised count, a second mean).
   """
 
-  init: Callable[..., Any]  # (a message, or its shapes) -> state
+  init: Callable[..., Any]  # (message, or shapes of a message) -> state
   update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
-  plan: Plan | None = None  # draws the cohorts and sets the noise; None: not known
+  plan: Plan | None = None  # plan that draws the cohorts and sets the noise; None: unknown
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
-  # MapClients -> MapClients: computes the sum of `partial` in its own way
+  # Function from a `MapClients` to a `MapClients` that adds the sums of `partial` in another way.
   through: Callable[..., Any] | None = None
 
   def drawn_by(self, plan: Plan) -> Aggregator:
     """Returns this aggregator with `plan`, a plan without an epsilon, to draw its cohorts.
 
     Raises:
-      UserError: `plan` promises an epsilon. That needs the noise which `central` adds.
+      UserError: `plan` guarantees an epsilon, which needs the noise that `central` adds.
     """
     if plan.is_private:
       raise UserError(
@@ -65,7 +65,7 @@ class Aggregator(NamedTuple):
 
 
 def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) -> Aggregator:
-  """Returns the aggregator that sums `partial` and passes the sums to `finish`."""
+  """Returns the aggregator whose `update` passes the sums of `partial` to `finish`."""
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask, weights = _checked(messages, mask, weights)
@@ -76,7 +76,8 @@ def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) ->
 
 
 def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
-  """Returns (mask [C], weights [C]) of C messages. Raises UserError for other lengths."""
+  """Returns (mask [C], weights [C]) of C messages; weights default to 1. Raises UserError for other
+  lengths."""
   size = jax.tree.leaves(messages)[0].shape[0]
   mask = gradients.checked_mask(mask, size)
   weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
@@ -90,13 +91,13 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
 
 def at_least_one(stacked: ArrayTree) -> Any:
   """Appends a row of zeros to leaves [0, ...]; returns all other leaves as they are."""
-  # Some rules are undefined for 0 rows. The added row counts for nobody: its mask is False.
+  # Some rules are undefined for 0 rows. The added row has the mask False, so it does not count.
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
 
 
 def finite(messages: ArrayTree, mask: Array) -> Array:
-  """Returns [C]: clients of `mask` whose message holds neither NaN nor infinity."""
+  """Returns a mask [C] of the clients of `mask` whose message holds neither NaN nor infinity."""
   lengths = trees.per_example_norms(messages)
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
@@ -111,7 +112,7 @@ def finite(messages: ArrayTree, mask: Array) -> Array:
   no_claim="the mean without privacy",
 )
 def weighted_mean() -> Aggregator:
-  """Averages sum_i w_i m_i / sum_i w_i over clients with a finite message and w_i > 0.
+  """Takes the mean sum_i w_i m_i / sum_i w_i over clients with a finite message and w_i > 0.
 
   No privacy: the influence of a client has no bound. Without clients the update is 0.
 
@@ -124,7 +125,7 @@ def weighted_mean() -> Aggregator:
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     del state
-    # Otherwise one NaN, or one infinite weight, would decide the mean.
+    # Without this mask, one NaN or one infinite weight would decide the mean.
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = jnp.where(counted, weights, 0.0)
     return trees.weighted_sum(messages, weights), jnp.sum(weights)
@@ -142,13 +143,13 @@ def dp_mean(
   """Clips each client's weighted message, sums, adds noise once, divides by a public constant.
 
   Args:
-    tx: an Optax transformation that clips, adds noise and divides, such as
-      `plan.transform(key)`, which also serves for examples. Each row is one client here, so
-      `normalize_by` is the EXPECTED number of clients in a cohort.
-    l2_clip_norm: the bound, or the `Clip`, that `tx` was made for. Each message is then clipped
-      as it arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum` (and the
-      rule's count, if the norm adapts), so `loop_clients` never holds two messages at once.
-      None passes `tx` the stacked messages and their mask.
+    tx: Optax transformation that clips, adds noise and divides, such as `plan.transform(key)`,
+      which also serves for examples. Each row is one client here, so `normalize_by` is the
+      EXPECTED number of clients in a cohort.
+    l2_clip_norm: clip norm, or `Clip`, that `tx` was made for. Each message is then clipped as it
+      arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum` (and the rule's
+      count, if the norm adapts), so `loop_clients` never holds two messages at once. None passes
+      `tx` the stacked messages and their mask.
 
   Guarantee: adding or removing one client (with any data, message and weight, NaN included)
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
@@ -158,8 +159,8 @@ def dp_mean(
   with a fixed denominator.)
 
   Raises:
-    UserError: while tracing, where `tx` has noise for a smaller bound than `l2_clip_norm`; a
-      `tx` that scales coordinates beside an `l2_clip_norm`.
+    UserError: `tx` has noise for a smaller bound than `l2_clip_norm` (raised while tracing), or
+      scales coordinates although `l2_clip_norm` is given.
 
   >>> from dpjax.transforms import clip_and_noise
   >>> tx = clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2.0,
@@ -219,20 +220,20 @@ def _weighted(messages: Any, weights: Array) -> Any:
   def scaled(leaf: Array) -> Array:
     leaf = trees.at_least_float32(leaf)
     factor = weights.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-    # 0 x NaN would be NaN, but a client that does not count must send exactly nothing.
+    # 0 x NaN would be NaN, but a client that does not count must send exactly 0.
     return jnp.where(factor == 0, 0, leaf * factor)
 
   return jax.tree.map(scaled, messages)
 
 
 def central(plan: Plan, key: Array) -> Aggregator:
-  """Returns `dp_mean` with a plan's own transform; `key` is the secret key of its noise.
+  """Returns `dp_mean` with the transform of a plan. `key` is the secret key of the noise.
 
   Each message is clipped as it arrives, even if the clip norm changes between rounds. The
   aggregator keeps the plan, so a round refuses a cohort that another plan has drawn.
 
   Raises:
-    UserError: a plan with clip norms or noise shares per group, with slices or with scaling.
+    UserError: the plan has clip norms or noise shares per group, slices or scaling.
   """
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
@@ -259,17 +260,17 @@ def client_noise(
 ) -> ClientAlgorithm:
   """Wraps a client so that it clips its message to `l2_clip_norm` and adds noise before sending.
 
-  Local privacy: nobody has to be trusted. The noise has standard deviation
-  noise_multiplier * l2_clip_norm in every coordinate and comes from the client's own key of the
-  round. The weight multiplies the message before clipping. The client then sends weight 1,
-  because its own weight would reveal its size.
+  Privacy is local: nobody has to be trusted. The noise has standard deviation
+  noise_multiplier * l2_clip_norm in every coordinate, and is drawn from the client's key of the
+  round. The weight multiplies the message before clipping. The client then sends weight 1, since
+  its weight would reveal its number of examples.
 
-  Guarantee: one message is the Gaussian mechanism with that multiplier under "zero-out".
+  Guarantee: one message is the Gaussian mechanism with `noise_multiplier` under "zero-out".
   REPLACING a client's data moves the message by up to 2 * l2_clip_norm, so the guarantee against
   the server is `local_event` under "replace_one". A client that takes part k times sends k
-  messages; sampling does not amplify what the server sees.
+  messages. Sampling does not amplify the guarantee against the server.
 
-  Composes with `dp_mean`, which then clips the noisy message once more and adds its own.
+  The result may be used with `dp_mean`, which clips the noisy message once more and adds noise.
   """
   gradients.Clip(l2_clip_norm).check_finite()
   validate.non_negative(noise_multiplier=noise_multiplier)
@@ -281,13 +282,12 @@ def client_noise(
     weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
-    # A key of its own, so that this noise shares no stream with the client's dropout or
-    # rounding.
+    # The noise has a separate key, so that it shares no random stream with dropout or rounding.
     state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
-    # The message already contains the weight. Sent separately, it would reveal the client's
-    # size.
+    # The message already contains the weight. A weight that is sent separately would reveal the
+    # client's number of examples.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
   return client._replace(finish=finish)

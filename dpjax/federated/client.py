@@ -28,9 +28,9 @@ from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
-# Constants folded into a client's key, one for each use, so that no two uses share a
-# stream.
-OPTIMIZER_KEY = 0  # 1 had a use once
+# Constants that are folded into a client's key, one for each use, so that no two uses share a
+# random stream.
+OPTIMIZER_KEY = 0  # 1 is no longer used
 NOISE_KEY = 2
 ROUNDING_KEY = 3
 PERSONAL_KEY = 4
@@ -39,8 +39,8 @@ PERSONAL_KEY = 4
 class Received(NamedTuple):
   """Values that every client of a round receives, in addition to its own examples."""
 
-  params: Params  # the server's
-  extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
+  params: Params  # the server's parameters
+  extra: Any = None  # further values of the algorithm, such as SCAFFOLD's control variate
 
 
 class Local(NamedTuple):
@@ -48,16 +48,16 @@ class Local(NamedTuple):
 
   params: Params
   opt_state: Any
-  memory: Any  # what this client kept from its last round
-  loss_sum: Array  # [] float32, over the examples of all steps
-  num_seen: Array  # [] float32, examples of all steps
-  num_steps: Array  # [] int32, steps that had an example
-  num_examples: Array  # [] of the client
-  key: Array  # of this client in this round; fold it before use
+  memory: Any  # state that this client kept from its last round
+  loss_sum: Array  # [] float32, sum of losses over the examples of all steps
+  num_seen: Array  # [] float32, number of examples of all steps
+  num_steps: Array  # [] int32, number of steps that had an example
+  num_examples: Array  # [] number of the client's examples
+  key: Array  # key of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
-    """Returns the client with one more step counted: examples [B] of `mask`, with their sum
-    of losses."""
+    """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
+    of their losses."""
     return self._replace(
       # The loop over steps needs a carry of one type, also for losses in float64.
       loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
@@ -73,31 +73,31 @@ def begun(
   num_examples: ArrayLike,
   key: Array,
 ) -> Local:
-  """Returns a client before its first step."""
+  """Returns a client before its first step, with all counts 0."""
   zero = jnp.zeros((), jnp.float32)
   steps = jnp.int32(0)
   return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
 
 
 class ClientInfo(NamedTuple):
-  """Diagnostics for users. Computed from raw examples: NOT private."""
+  """Diagnostics for users. They are computed from raw examples: NOT private."""
 
-  train_loss: Array  # [] mean over all local steps
+  train_loss: Array  # [] mean loss over the examples of all local steps
   num_examples: Array  # []
   num_steps: Array  # []
-  update_norm: Array  # [] l2 norm of what was sent
-  upload_bits: Array  # [] float32; 32 for each float sent unless compressed
+  update_norm: Array  # [] l2 norm of the message
+  upload_bits: Array  # [] float32; 32 for each float of the message unless compressed
 
 
 class Sent(NamedTuple):
-  """A client's message. Stacked over clients every leaf has a leading axis."""
+  """A client's message and its weight. Stacked over clients, every leaf has a leading axis."""
 
   message: Any  # a tree; {"delta": w_local - w_server} for most algorithms
-  weight: Array  # [] before clipping; see `Weighting`
+  weight: Array  # [] weight of the message, applied before clipping; see `Weighting`
 
 
 class ClientAlgorithm(NamedTuple):
-  """The work of one client. Pure; the executor traces all three functions."""
+  """The work of one client, as three pure functions that an execution traces."""
 
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
@@ -115,7 +115,7 @@ def uniform(num_examples: Array) -> Array:
 def by_examples(num_examples: Array) -> Array:
   """Weights a client by its number of examples (McMahan et al. 2017).
 
-  Its influence has no bound: for non-private runs.
+  The influence of a client has no bound then, so this is for runs without privacy.
   """
   return jnp.asarray(num_examples, jnp.float32)
 
@@ -132,7 +132,7 @@ def capped(cap: int) -> Weighting:
 
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
-  # The rule sees at least 1 example. For empty clients its result is replaced by 0.
+  # The rule sees at least 1 example. A client without examples gets weight 0 instead.
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
 
 
@@ -144,7 +144,7 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
-  # Padding repeats rows of the client, so its losses are left out.
+  # Padding repeats rows of the client, so the losses of padding are left out.
   total = jnp.sum(jnp.where(mask, losses, 0))
   return total / jnp.maximum(jnp.sum(mask), 1), total
 
@@ -165,7 +165,7 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
   """Returns a variant of `mean_grad` that protects one EXAMPLE inside its client.
 
-  Its gradient is a `ClippedSum` for a plan's transform. Use it with
+  The gradient is a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
   """
   summed_fn = plan.clipped_grad(loss_fn, method="vmap")
@@ -178,10 +178,10 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
 
 
 def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
-  """Returns the client's optimizer: an Optax one, or made from the client's own key.
+  """Returns the client's optimizer: `client_tx` itself, or what `client_tx(key)` returns.
 
-  An optimizer that draws noise must be made from the key. Built once, it would give every client
-  the same noise.
+  An optimizer that draws noise must be made from the client's key. An optimizer that is built once
+  would give every client the same noise.
   """
   # An Optax transformation is a named tuple; anything else is a function of a key.
   tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
@@ -192,7 +192,7 @@ def difference(received: Received, local: Local) -> Params:
   """Returns w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
-    # Widened before the subtraction: two close bfloat16 numbers would cancel.
+    # Numbers are widened before the subtraction: two close bfloat16 numbers would cancel.
     lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
     local.params,
     received.params,
@@ -234,7 +234,7 @@ def local_training(
       that returns one.
     weighting: public rule for the client's weight; a client without examples weighs 0.
     grad: `(params, examples, mask) -> (gradient, sum of losses)`; default `mean_grad`.
-    adjust: `(gradient, received, local) -> gradient`, before the optimizer.
+    adjust: `(gradient, received, local) -> gradient`, called before the optimizer.
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
 

@@ -22,10 +22,10 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """Returns the least number >= n among 0, 1, 2, 3 and 4 to 7 times a power of two.
+  """Returns the smallest number >= n among 0, 1, 2, 3 and 4 to 7 times a power of two.
 
-  Shapes are rounded up to these, so that ragged clients cost a few compilations instead of
-  one each, and at most a quarter more work.
+  Shapes are rounded up to these numbers. So clients of many sizes need few compilations, and at
+  most a quarter more work.
 
   >>> [bucket(n) for n in (0, 3, 9, 100, 300)]
   [0, 3, 10, 112, 320]
@@ -44,7 +44,7 @@ def padded(tree: ArrayTree, size: int) -> Any:
 class LocalBatches(NamedTuple):
   """The local steps of one client, in order."""
 
-  examples: Any  # leaves [S, B, ...]; or rows [S, B] of the cohort's data
+  examples: Any  # leaves [S, B, ...], or row numbers [S, B] of the cohort's data
   mask: np.ndarray  # [S, B] bool; False is padding
 
   def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
@@ -71,13 +71,13 @@ class Drawn(NamedTuple):
 
 
 class Cohort(NamedTuple):
-  """The clients of one round. Their identity is secret wherever clients are sampled."""
+  """The clients of one round. If clients are sampled, their identity is secret."""
 
   ids: np.ndarray  # [C] int64, places in the federation
-  num_examples: np.ndarray  # [C] int64, examples of each client
+  num_examples: np.ndarray  # [C] int64, number of examples of each client
   batches: Sequence[LocalBatches]  # [C]
-  data: Any = None  # where `batches` hold rows: the arrays [n, ...] that they are rows of
-  drawn: Drawn | None = None  # by `cohorts`; None: put together by hand
+  data: Any = None  # arrays [n, ...] that `batches` hold row numbers of, if they do
+  drawn: Drawn | None = None  # set by `cohorts`; None: made by hand
 
   @property
   def size(self) -> int:
@@ -90,10 +90,10 @@ class LocalWork:
   """The amount of training of a client in one round. These numbers are public.
 
   Args:
-    batch_size: examples of a local batch; None for all of the client's at once.
-    epochs: passes over the client's data.
-    max_examples: largest number of examples of a client in one epoch; None for all. They are drawn
-      anew in each epoch.
+    batch_size: number of examples of a local batch; None for all examples of the client at once.
+    epochs: number of passes over the client's data.
+    max_examples: largest number of examples of a client in one epoch; None for all. The examples
+      are drawn anew in each epoch.
 
   >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
   300
@@ -119,15 +119,16 @@ class LocalWork:
     return self.epochs * -(-used // (self.batch_size or max(used, 1)))
 
   def rows(self, num_examples: int, rng: np.random.Generator) -> LocalBatches:
-    """Returns places 0 .. num_examples - 1 in batches [S, B]; padding repeats place 0.
+    """Returns S batches [S, B] of places in 0 .. num_examples - 1, in random order. Padding repeats
+    place 0.
 
     >>> work = LocalWork(batch_size=2, epochs=2)
     >>> work.rows(3, np.random.default_rng(0)).mask.tolist()
     [[True, True], [True, False], [True, True], [True, False]]
     """
     used = self.num_used(num_examples)
-    # With all examples in one batch, each client has its own size. Rounding keeps the
-    # number of compiled sizes small.
+    # Without `batch_size`, the batch of each client has another size. Rounding keeps the number of
+    # compiled sizes small.
     size = self.batch_size or bucket(max(used, 1))
     steps = -(-used // size)
     places = np.zeros((self.epochs, steps * size), np.int64)
@@ -146,16 +147,16 @@ def cohort_of(
   seed: int,
   round: int,
 ) -> Cohort:
-  """Returns the cohort of these clients (places or ids; may be empty), with their batches.
+  """Returns the cohort of `clients` (places or ids; may be empty), with their batches.
 
   Each client's order of examples is a function of (seed, round, client) alone: it does not
   depend on who else takes part.
 
-  `data` are the federation's own arrays, in host memory. An execution on one device copies them
-  to the device once. An execution over several devices sends the rows that each block needs.
+  The cohort's `data` are the federation's arrays, in host memory. An execution on one device copies
+  them to the device once. An execution over several devices sends the rows that each block needs.
 
   Raises:
-    UserError: an unknown client, or one that is named twice.
+    UserError: a client is unknown, or is named twice.
   """
   native = [c if isinstance(c, str) else int(c) for c in clients]
   ids = np.array([federation.position(c) for c in native], np.int64)
@@ -164,7 +165,7 @@ def cohort_of(
 
   def batches(client: int) -> LocalBatches:
     held = federation.indices[client]
-    # 1 separates these streams from the sampler's, which spawns by the step alone.
+    # 1 separates these random streams from the sampler's, whose spawn key is the step alone.
     stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
     rng = np.random.Generator(np.random.Philox(stream))
     places, mask = work.rows(len(held), rng)
@@ -184,13 +185,14 @@ def cohorts(
   """Yields the cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
 
   Each cohort is a function of (rng, round) alone, so a resumed run draws the cohorts that the
-  interrupted run would have drawn. A Poisson cohort may be empty. Pass it to `round` all the same,
-  which adds the noise that the plan accounts for. Each cohort holds its plan and its round. `round`
-  refuses it if the aggregator adds no noise or another plan's, or if the round is another.
+  interrupted run would have drawn. A Poisson cohort may be empty. Pass an empty cohort to `round`,
+  too, which adds the noise that the plan accounts for. Each cohort holds its plan and its round.
+  `round` refuses a cohort of another round. It also refuses a cohort of a private plan, unless the
+  aggregator adds the noise of that plan.
 
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
-      None is refused; an aggregator without a plan passes None.
+      None, which an aggregator without a plan passes, is refused.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:
@@ -203,7 +205,7 @@ def cohorts(
       field="aggregator",
     )
   validate.integer_at_least(0, rng=rng, start=start)
-  # Before the first draw: a capacity that overflows too often is refused at once.
+  # The capacity is checked before the first draw, and is refused if it would overflow too often.
   plan.check_capacity(federation.num_clients, federation.nominal_users)
 
   def generate() -> Iterator[Cohort]:
@@ -260,9 +262,9 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
 
 
 def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None) -> Cohort:
-  """Makes a cohort from each client's own arrays [n, ...]: one pass, in the order given.
+  """Makes a cohort from the arrays [n, ...] of each client, for one pass in the order given.
 
-  `batch_size` None puts all examples of a client into one batch.
+  A `batch_size` of None puts all examples of a client into one batch.
 
   >>> c = from_batches([np.array([[1.0], [2.0], [3.0]]), np.zeros((0, 1))], batch_size=2)
   >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()

@@ -38,7 +38,7 @@ class Compressor(NamedTuple):
 
   encode: Callable[..., Any]  # (key, message) -> codes, a list with one entry per leaf
   decode: Callable[..., Any]  # (key, codes, a message's shapes) -> message
-  bits: Callable[[Any], int]  # (a message's shapes) -> bits of its codes, known beforehand
+  bits: Callable[[Any], int]  # (a message's shapes) -> bits of the codes, known beforehand
 
 
 class Levels(NamedTuple):
@@ -50,21 +50,21 @@ class Levels(NamedTuple):
 
 
 class Entries(NamedTuple):
-  """Several numbers with their places."""
+  """The k numbers of a leaf that are sent, with their places."""
 
   value: Array  # [k]
   place: Array  # [k] int32
 
 
 class Signs(NamedTuple):
-  """Sign of each coordinate of a message, and a single length for all."""
+  """The sign of each number of a leaf, and one absolute value for all numbers."""
 
   positive: Array  # [D] bool
   scale: Array  # []
 
 
 def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
-  """Makes a compressor from functions of one flat leaf [d]; leaf i has its own key."""
+  """Makes a compressor from functions of one flat leaf [d]. Each leaf gets another key."""
 
   def encode_all(key: Array, message: Any) -> list[Any]:
     leaves = map(trees.at_least_float32, map(jnp.asarray, jax.tree.leaves(message)))
@@ -86,7 +86,7 @@ def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
 
 
 def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
-  """Rounds stochastically: the expectation of the rounded number is the number."""
+  """Rounds numbers to levels at random, so that the expectation of the result is the number."""
   low = jnp.min(x)
   high = jnp.max(x)
   # A leaf of equal numbers has no width, and 0 / 0 would be NaN.
@@ -145,13 +145,14 @@ def top_k(share: float) -> Compressor:
 
 
 def hadamard(x: Array) -> Array:
-  """The orthonormal Walsh-Hadamard transform of [D], D a power of two; its own inverse.
+  """Returns the orthonormal Walsh-Hadamard transform of x [D], where D is a power of two. The
+  transform is its own inverse.
 
   >>> hadamard(jnp.array([1.0, 0.0, 0.0, 0.0]))
   Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
   """
   size = x.shape[0]
-  # log2(D) stages of sums and differences, where the matrix would take D^2.
+  # log2(D) stages of D sums and differences replace a product with D^2 multiplications.
   for stride in (1 << i for i in range(size.bit_length() - 1)):
     pairs = x.reshape(-1, 2, stride)
     x = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
@@ -176,7 +177,7 @@ def rotate(key: Array, x: Array) -> Array:
 
 
 def unrotate(key: Array, y: Array, size: int) -> Array:
-  """The inverse of `rotate`.
+  """Returns the x [size] for which `rotate(key, x)` is y.
 
   >>> x = jnp.arange(3.0)
   >>> bool(jnp.allclose(unrotate(jax.random.key(0), rotate(jax.random.key(0), x), 3), x,
@@ -191,8 +192,8 @@ def rotated(bits: int = 4) -> Compressor:
   validate.integer_in(1, 16, bits=bits)
 
   def encode(key: Array, x: Array) -> Levels:
-    # Both sides know the rotation. For unbiased results the rounding must be independent of
-    # it.
+    # Both sides know the rotation. For unbiased results the rounding must not depend on the
+    # rotation.
     rotation, rounding = jax.random.split(key)
     return _round_to_levels(rounding, rotate(rotation, x), bits)
 
@@ -206,8 +207,8 @@ def rotated(bits: int = 4) -> Compressor:
 def drive() -> Compressor:
   """DRIVE, one bit per coordinate: the signs of the rotated message R x, scaled by ||R x||_1 / D.
 
-  That scale has the smallest squared error (Vargaftik et al. 2021, section 4); the error is
-  about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.
+  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). The error is about
+  1 - 2 / pi = 0.36 of the squared norm, whatever the message.
   """
 
   def encode(key: Array, x: Array) -> Signs:
@@ -226,13 +227,13 @@ def compressed(
   """Wraps a client so that it sends codes, which the server decodes.
 
   Args:
-    error_feedback: the client keeps what the codes left out and adds it to its next message
-      (Karimireddy et al. 2019). The client's state is then {"own": ..., "left_out": a message}:
-      initialise it with `error_memory`. This state never leaves the client. What was left out is
-      sent as part of a later message, within that message's clip norm.
+    error_feedback: whether the client keeps what the codes left out, and adds it to its next
+      message (Karimireddy et al. 2019). The client's state is then {"own": ..., "left_out": a
+      message}: initialise it with `error_memory`. This state never leaves the client. What was
+      left out is sent as part of a later message, within the clip norm of the later message.
 
   Raises:
-    UserError: while tracing, error feedback without that state.
+    UserError: `error_feedback` without this client state (raised while tracing).
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
@@ -257,7 +258,7 @@ def compressed(
     wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
     key = jax.random.fold_in(local.key, ROUNDING_KEY)
     decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
-    # A client that does not count sends exactly nothing.
+    # A client of weight 0 must send exactly 0.
     counts = sent.weight > 0
     decoded = jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), decoded)
     if error_feedback:

@@ -29,7 +29,7 @@ class RunNumbers(NamedTuple):
 
 
 def nothing_more(run: RunNumbers) -> dict[str, Any]:
-  """Returns no arguments: the common ones and the optimizers are enough."""
+  """Returns no arguments, for algorithms that need only common arguments and optimizers."""
   del run
   return {}
 
@@ -39,25 +39,25 @@ class AlgorithmFacts:
   """Facts about one federated algorithm.
 
   Args:
-    name: name of its function, and of `--config.algorithm`.
-    make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
-    client: what a client does.
-    server: what the server does with the mean.
-    source: paper that it is from.
-    private_if: condition for privacy, in addition to a private aggregator; "": none.
-    options: numbers that a config sets, with their defaults; None: no config names it.
+    name: name of the algorithm's function, and of `--config.algorithm`.
+    make: function `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
+    client: what a client does, in words.
+    server: what the server does with the mean, in words.
+    source: paper of the algorithm.
+    private_if: condition for privacy, in addition to a private aggregator; "": no condition.
+    options: numbers that a config sets, with their defaults; None: no config names the algorithm.
     optimizers: which of "client_tx" and "server_tx" `make` takes, in order.
-    weighted: whether it takes `weighting`.
-    local_steps: whether clients take steps of their own, so that local epochs count.
-    keeps_state: whether clients keep something between rounds.
-    wraps_clients: whether it takes `wrap` and `memory`, which change a client.
+    weighted: whether `make` takes `weighting`.
+    local_steps: whether clients take local steps, so that the number of local epochs matters.
+    keeps_state: whether clients keep state between rounds.
+    wraps_clients: whether `make` takes `wrap` and `memory`, which change a client.
     one_difference: whether a message is one difference of parameters and nothing else.
-    plain_client: whether clients train exactly as `fed_avg`'s do.
-    client_rule: the one rule of client optimizers that it is derived for; "": any.
+    plain_client: whether clients train exactly as the clients of `fed_avg`.
+    client_rule: rule of client optimizers that the algorithm is derived for; "": any rule.
     client_momentum: whether a client's SGD may have momentum.
-    from_run: numbers of a run -> arguments of `make` that follow from them.
-    checks: option -> function of `dpjax.validate` that refuses a wrong value.
-    played: options with which `launch.audit` attacks it, in addition to its optimizers.
+    from_run: function from the numbers of a run to arguments of `make`.
+    checks: function of `dpjax.validate` that refuses a wrong value, by option.
+    played: options of the algorithm when `launch.audit` attacks it, in addition to optimizers.
   """
 
   name: str
@@ -93,7 +93,7 @@ def user_defined(name: str) -> AlgorithmFacts:
     client="",
     server="",
     source="",
-    # It may keep client state, so the field for its location is read.
+    # The algorithm may keep client state, so the field for the location of states is read.
     keeps_state=True,
   )
 
@@ -102,10 +102,10 @@ _ALGORITHMS: dict[Callable[..., Any], AlgorithmFacts] = {}
 
 
 def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
-  """Decorates an algorithm with its facts; the function itself is unchanged.
+  """Decorates an algorithm with its facts. The function itself is unchanged.
 
   Args:
-    facts: fields of `AlgorithmFacts`, but for `name` and `make`.
+    facts: fields of `AlgorithmFacts`, except `name` and `make`.
 
   >>> @algorithm(client="nothing", server="nothing", source="folklore", local_steps=False)
   ... def idle(loss_fn, client_tx, **common):
@@ -127,14 +127,14 @@ class AggregatorFacts:
 
   Args:
     name: name of `--config.aggregator`.
-    make: `(**options) -> federated.Aggregator`.
-    source: paper that it is from.
-    stands_up_to: how many arbitrary clients of n, in words.
-    tolerates: `(n, **options) -> how many`, the same as a number.
+    make: function `(**options) -> federated.Aggregator`.
+    source: paper of the aggregator.
+    stands_up_to: number of arbitrary clients among n that it tolerates, in words.
+    tolerates: function `(n, **options)` that returns this number.
     options: numbers that a config sets, with their defaults.
-    weighted: whether weights of clients count in it.
-    is_mean: whether it is a mean, which `central` or a secure sum may replace.
-    no_claim: why it promises no epsilon, for `launch.audit`.
+    weighted: whether weights of clients count.
+    is_mean: whether the aggregator is a mean, which `central` or a secure sum may replace.
+    no_claim: reason why the aggregator guarantees no epsilon, for `launch.audit`.
   """
 
   name: str
@@ -152,11 +152,11 @@ _AGGREGATORS: dict[Callable[..., Any], AggregatorFacts] = {}
 
 
 def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
-  """Decorates an aggregator with its facts; the function itself is unchanged.
+  """Decorates an aggregator with its facts. The function itself is unchanged.
 
   Args:
     name: name in configs; "" for the function's name.
-    facts: fields of `AggregatorFacts`, but for `name` and `make`.
+    facts: fields of `AggregatorFacts`, except `name` and `make`.
 
   >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
   ... def first_message():
@@ -173,7 +173,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
 
 
 def minority(n: int) -> int:
-  """Returns the largest number below half of n.
+  """Returns the largest integer below n / 2.
 
   >>> minority(9), minority(10)
   (4, 4)
@@ -182,12 +182,12 @@ def minority(n: int) -> int:
 
 
 def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]:
-  """Returns the facts of everything that a package lists, in order.
+  """Returns the facts of all functions that a package lists, in the order of the list.
 
   Args:
     package: package whose names `dpjax._lazy` lists.
-    facts: function -> its facts."""
-  # A module states its facts on import, so all modules are imported.
+    facts: facts by function."""
+  # The decorators run when a module is imported, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():
     importlib.import_module(module)
   functions = [getattr(package, name) for name in _lazy.listed(package.__name__)]
@@ -195,12 +195,12 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
 
 
 def algorithms() -> dict[str, AlgorithmFacts]:
-  """Returns name -> facts of every algorithm that `dpjax.federated.algorithms` lists."""
+  """Returns the facts of every algorithm that `dpjax.federated.algorithms` lists, by name."""
   package = importlib.import_module("dpjax.federated.algorithms")
   return {row.name: row for row in of_package(package, _ALGORITHMS)}
 
 
 def aggregators() -> dict[str, AggregatorFacts]:
-  """Returns name -> facts of every aggregator that `dpjax.federated.aggregators` lists."""
+  """Returns the facts of every aggregator that `dpjax.federated.aggregators` lists, by name."""
   package = importlib.import_module("dpjax.federated.aggregators")
   return {row.name: row for row in of_package(package, _AGGREGATORS)}

@@ -31,14 +31,14 @@ class Placement(NamedTuple):
 
   name: str
   trusted: str
-  client_std: float  # of what one client adds itself
-  server_std: float  # of what is added to the sum
-  mean_std: float  # of the released mean
-  rmse: float  # of the released mean, all coordinates: sqrt(E ||error||^2)
+  client_std: float  # noise that one client adds
+  server_std: float  # noise that is added to the sum
+  mean_std: float  # noise of the released mean
+  rmse: float  # error of the released mean over all coordinates: sqrt(E ||error||^2)
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
-  """Event of `num_messages` messages of one client to the server, under "replace_one".
+  """Returns the event of `num_messages` messages of one client to the server, under "replace_one".
 
   Args:
     noise_multiplier: argument of `client_noise`, relative to the clip norm.
@@ -76,8 +76,8 @@ def compare_placements(
   replace-one.
 
   Args:
-    num_clients: n, public here.
-    min_survivors: m, clients that stay in a distributed sum; None for all.
+    num_clients: number n of clients, which is public here.
+    min_survivors: number m of clients that surely stay in a distributed sum; None for n.
     dimension: dimension of the vectors; only `rmse` depends on it.
 
   >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
@@ -99,7 +99,7 @@ def compare_placements(
     neighboring_relation=NeighboringRelation.REPLACE_ONE,
   )
   root = math.sqrt(num_clients)
-  # Variances add up, so `stay` shares make up the whole noise.
+  # Variances add up, so the noise of `stay` clients makes up the whole noise.
   share = std / math.sqrt(stay)
 
   def placement(name: str, trusted: str, client: float, server: float, mean: float):

@@ -33,18 +33,19 @@ from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
-# Separates clients' streams from the server's noise under the same key: no round has this
-# number.
+# Number that separates the clients' random streams from the server's noise under the same key. No
+# round has this number.
 _CLIENTS = np.uint32(2**32 - 2)
 
 
 class FederatedAlgorithm(NamedTuple):
-  """Three functions. A private algorithm gets its plan once, in its aggregator. Noise and
-  cohorts both come from that plan."""
+  """A federated algorithm as three functions. A private algorithm gets its plan in its aggregator,
+  and the plan determines noise and cohorts."""
 
   init: Callable[..., Any]  # (params, num_clients=0) -> state
   round: Callable[..., Any]  # (state, cohort) -> (state, info)
-  # (federation, work, *, rng, start=0) -> the cohorts of rounds start, start + 1, ...
+  # Function (federation, work, *, rng, start=0) that yields the cohorts of rounds start, start + 1,
+  # and so on.
   cohorts: Callable[..., Iterator[Cohort]]
 
 
@@ -52,36 +53,36 @@ class FederatedState(NamedTuple):
   """State of an algorithm. `aggregator` may hold a noise key: keep it secret."""
 
   params: Params
-  server: Any  # the server's optimizer and what else it keeps
+  server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
-  memories: ClientStates | None  # what each client keeps; None where it keeps nothing
-  key: Array  # of everything random on clients; never changes
-  round: Array  # int32, rounds done
+  memories: ClientStates | None  # state of each client; None if clients keep no state
+  key: Array  # key of all randomness on clients, which never changes
+  round: Array  # int32, number of rounds done
 
 
 class RoundInfo(NamedTuple):
-  """Diagnostics for users. Computed from raw client data: NOT private."""
+  """Diagnostics for users. They are computed from raw client data: NOT private."""
 
-  train_loss: Any  # mean of the clients' losses by their examples; NumPy, as all here
-  mean_norm: Any  # of the clients' messages
-  num_clients: Any  # realised; itself a secret unless the sampler's sizes are public
-  num_steps: Any  # local steps of all clients
-  upload_bits: Any  # of all clients
+  train_loss: Any  # mean loss over the examples of all clients; NumPy, like all fields
+  mean_norm: Any  # mean norm of the clients' messages
+  num_clients: Any  # realised number, a secret unless the sampler's sizes are public
+  num_steps: Any  # number of local steps of all clients
+  upload_bits: Any  # number of bits that all clients send
   clients: ClientInfo  # leaves [C]
 
 
 class Server(NamedTuple):
-  """The server: its state beside the parameters, and its update from the mean message."""
+  """The server's state, in addition to the parameters, and its update by the mean message."""
 
   init: Callable[..., Any]  # (params) -> server state
-  extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
-  # (params, server state, mean, count) -> (params, state). count: number of clients in the
-  # mean; None with a private aggregator, whose count is secret
+  extra: Callable[..., Any]  # (server state) -> `received.extra` of all clients
+  # Function (params, server state, mean, count) -> (params, server state). `count` is the number of
+  # clients in the mean, or None with a private aggregator, whose count is secret.
   apply: Callable[..., Any]
 
 
 class Common(TypedDict, total=False):
-  """Keyword arguments that every algorithm takes in addition to its own; see `federated`."""
+  """Keyword arguments that every algorithm takes, in addition to special ones; see `federated`."""
 
   key: Required[Array]
   aggregator: Aggregator | None
@@ -102,14 +103,14 @@ def _info(info: ClientInfo) -> RoundInfo:
 
 
 def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
-  """Returns all client states, with those of the cohort replaced; padding writes nowhere.
+  """Returns all client states, with the states of the cohort replaced. Padding changes no state.
 
-  A client whose new state is not finite keeps its old one. Otherwise none of its later messages
+  A client whose new state is not finite keeps its old state. Otherwise none of its later messages
   would count. Nothing is overwritten: the state before the round stays valid.
   """
   if memories is None:
     return None
-  # On the host, since states of all clients may exceed a device's memory.
+  # States are replaced on the host, since the states of all clients may exceed a device's memory.
   for part in jax.device_get(parts):
     sound = part.mask  # [K]
     for leaf in jax.tree.leaves(part.memories):  # [K, ...]
@@ -121,7 +122,7 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
 
 
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
-  """Returns (mapped, aggregator state) -> (mean message, aggregator state)."""
+  """Returns a function (mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
     finish = jax.jit(aggregator.finish)
     return lambda mapped, state: finish(mapped.sums, state)
@@ -129,7 +130,7 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
-    # Few sizes, so that cohorts of random size cost few compilations.
+    # Messages are padded to one of few sizes, so that random cohorts need few compilations.
     size = max(1, bucket(count))
     sent, mask = jax.device_put((padded(mapped.sent, size), np.arange(size) < count))
     if aggregator.check is not None:
@@ -142,8 +143,8 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 def check_public(
   common: Common, why: str, *, check: Callable[..., None], **named: float | None
 ) -> None:
-  """Raises UserError unless `check` accepts the number, or it is None and no private aggregator
-  needs it."""
+  """Raises UserError unless `check` accepts the number, or the number is None and the aggregator is
+  not private."""
   ((name, value),) = named.items()
   aggregator = common.get("aggregator")
   if value is not None:
@@ -155,12 +156,12 @@ def check_public(
 
 
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
-  """Refuses a cohort with a number that names no client, or a client twice.
+  """Refuses a cohort with a number that names no client, or with a client twice.
 
-  A client's number determines its key and its client state: one client, one number.
+  A client's number determines its key and its state, so each client has one number.
 
   Raises:
-    UserError: a number that is repeated, is negative, or has no client state.
+    UserError: a number is repeated, is negative, is above 2^31 - 1, or has no client state.
   """
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
@@ -184,8 +185,8 @@ def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
 
 @jax.jit
 def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
-  """Returns (key of the round's clients, number of the next round), computed without a
-  constant from the host."""
+  """Returns (key of the round's clients, number of the next round). It is compiled, so that no
+  constant is sent from the host."""
   return jax.random.fold_in(jax.random.fold_in(key, _CLIENTS), round), round + 1
 
 
@@ -203,13 +204,13 @@ def federated(
   Args:
     client: the work of a client; see `local_training`.
     server: the effect of the mean message on the server.
-    key: typed key of all randomness on clients (dropout, rounding, local noise); each client
-      of each round has its own.
+    key: typed key of all randomness on clients (dropout, rounding, local noise). Each client of
+      each round gets another key from it.
     aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
     map_clients: default `auto_clients()`.
     memory: `(params) -> state of ONE client before its first round`. States are kept as
-      `ClientStates`, on the host, for clients that have taken part. Devices hold those of a
-      cohort at most. To keep them on disk: `state._replace(memories=OnDisk(state.memories,
+      `ClientStates`, on the host, for clients that have taken part. Devices hold the states of one
+      cohort at most. To keep states on disk: `state._replace(memories=OnDisk(state.memories,
       Journal(folder, state.memories.row_bytes)))`.
 
   Returns:
@@ -219,9 +220,8 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
-    UserError: from `round`: a client twice in a cohort; a cohort that a plan drew for other
-      noise than the aggregator's, or for another round. From `cohorts`: an aggregator
-      without a plan.
+    UserError: raised by `round` if a client is twice in a cohort, or if a plan drew the cohort for
+      another round or for noise of another plan. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator
@@ -233,12 +233,12 @@ def federated(
 
   def message(params: Params, client_state: Any) -> Any:
     received = Received(params, server.extra(server.init(params)))
-    # Traced for shapes alone, so any key and no example will do.
+    # `message` is traced only for shapes, so any key will do, and no example is needed.
     local = client.init(received, client_state, jnp.int32(0), key)
     return client.finish(received, local)[0].message
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
-    # A copy: the caller may change or donate its own.
+    # The parameters are copied, since the caller may change or donate its arrays.
     params = jax.tree.map(jnp.array, params)
     first_state = None if memory is None else memory(params)
     memories = None if first_state is None else ClientStates(first_state, num_clients)
@@ -256,7 +256,7 @@ def federated(
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
-    # Padded to one of few numbers of rows, so that few programs are compiled.
+    # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(state.key, state.round)
     context = execution.Context(
@@ -268,9 +268,9 @@ def federated(
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    # clients that trained and sent finite numbers: their states are updated
+    # Mask of the clients that trained and sent finite numbers.
     counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
-    # The number of participants is secret where clients are sampled.
+    # With a private aggregator the number of participants is secret, so the server does not get it.
     size = None if aggregator.private else jax.device_put(np.float32(np.sum(counted)))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
@@ -296,7 +296,7 @@ def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> 
   al. 2021).
 
   Args:
-    server_tx: None for `optax.sgd(1.0)`, plain averaging.
+    server_tx: optimizer of the server; None for `optax.sgd(1.0)`, plain averaging.
   """
   tx = optax.sgd(1.0) if server_tx is None else server_tx
 

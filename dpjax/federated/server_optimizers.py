@@ -33,7 +33,7 @@ SECOND_MOMENTS: dict[str, Callable[..., Array]] = {
 
 
 class FedOptState(NamedTuple):
-  """m and v of the paper; m belongs to the gradient -D_t, so its sign is opposite."""
+  """Moments m and v of the paper. The gradient is -D_t here, so m has the opposite sign."""
 
   first: Any
   second: Any
@@ -47,17 +47,17 @@ def fed_opt(
   beta_2: float = 0.99,
   tau: float = 1e-3,
 ) -> optax.GradientTransformation:
-  """A server optimizer of Reddi et al. 2021, algorithm 2; its gradient is -D_t.
+  """Returns a server optimizer of Reddi et al. 2021, algorithm 2, whose gradient is -D_t.
 
   Args:
     name: "adam", "yogi" or "adagrad".
     learning_rate: eta of the paper.
-    beta_1: decay of m; None for the paper's: 0.9, and 0 (no momentum) for "adagrad".
-    beta_2: decay of v, 0.99 in the paper; "adagrad" has none.
-    tau: the paper's degree of adaptivity, 1e-3 where it does not tune it; also sets v_-1.
+    beta_1: decay of m; None for the value of the paper: 0 (no momentum) for "adagrad", else 0.9.
+    beta_2: decay of v, 0.99 in the paper; unused by "adagrad".
+    tau: degree of adaptivity, 1e-3 where the paper does not tune it. It also sets v_-1 = tau^2.
 
   Raises:
-    UserError: another name, or a number out of its range.
+    UserError: the name is unknown, or a number is out of its range.
 
   >>> tx = fed_opt("adam", 0.1, tau=1.0)  # m = 0.1 * 2, v = 0.99 * 1 + 0.01 * 4
   >>> print(tx.update(jnp.array(-2.0), tx.init(jnp.array(0.0)))[0].round(6))
@@ -70,7 +70,8 @@ def fed_opt(
   moved = SECOND_MOMENTS[name]
 
   def init(params: Any) -> FedOptState:
-    # In half precision small squares underflow, or vanish beside v.
+    # Moments are at least float32, since small squares in half precision underflow or vanish
+    # beside v.
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),

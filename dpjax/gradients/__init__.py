@@ -40,5 +40,5 @@ if TYPE_CHECKING:
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 
-# Importing a rule's module enters it into the table of rules that a `Clip` may name.
+# This import fills `RULES`, the table of rules that a `Clip` may name.
 from dpjax.gradients import clip_rules as _clip_rules  # noqa: F401

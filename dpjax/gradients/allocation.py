@@ -1,9 +1,9 @@
 """Clip norms for groups of parameters that share one bound on the whole gradient.
 
-The noise of the sum is the same in every coordinate, so a group with a smaller bound gets
-a weaker signal under the same noise: relatively more noise. A group with bound 0 is
-frozen. Choices by size, by name or by a score from public data cost no privacy. A score that is
-computed from the private data is a release like any other.
+The noise of the sum is the same in every coordinate. So a group with a smaller bound has a weaker
+signal under the same noise. A group with bound 0 is frozen. Choices by size, by name or by a score
+from public data cost no privacy. A score that is computed from the private data is a release like
+any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORIGINS = ("public", "released")
 
 
 def layers(params: Params) -> Any:
-  """Groups leaves into layers and returns their sizes: a mapping of arrays is one layer.
+  """Returns the size of each layer; a mapping that holds only arrays is one layer.
 
   >>> import numpy as np
   >>> layers({"dense": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "scale": np.ones(4)})
@@ -35,10 +35,10 @@ def layers(params: Params) -> Any:
 
 
 def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
-  """Returns shares times a factor, with root-sum-square <= bound in floating point."""
+  """Returns shares times a factor, so that the root of the sum of squares is at most `bound`."""
   length = lambda shares: math.hypot(*jax.tree.leaves(shares))
   factor = bound / length(shares)
-  # Rounding may leave the length just above the bound, and then the sensitivity above C.
+  # Rounding may leave the length just above the bound, and then the sensitivity, too.
   while length(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
   bounds = trees.scale(shares, factor)
@@ -65,18 +65,19 @@ def allocate_clip_norms(
   Args:
     params: parameters of the model; a mapping that holds only arrays is one layer.
     l2_clip_norm: bound C on the whole gradient, finite.
-    rule: "uniform", C / sqrt(number of layers) each; "by_size", C sqrt(d_l / d), so that
-      every coordinate has the same share; "by_score", C s_l / sqrt(sum s^2).
-    scores: for "by_score": a prefix tree of `params` with a number >= 0 for each group,
-      its share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
-    scores_are: where the scores come from: "public" (nothing of the private data in them)
-      or "released" (the output of a DP mechanism whose event is accounted in the same
-      ledger). There is no third kind: scores straight from the private data are refused.
+    rule: "uniform" gives each layer C / sqrt(number of layers). "by_size" gives C sqrt(d_l / d) to
+      layer l, which has d_l of d coordinates. "by_score" gives C s_l / sqrt(sum s^2) to group l of
+      score s_l.
+    scores: prefix tree of `params`, for "by_score". It holds a number >= 0 for each group, its
+      share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
+    scores_are: origin of the scores: "public" (computed without private data) or "released" (the
+      output of a DP mechanism whose event is accounted in the same ledger). No other origin is
+      allowed, such as the private data themselves.
 
   Returns:
     A prefix tree of clip norms for `l2_clip_norm=`.
 
-  Guarantee: the root of the sum of their squares is <= C, also after rounding, so the
+  Guarantee: the root of the sum of the squared clip norms is <= C, also after rounding. So the
   sensitivity is that of flat clipping at C (pitfall P10).
 
   >>> import numpy as np
@@ -126,9 +127,9 @@ def _check_numbers(scores: Any) -> None:
 def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
   """Returns each group's share of the signal from sensitivity scores; sensitive groups get less.
 
-  A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
+  A group with score s gets the share 1 / s. So under the common noise its signal-to-noise
   ratio is proportional to 1 / s. A group with s < `freeze_below`, or s = 0, is frozen
-  (share 0). Feed the result to `allocate_clip_norms(rule="by_score")`.
+  (share 0). Give the result as `scores` to `allocate_clip_norms(rule="by_score")`.
 
   These scores are saliencies (how far the output moves with the input). They are NOT
   sensitivities of differential privacy and prove nothing: the bound comes from clipping.

@@ -1,4 +1,4 @@
-"""Checks of every gradient and every batch, on every route.
+"""Checks of gradients and batches, for every way to compute a clipped sum.
 
 Gradients must be real numbers. A mask must say which rows are examples and which are padding.
 """
@@ -36,9 +36,9 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
     raise UserError(_NO_MASK)
   try:
     mask = jnp.asarray(mask)
-  # Raised for text, objects, or rows of several lengths.
+  # JAX raises these for text, objects, or rows of several lengths.
   except (TypeError, ValueError):
-    # Formatted on one line.
+    # An error is one line, so line breaks in the repr become spaces.
     shown = " ".join(repr(mask).split())
     raise UserError(
       f"must be a bool array [{size}], such as batch.mask, or True",
@@ -65,7 +65,7 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
   It is passed on as data, and `mask` says which users are real.
 
   Raises:
-    UserError: `mask` is given beside a padded `Batch`, which has its own.
+    UserError: `mask` is given beside a padded `Batch`, which already holds a mask.
   """
   if not isinstance(batch, Batch) or jnp.ndim(batch.mask) > 1:
     return batch, mask

@@ -1,8 +1,8 @@
-"""Programs of several clients under `jax.vmap`, none of which reaches another.
+"""Keeps clients apart under `jax.vmap`, so that no client's numbers change those of another.
 
 If clients have different parameters, `jax.vmap` joins their convolutions into one with groups.
 XLA's CPU backend computes some of these by a kernel with zeros between the groups, and NaN times
-zero is NaN. So one example of one client would make the gradients of all others NaN.
+zero is NaN. So one client with a NaN would make the gradients of all other clients NaN.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
 
 def clients_apart(fn: _Fn) -> _Fn:
-  """Returns the same function, whose convolutions take clients one by one under `jax.vmap`.
+  """Returns `fn` with convolutions that take clients one by one under `jax.vmap`.
 
   Use it for the program of ONE client, after differentiation. It rewrites only convolutions that
-  could mix clients (`mixes_clients`). Where it cannot enter an equation that contains one, such as
-  a custom derivative, it takes that equation client by client. Without `jax.vmap` nothing changes.
+  could mix clients (`mixes_clients`). A convolution may be inside an equation that cannot be
+  rewritten, such as a custom derivative. Then that whole equation is computed client by client.
+  Without `jax.vmap` nothing changes.
 
   Args:
     fn: function of pytrees to pytrees. Leaves that are not arrays pass through unchanged.
@@ -59,13 +60,13 @@ def mixes_clients(eqn: Any) -> bool:
 
 
 def is_wide(eqn: Any) -> bool:
-  """Whether an equation is a convolution of numbers of more than 32 bits."""
+  """Returns whether an equation is a convolution of numbers of more than 32 bits."""
   is_convolution = eqn.primitive.name == convolutions.CONVOLUTION
   return is_convolution and any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
 
 
 class _Apart(convolutions.Rewriting):
-  """Evaluates jaxprs so that each client has convolutions of its own."""
+  """Evaluates jaxprs with separate convolutions for each client, where one could mix clients."""
 
   def meets(self, eqn: Any) -> bool:
     if convolutions.entered(eqn):
@@ -76,7 +77,7 @@ class _Apart(convolutions.Rewriting):
   def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
     known = equations.named(eqn, values)
     operands = [known[var] for var in equations.operands(eqn)]
-    # Groups come from two mapped operands, except where the batch has groups already.
+    # `jax.vmap` makes groups only of two mapped operands, unless the batch has groups already.
     both = mixes_clients(eqn) and eqn.params["batch_group_count"] == 1
     return _one_client(equations.eqn_fn(eqn), needs_two=both)(*operands)
 
@@ -86,7 +87,7 @@ def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any
 
   Args:
     fn: function of arrays to a list.
-    needs_two: takes clients one by one only where two or more operands are mapped. With one
+    needs_two: whether to take clients one by one only if two or more operands are mapped. With one
       mapped operand `jax.vmap` keeps clients apart by itself.
   """
 
@@ -97,7 +98,8 @@ def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any
   @alone.def_vmap
   def several_clients(size: int, mapped: Any, *operands: Any) -> Any:
     axes = tuple(0 if is_mapped else None for is_mapped in mapped)
-    # Clients become rows of one batch, or features of one kernel. Neither reaches another.
+    # With one mapped operand, clients become rows of one batch or features of one kernel. Neither
+    # rows nor features mix.
     if needs_two and sum(mapped) < 2:
       outs = clients_apart(jax.vmap(fn, in_axes=axes, axis_size=size))(*operands)
       return outs, jax.tree.map(lambda _: True, outs)

@@ -1,9 +1,9 @@
 """The definition of clipping, as ONE value for gradients, transforms and plan.
 
-A rule determines how much a gradient of some length is shortened. `RULES` lists the known ones;
-a new one is a class and a row there. The norm may change between steps, at the privacy cost of a
-constant one (`transforms/clip_scale.py`). It follows a public schedule, or a rule that `adapts`.
-Then it depends on the mechanism's own releases (`transforms/adaptive_clipping.py`).
+A rule determines how much a gradient of some length is shortened. `RULES` lists the known rules;
+a new rule is a class and a row of `RULES`. The clip norm may change between steps, at the privacy
+cost of a constant norm (`transforms/clip_scale.py`). It follows a public schedule, or with a rule
+that `adapts` the mechanism's earlier releases (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dpjax import validate
 from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
-# Within these limits a bound, and every term of that length, are normal float32 numbers.
+# Within these limits float32 holds a bound, and the length of a clipped term, as normal numbers.
 MIN_NORM = 1e-25
 MAX_NORM = 1e30
-# The quotient limit keeps every factor finite.
+# Least gamma of `Automatic`, and largest C / gamma: within them every factor is finite.
 _MIN_GAMMA = 1e-8
 _MAX_QUOTIENT = 1e30
 
@@ -36,7 +36,7 @@ class ClipRule:
 
   # True if C depends on releases of the mechanism.
   adapts: ClassVar[bool] = False
-  # True if C = inf is allowed and means: do not clip.
+  # True if C = inf is allowed, which means no clipping.
   may_be_unbounded: ClassVar[bool] = False
 
   def make(
@@ -49,10 +49,10 @@ class ClipRule:
     """Raises UserError unless the rule's numbers allow clip norms up to `largest`."""
 
   def top(self, bound: float) -> float:
-    """Returns the bound on each clipped gradient while they are summed.
+    """Returns the bound on each term while the terms are summed.
 
-    Terms with a very small bound would lose digits. So they are summed with this bound, and the
-    finished sum is multiplied by bound / top(bound)."""
+    It is smaller than `bound` if factors could otherwise exceed 1. The finished sum is multiplied
+    by bound / top(bound)."""
     return bound
 
   def visible(self, bound: float) -> float:
@@ -70,26 +70,26 @@ class ClipRule:
       top: `self.top(C)` times `most`.
       most: a power of two, which lifts tiny factors so that they keep their digits.
 
-    A rule that is a quotient returns `top / denominator(lengths)`. Any other rule finds
-    `self.top(C)` as `top / most`, and multiplies its factors by `most`.
+    A rule that is a quotient returns `top / denominator(lengths)`. Any other rule computes its
+    factors with `self.top(C) = top / most`, and multiplies them by `most`.
     """
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat(ClipRule):
-  """min(1, C / norm): short gradients stay unchanged (Abadi et al. 2016)."""
+  """Flat clipping by min(1, C / norm): short gradients stay unchanged (Abadi et al. 2016)."""
 
   may_be_unbounded: ClassVar[bool] = True
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    # A length of 0 gives inf, which becomes `most`: never NaN.
+    # A length of 0 gives inf, which becomes `most`. So the factor is never NaN.
     return jnp.minimum(most, top / lengths)  # [B]
 
 
 @dataclasses.dataclass(frozen=True)
 class Automatic(ClipRule):
-  """C / (norm + gamma): every gradient gets the length C norm / (norm + gamma) < C.
+  """Automatic clipping by C / (norm + gamma): all lengths become C norm / (norm + gamma) < C.
 
   So C only scales the learning rate. This is AUTO-S (Bu et al. 2022, arXiv:2206.07136), which is
   the same as DP-NSGD (Yang et al. 2022, arXiv:2206.13033).
@@ -120,8 +120,8 @@ class Automatic(ClipRule):
     return top / (lengths + self.gamma)  # [B]
 
 
-# Name -> rule. `dpjax.gradients.clip_rules` fills it, since the rules' files import this
-# one.
+# Name -> rule. `dpjax.gradients.clip_rules` fills this table, since modules of rules import this
+# module.
 RULES: dict[str, type[ClipRule]] = {}
 
 
@@ -132,7 +132,7 @@ class Clip:
   Args:
     norms: a number C in [1e-25, 1e30], or a tree of numbers that is a prefix of the parameter
       tree. Each number bounds its subtree, and the whole gradient is bounded by sqrt(sum C_l^2).
-      A group of bound 0 is frozen. inf: no clipping, if the rule allows it.
+      A group of bound 0 is frozen. inf means no clipping, if the rule allows it.
     rule: a clipping rule, or its name in `RULES`.
     schedule: public factors of the norms, one for each step; they cost no privacy.
 
@@ -168,7 +168,7 @@ class Clip:
 
   def _check_norms(self, check: Any) -> None:
     # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
-    # refused. False equals 0 but is no number: the check below names it.
+    # refused. False equals 0 but is no number, so the check below refuses it.
     is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
     leaves = jax.tree.leaves(self.norms)
     active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
@@ -194,19 +194,18 @@ class Clip:
 
   @property
   def is_one_number(self) -> bool:
-    """Whether the whole gradient has one bound; otherwise each group of parameters has its
-    own."""
+    """Returns whether one bound holds for the whole gradient, not one for each group."""
     return isinstance(self.norms, (int, float))
 
   @property
   def l2_bound(self) -> float:
-    """The largest l2 norm that one example's clipped gradient can have."""
+    """Returns the largest l2 norm that one example's clipped gradient can have."""
     # Groups hold different coordinates, so their bounds add up as a root of squares
     # (pitfall P10).
     return math.hypot(*self.group_bounds())
 
   def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
-    """The largest l2 norm of each group of one example's clipped gradient.
+    """Returns the largest l2 norm of each group of one example's clipped gradient.
 
     >>> Clip({"dense": 3.0, "head": 0.0}).group_bounds(rescale_to_unit_norm=True)
     (1.0, 0.0)
@@ -215,11 +214,11 @@ class Clip:
     return tuple(float(c > 0) for c in bounds) if rescale_to_unit_norm else bounds
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
-    """L2 sensitivity of the sum of clipped gradients."""
+    """Returns the l2 sensitivity of the sum of clipped gradients under this relation."""
     return sensitivity(self.l2_bound, relation)
 
   def check_prefix(self, params: Params) -> None:
-    """Raises UserError unless the norms are a prefix tree of the parameters, which hold arrays."""
+    """Raises UserError unless the norms are a prefix tree of `params`, which must hold an array."""
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:
@@ -231,7 +230,7 @@ class Clip:
 
 
 def check_norm(**named: float) -> None:
-  """Raises UserError unless each value is a clip norm that float32 can hold a gradient to.
+  """Raises UserError unless each value is in [1e-25, 1e30], where float32 can bound a gradient.
 
   >>> check_norm(l2_clip_norm=1e-30)
   Traceback (most recent call last):
@@ -249,12 +248,12 @@ def check_norm(**named: float) -> None:
 
 
 def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
-  """L2 sensitivity of a sum whose terms have norm <= bound.
+  """Returns the l2 sensitivity of a sum whose terms have norm <= bound.
 
   >>> sensitivity(1.5, "add_or_remove_one"), sensitivity(1.5, "replace_one")
   (1.5, 3.0)
   """
   validate.one_of(NeighboringRelation, neighboring_relation=relation)
-  # The old term leaves the sum and a new one enters: each moves it by `bound`.
+  # The old term leaves the sum and a new term enters. Each moves the sum by at most `bound`.
   exchanged = NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE
   return 2 * bound if exchanged else bound

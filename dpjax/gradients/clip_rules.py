@@ -1,6 +1,6 @@
-"""The clipping rules that a config, or a `Clip`, may name: one row each.
+"""Table of the clipping rules that a config, or a `Clip`, may name.
 
-`transforms` adds those that need noise of their own: adaptive clipping, and bounds by layer.
+`transforms.CLIP_RULES` adds the rules whose clip norm follows a noisy query.
 """
 
 from __future__ import annotations

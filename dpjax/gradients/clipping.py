@@ -16,8 +16,9 @@
 | C = 0 for one group of many  | 0: the group is frozen             | 0: frozen             |
 | gradient complex or integer  | UserError                          | UserError             |
 
-These rows hold on every route (`auto`, `ghost`, `vmap`, microbatches, meshes). Where the loss
-computes in a narrow type (bfloat16, float16, any float8), they are about the gradient in float32:
+These rows hold on every route (`auto`, `ghost`, `vmap`, microbatches, meshes). If the loss
+computes in a narrow type (bfloat16, float16, any float8), the rows hold for the gradient in
+float32:
 
 | in a loss with narrow types    | what happens, on every route                               |
 | ------------------------------ | ---------------------------------------------------------- |
@@ -25,17 +26,18 @@ computes in a narrow type (bfloat16, float16, any float8), they are about the gr
 | cast to a narrow type and back | cast rounds the parameter's values, never its gradients    |
 | an activation or its cotangent | it is infinite, NaN or 0 in the loss itself; an example is |
 | leaves the range of its type   | dropped if its gradient then is NaN or infinite            |
-| their product leaves its range | formed in float32: the example is kept                     |
-| inside of cond, while or a     | computed in the types that it was traced with; clipped and |
-| custom derivative              | summed in float32                                          |
+| a product of an activation and | it is formed in float32, so the example is kept            |
+| a cotangent leaves that range  |                                                            |
+| a gradient inside of cond,     | it is computed in the types that were traced, then clipped |
+| while or a custom derivative   | and summed in float32                                      |
 | types that JAX does not join   | UserError (float8 and float32 without a cast)              |
 
-Nothing that stands after the clip is computed below float32: the sum, its noise, its division.
-Only the updated parameters are rounded to their type, after the noise.
+The sum, its noise and its division are computed in float32 or wider. Only the updated parameters
+are rounded to their type, after the noise.
 
-While they are summed, terms are kept away from the ends of the range of floats. Factors that
-would make them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), multiply the
-finished sum instead.
+During the sum, terms are kept away from the ends of the range of floats. Factors that would make
+terms longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), multiply the finished sum
+instead.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ from dpjax.gradients.clip import Clip, ClipRule, Flat
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
 
-# Entries of a term below 1e-38 are lost. A bound from here up leaves 32 decades for small
-# entries; terms of smaller bounds are lifted.
+# Entries of a term below 1e-38 are lost. A bound of at least 1e-6 leaves 32 decades for small
+# entries. Terms with a smaller bound are lifted.
 _LEAST_TERM = 1e-6
-# Relative to the clip norm (or gamma): smaller errors of a norm do not show in its factor.
+# An error of a norm below this share of the clip norm (or of gamma) does not change the factor.
 _NEGLIGIBLE = 1e-7
 # Norms that differ by less than this share give the same factor, up to rounding.
 _ALIKE = 1e-6
@@ -64,22 +66,22 @@ _ALIKE = 1e-6
 
 def _lift(top: float) -> float:
   """Returns a power of two that lifts tiny terms above the smallest floats during the sum.
-  Otherwise small entries of a term, factor times gradient, would round to 0, and what remains could
-  be too long."""
+
+  Otherwise factors and entries would lose digits or become 0, and a term could exceed its bound.
+  """
   return 2.0 ** max(0, math.ceil(math.log2(1 / top))) if top < _LEAST_TERM else 1.0
 
 
 @functools.cache
 def _top(rule, bound):
-  """Calls the rule's `top` once: the factors, and the factor of the finished sum, must use
-  the same value."""
+  """Returns `rule.top(bound)`, computed once, since factors and `rescaled` must use one value."""
   top = rule.top(bound)
   validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
   return top
 
 
 def _factor(longest, keep, bound, rule):
-  """Returns the factors [B] -> [B] of one group."""
+  """Returns the factors [B] of a group with norms of at most `longest` [B]; 0 if not `keep` [B]."""
   # A bound of 0 freezes the group. It has no `top`, and its factors need no length.
   if bound == 0:
     return jnp.zeros_like(longest)  # [B]
@@ -88,14 +90,18 @@ def _factor(longest, keep, bound, rule):
   most = Flat().factors(longest, top * lift, lift)  # [B]
   if type(rule).factors is Flat.factors:
     return jnp.where(keep, most, 0.0)
-  # A rule sees one length at a time, and its result is always held to the bound.
+  # A rule sees one length at a time, so that no example changes the factor of another. Its result
+  # is cut to at most the flat factor, so that the bound holds.
   factor_of = lambda length: rule.factors(length[None], top * lift, lift)[0]
   asked = jax.vmap(factor_of)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 
 def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
-  """Multiplies the sum by the part that `clip_factors` leaves out of the factors."""
+  """Multiplies the sum of each group by the part that `clip_factors` leaves out of the factors.
+
+  This part is bound / top(bound), divided by the lift, and by the bound for unit norms.
+  """
 
   def times(bound, group):
     if bound == 0:
@@ -118,8 +124,8 @@ def clip_factors(
     group_norms: tree of [B] norms, one per clip norm.
     clip: a `Clip`, whose norms are a tree of the same structure.
     mask: [B] bool; False means padding.
-    longest: upper bound on each norm, if underflow may have reduced the computed one. The
-      factors are for these bounds. None: the norms are exact.
+    longest: upper bound on each norm, if underflow may have reduced the computed norm. The factors
+      are then for these bounds. None if the norms are exact.
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
@@ -130,8 +136,8 @@ def clip_factors(
   """
   longest = group_norms if longest is None else longest
   norms = trees.root_sum_squares(jax.tree.leaves(group_norms))  # [B]
-  # One group that is not finite drops the whole example, like a missing one. Its other
-  # groups would be an arbitrary vector.
+  # If one group is not finite, the whole example is dropped, as padding is. Its other groups would
+  # be an arbitrary vector.
   finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]  # of each group: [B]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)  # [1 + groups, B] -> [B]
   factors = jax.tree.map(lambda c, n: _factor(n, keep, c, clip.rule), clip.norms, longest)
@@ -139,7 +145,7 @@ def clip_factors(
 
 
 def is_certain(lengths: Any, clip: Clip) -> jax.Array:
-  """Returns [B]: whether the factor of each example is exact, given norms computed from squares.
+  """Returns whether each example's factor is exact, [B] bool, for norms computed from squares.
 
   It is not exact if squares left the range of floats: the norm is infinite or NaN, or underflow
   may have changed the factor visibly.
@@ -162,7 +168,7 @@ def _exact_above(bound: float, rule: ClipRule) -> float:
   """Returns the length above which a norm must be exact, since its error may show in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
-  # Never above the length for the flat clip, whose factors bound those of every rule.
+  # The length is never above that of the flat clip, whose factors bound those of every rule.
   return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
 
 
@@ -179,8 +185,8 @@ def clip_and_sum(
   Args:
     grads: params-shaped tree with leaves [B, *param], real floating point.
     losses: [B], passed through.
-    mask: [B] bool, or True: every row is an example.
-    l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
+    mask: [B] bool, or True if every row is an example.
+    l2_clip_norm: a `Clip`, or the number or prefix tree of a flat `Clip`.
     rescale_to_unit_norm: see `dpjax.clipped_grad`.
 
   Guarantee: changing, adding or removing one example moves `total` by at most
@@ -198,7 +204,7 @@ def clip_and_sum(
     total, norms = weighted_and_norms(grads, mask, clip)
     return rescaled(total, clip, rescale_to_unit_norm=unit), norms
 
-  # Norms and sum must use the same rounded numbers, or neither satisfies the bound.
+  # Norms and sum must use the same rounded numbers, or a term could exceed its bound.
   total, norms = on_settled(clipped, grads)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
@@ -211,7 +217,7 @@ def weighted_and_norms(
   [B]."""
 
   def group_norm(bound, group):
-    """Returns a group's norm, exact where it shows in the factor; 0 for a group without
+    """Returns a group's norms [B], exact where they change the factor; 0 for a group without
     arrays."""
     exact_above = _exact_above(bound, clip.rule)
     norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
@@ -219,7 +225,7 @@ def weighted_and_norms(
 
   group_norms = jax.tree.map(group_norm, clip.norms, grads)  # of each group: [B]
   factors, norms = clip_factors(group_norms, clip, mask)  # of each group: [B]; [B]
-  # Allows `weighted_sum` to skip the pass that drops examples.
+  # If all norms are finite, `weighted_sum` skips the pass that drops examples.
   all_finite = jnp.all(jnp.isfinite(norms))  # []
   weighted = lambda factor, group: trees.weighted_sum(group, factor, all_finite)
   return jax.tree.map(weighted, factors, grads), norms  # leaves [*param]; [B]

@@ -4,9 +4,9 @@ loops.
 XLA has a fast route on the CPU for convolutions whose batch comes first and whose features come
 last, with kernels [*window, in, out]. It brings other convolutions into that form, but only in the
 outermost computation of a program (its pass `ConvCanonicalization`; seen in the text of compiled
-programs). JAX writes the gradients of a convolution in another form. So they take many times as
-long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`), unless they are
-rewritten as here.
+programs). JAX writes the gradients of a convolution in another form. So these gradients take many
+times as long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`), unless
+they are rewritten as here.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 def canonical_convolutions(fn: _Fn) -> _Fn:
-  """Returns the same function with convolutions that are fast in a compiled loop on the
-  CPU.
+  """Returns `fn` with convolutions that are fast in a compiled loop on the CPU.
 
   Use it for the body of a `scan`, under `jit`, that holds a gradient of a convolutional network.
-  Apply it to the function that takes the gradient, not to the one whose gradient is taken. Code
-  outside of a loop, and all code on other devices, is as fast as before. Results are the same to
-  rounding. An infinite kernel gives NaN at the padding, as everywhere in XLA's fast route.
+  Apply it to the function that takes the gradient, not to the function whose gradient is taken.
+  Code outside of a loop, and all code on other devices, is as fast as before. Results are the same
+  to rounding. An infinite kernel gives NaN at the padding, as everywhere in XLA's fast route.
 
-  These convolutions are not rewritten, and stay slow: in functions with custom derivatives
-  (`custom_jvp`, `custom_vjp`) that are not differentiated inside of `fn`, in a `shard_map` inside
-  of it, and in branches by platform. Eager calls compile each time.
+  Convolutions in these places are not rewritten, and stay slow: in a `shard_map` inside of `fn`, in
+  branches by platform, and in functions with custom derivatives (`custom_jvp`, `custom_vjp`) that
+  are not differentiated inside of `fn`. An eager call compiles anew each time.
 
   Args:
     fn: function of pytrees to pytrees. Leaves that are not arrays pass through unchanged.
@@ -65,7 +64,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
 def rewritten(
   fn: Callable[..., Any], rewriting: Rewriting, *args: Any, **kwargs: Any
 ) -> Any:
-  """Returns `fn(*args, **kwargs)`, of pytrees, evaluated by a rewriting of its jaxpr."""
+  """Returns `fn(*args, **kwargs)`, a function of pytrees, after `rewriting` changed its jaxpr."""
   leaves, structure = jax.tree.flatten((args, kwargs))
   places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
   outputs: dict[str, Any] = {}
@@ -106,7 +105,7 @@ def _is_swapped(eqn: Any) -> bool:
 
 
 def entered(eqn: Any) -> dict[str, Any]:
-  """Returns the jaxprs inside an equation that a rewriting enters, each with its own name."""
+  """Returns name -> jaxpr for the jaxprs inside an equation, if a rewriting can change them."""
   name = eqn.primitive.name
   params = eqn.params
   if name in equations.CALLS:
@@ -123,7 +122,7 @@ def entered(eqn: Any) -> dict[str, Any]:
 
 
 def _form(eqn: Any) -> lax.ConvDimensionNumbers:
-  """Returns the layout: batch first, features last; windows, features in, features out."""
+  """Returns XLA's fast layout: arrays [batch, *space, features], kernels [*window, in, out]."""
   rank = len(eqn.params["window_strides"])
   space = tuple(range(rank))
   arrays = (0, rank + 1, *(axis + 1 for axis in space))
@@ -137,12 +136,12 @@ class Rewriting:
   """
 
   def __init__(self) -> None:
-    # Each answer is stored with its object. While the object lives, no other has its id.
+    # Each answer is stored with its object. While this object lives, no other object has its id.
     self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 
   def meets(self, eqn: Any) -> bool:
-    """Whether an equation is rewritten itself."""
+    """Returns whether an equation is rewritten itself."""
     if eqn.primitive.name != CONVOLUTION:
       return False
     other = _form(eqn) != eqn.params["dimension_numbers"]
@@ -153,7 +152,7 @@ class Rewriting:
     return [_convolution(eqn, *values)]
 
   def is_due(self, jaxpr: Any) -> bool:
-    """Whether a jaxpr contains an equation that is rewritten, at any depth."""
+    """Returns whether a jaxpr contains an equation that is rewritten, at any depth."""
     if id(jaxpr) not in self._due:
       due = any(self.meets(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
       self._due[id(jaxpr)] = jaxpr, due
@@ -188,7 +187,7 @@ class Rewriting:
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
-    """Returns a separate function, so that many calls of one function remain calls of one."""
+    """Returns one jitted function for each called jaxpr, so that many calls share one program."""
     if id(closed) not in self._called:
       self._called[id(closed)] = closed, jax.jit(self.closed(closed))
     return self._called[id(closed)][1]
@@ -224,7 +223,7 @@ class Rewriting:
 
 
 def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
-  """Returns a convolution with its operands and its result transposed."""
+  """Evaluates a convolution in the layout of `_form`, and transposes the result back."""
   params: dict[str, Any] = eqn.params | {"dimension_numbers": _form(eqn)}
   (batch, features, *space), (out, into, *window), results = eqn.params["dimension_numbers"]
   lhs = lax.transpose(lhs, (batch, *space, features))  # [N, *space, C]

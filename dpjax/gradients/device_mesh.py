@@ -10,12 +10,12 @@ over which parameters, and all that has their shape, are split.
 | parameters, optimizer state, noise | the same on all         | split along the last axis  |
 |                                    |                         | that divides, if any       |
 
-Nothing else crosses `data`: no example leaves its device. Noise is drawn outside. It depends on
-its key and on the shape of the whole leaf, not on how that leaf is split.
+Nothing else crosses `data`: no example leaves its device. Noise is drawn after the sum. It depends
+on its key and on the shape of the whole leaf, not on how that leaf is split.
 
-The devices may belong to several processes of JAX's runtime, equally many to each. Then all
-processes make the same calls with the same data. Parameters are only split within a process, so
-each process holds all of them.
+The devices may belong to several processes of JAX's runtime, the same number to each process. Then
+all processes make the same calls with the same data. Parameters are only split within a process, so
+each process holds all parameters.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ _ROWS = PartitionSpec(DATA)
 
 def mesh_of(text: str) -> Mesh:
   """Returns the mesh of a text such as "data:4" or "data:4,model:2", on the first devices.
-  With several processes it uses the first devices of each.
+
+  With several processes it takes the first devices of each process.
 
   Raises:
-    UserError: text of another form, more devices than this process has, or a number that the
-      processes cannot have equal shares of.
+    UserError: text of another form, more devices than there are, or a number of devices that the
+      processes cannot share equally.
 
   >>> dict(mesh_of("data:1").shape)
   {'data': 1}
@@ -74,7 +75,7 @@ def _equal_shares(name: str, count: int) -> list[Any]:
   """Returns `count` devices, in equal shares of all processes, ordered by process."""
   target = made_for.current()
   if target is not None:
-    # The target's processes do not run yet. It lists the devices of all its machines in a row.
+    # The target's processes do not run yet. The target lists the devices of all its machines.
     devices = target.devices()
     if count > len(devices):
       raise UserError(
@@ -104,7 +105,7 @@ def _equal_shares(name: str, count: int) -> list[Any]:
 
 
 def checked_mesh(mesh: Mesh) -> Mesh:
-  """Returns the mesh, with axes whose shardings the compiler may choose.
+  """Returns the mesh with automatic axes, whose shardings the compiler may choose.
 
   Raises:
     UserError: it has no axis `data`, or an axis that is neither `data` nor `model`. With several
@@ -170,8 +171,8 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
   """Returns the sharding of one leaf of parameters, or of a state.
 
-  It is split along the last of its axes that `model` divides (a layer's outputs). Where there
-  is none, it is the same on all devices.
+  The leaf is split along the last of its axes whose size `model` divides (a layer's outputs). If
+  there is no such axis, the leaf is the same on all devices.
 
   >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
   >>> leaf_sharding(mesh, np.ones((3, 4))).spec == PartitionSpec(None, "model")
@@ -198,8 +199,9 @@ def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
-  """Splits leaves [B, ...] as [B', ...] over the devices, where B' is the `whole_rows` of
-  B. Added rows are zero, or False in a mask, so they count for nobody.
+  """Splits leaves [B, ...] as [B', ...] over the devices, where B' is the `whole_rows` of B.
+
+  Added rows are zero, or False in a mask, so they add nothing to a sum.
 
   >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
   (3, 2)
@@ -212,8 +214,8 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
-  """Returns the tree on the first device of this process, if each device holds all of it.
-  Otherwise it stays on the devices of this process."""
+  """Returns the tree on the first device of this process, if each device holds the whole tree.
+  Otherwise the tree stays on the devices of this process."""
   if mesh.shape.get(MODEL, 1) > 1:
     return processes.own_copy(tree)
   return jax.device_put(processes.own_copy(tree), mesh.local_devices[0])
@@ -222,19 +224,20 @@ def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
 def over_devices(
   fn: Callable[[Any, Any, Array], ClippedSum], mesh: Mesh, bounds: tuple[float, ...]
 ) -> Callable[[Any, Any, Array], ClippedSum]:
-  """Returns the same `(params, batch, mask) -> ClippedSum` with the rows split over
-  devices.
+  """Returns `fn`, `(params, batch, mask) -> ClippedSum`, with the rows split over devices.
 
   If the rows do not divide equally, masked padding is added. The result's norms, losses and mask
-  have entries for it.
+  have entries for this padding.
 
   Args:
+    fn: function for the rows of one device.
+    mesh: mesh with an axis `data`.
     bounds: `group_bounds` of the sum.
   """
 
   def share(params, batch, mask):
     out = fn(params, batch, mask)
-    # Each device has clipped its own rows: the sum of their sums is that of the batch.
+    # Each device has clipped its own rows, so the sum over devices is the sum of the batch.
     return lax.psum(out.total, DATA), out.norms, out.losses
 
   split = jax.shard_map(

@@ -1,6 +1,6 @@
 """Equations of a jaxpr: operands, evaluation of a single one, and users of a value.
 
-It relies on `jax.extend.core` and on the names of a few primitives of JAX.
+The module relies on `jax.extend.core` and on the names of a few primitives of JAX.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class HasDType(Protocol):
 
 
 def is_literal(atom: object) -> bool:
-  """Whether an operand is a literal of the equation."""
+  """Returns whether an operand is a literal of the equation, not a variable."""
   return isinstance(atom, jex.Literal)
 
 
 def is_float(aval: HasDType) -> bool:
-  """Whether gradients flow through values of this type."""
+  """Returns whether gradients flow through values of this type (real or complex floats)."""
   return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 class EqnChain(NamedTuple):
-  """Equations, each of whose results only the next one reads, treated as one equation."""
+  """A chain of equations, treated as one: only the next equation reads the results of each."""
 
   eqns: tuple[Eqn, ...]
   name: str
 
   @property
   def primitive(self) -> EqnChain:
-    """The chain itself, which has a `name` as a primitive has."""
+    """Returns the chain itself, which has a `name` as a primitive has."""
     return self
 
   @property
@@ -61,7 +61,7 @@ class EqnChain(NamedTuple):
 
   @property
   def invars(self) -> list[Any]:
-    """Operands that come from outside."""
+    """Returns the operands that come from outside of the chain."""
     inside = {var for eqn in self.eqns for var in eqn.outvars}
     return [atom for eqn in self.eqns for atom in eqn.invars if _is_new(atom, inside)]
 
@@ -80,7 +80,7 @@ def _is_new(atom: Any, known: set[Var]) -> bool:
 
 
 def operands(eqn: Eqn) -> tuple[Var, ...]:
-  """The distinct variables that an equation reads."""
+  """Returns the distinct variables that an equation reads."""
   return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
 
 
@@ -101,7 +101,7 @@ def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def primitives(closed: Any) -> Iterator[str]:
-  """Yields the name of each operation of a jaxpr, open or closed, and of those inside it."""
+  """Yields the names of all operations in a jaxpr, open or closed, and in the jaxprs inside it."""
   jaxpr = getattr(closed, "jaxpr", closed)
   yield from (equation.primitive.name for equation in jaxpr.eqns)
   for inner in inner_jaxprs(jaxpr):
@@ -181,7 +181,7 @@ def evaluated(
     jaxpr: an open jaxpr.
     consts: constants of the jaxpr.
     values: arguments of the jaxpr.
-    step: (equation, values of its operands) -> its results.
+    step: function (equation, values of its operands) -> results of the equation.
 
   >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
   >>> evaluated(closed.jaxpr, closed.consts, [3.0])
@@ -198,7 +198,7 @@ def evaluated(
 
 
 def is_narrow(aval: HasDType) -> bool:
-  """Whether a value is a float of less than 32 bits."""
+  """Returns whether a value is a float of less than 32 bits."""
   return jnp.issubdtype(aval.dtype, jnp.floating) and jnp.finfo(aval.dtype).bits < 32
 
 
@@ -207,13 +207,13 @@ def wide_fn(
 ) -> Callable[..., list[Any]] | None:
   """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
 
-  None if its parameters hold another program (a branch, a custom derivative), since that computes
-  in the types that it was traced with.
+  Returns None if the equation's parameters hold another program (a branch, a custom derivative).
+  That program computes in the types that it was traced with.
 
   Args:
-    eqn: the equation, or a chain of them.
-    precision: precision of its products. With a lower one, a term of a sum could be longer than its
-      norm, unless the norm allows for that (`ghost.precision`).
+    eqn: equation, or chain of equations.
+    precision: precision of its products. With a lower precision, a term of a sum could be longer
+      than its norm, unless the norm allows for that (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)
@@ -291,7 +291,7 @@ def _count_stepped(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 @functools.cache
 def _template() -> Any:
-  """Returns an empty jaxpr to be filled: its constructor is not public."""
+  """Returns an empty jaxpr to be filled, since the constructor of jaxprs is not public."""
   return jax.make_jaxpr(lambda: ())().jaxpr
 
 
@@ -323,8 +323,8 @@ class Graph(NamedTuple):
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
-    """Returns each result's ends. A split into parts counts only if other values end there
-    too. One example is the two products of a recurrent cell, whose gates are summed one by
+    """Returns each result's ends. A split into parts counts only if another value ends in the same
+    parts. One example is the two products of a recurrent cell, whose gates are summed one by
     one."""
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
@@ -333,7 +333,10 @@ class Graph(NamedTuple):
     return {var: best[end] for var, end in whole.items()}
 
   def same_cotangent(self, var: Var) -> Var:
-    """Follows a value through sums that are its only use: their cotangents equal its own."""
+    """Follows a value through sums that are its only use, and returns the last sum.
+
+    The cotangent of that sum equals the cotangent of the value.
+    """
     while self._only_user(var) in ("add", "add_any"):
       total = self.users[var].outvars[0]
       # An operand that was broadcast or cast has another cotangent than the sum.
@@ -347,7 +350,7 @@ class Graph(NamedTuple):
     return self.users[var].primitive.name if alone else None
 
   def _split(self, var: Var) -> Ends | None:
-    """Returns the sums in which the parts of a value end; None unless its only use is a split."""
+    """Returns the sums in which all parts of a value end; None unless its only use is a split."""
     if self._only_user(var) != "split":
       return None
     eqn = self.users[var]

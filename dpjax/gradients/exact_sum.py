@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 
 class ExactSum(NamedTuple):
-  """A running sum of trees, with what its roundings have left out.
+  """A running sum of trees, with the part that its roundings have left out.
 
-  A plain sum of n terms, added one after the other, is rounded n times. So one term more can
-  change n roundings. Here it changes one.
+  A plain sum of n terms, added one after the other, is rounded n times. So one more term can
+  change n roundings. Here it changes one rounding.
   """
 
   total: Any
@@ -33,7 +33,7 @@ class ExactSum(NamedTuple):
     """Returns the sum, rounded once."""
 
     def rounded(total, left_out):
-      # If the sum has overflowed, the left-out part is not finite and says nothing.
+      # If the sum has overflowed, the left-out part is not finite, so it must not be added.
       return total + jnp.where(jnp.isfinite(left_out), left_out, 0)
 
     return jax.tree.map(rounded, self.total, self.left_out)
@@ -42,14 +42,14 @@ class ExactSum(NamedTuple):
 def exact_plus(
   total: jax.Array, left_out: jax.Array, more: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Adds `more` to a running sum. Returns (its float, what that float leaves out)."""
+  """Adds `more` to a running sum. Returns (rounded sum, the part that this rounding leaves out)."""
   total, rest = two_sum(total, more)
-  # Carried into the total at once. Otherwise the left-out part would grow, and be rounded itself.
+  # The left-out part is added to the total at once. Otherwise it would grow, and be rounded itself.
   return two_sum(total, left_out + rest)
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns fl(a + b), and a + b - fl(a + b), exactly (Knuth).
+  """Returns the rounded sum fl(a + b), and its exact error a + b - fl(a + b) (Knuth).
 
   >>> [float(x) for x in two_sum(jnp.float32(2**24), jnp.float32(1))]
   [16777216.0, 1.0]

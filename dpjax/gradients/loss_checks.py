@@ -1,4 +1,4 @@
-"""Checks of a loss: one example, a scalar, no side effect, differentiable.
+"""Checks that a loss takes one example, is a scalar, is differentiable and has no side effect.
 
 Each check traces the loss. Each error is one line that says how to write the loss instead.
 """
@@ -19,7 +19,7 @@ from dpjax import validate
 from dpjax.gradients import equations
 from dpjax.types import ArrayTree, LossFn, Params
 
-# Errors of JAX where Python needs the value of a traced number.
+# JAX raises these errors if Python needs the value of a traced number.
 _CONCRETE = (
   jax.errors.ConcretizationTypeError,
   jax.errors.NonConcreteBooleanIndexError,
@@ -29,7 +29,7 @@ _CONCRETE = (
 # Modules of dpjax with batching rules of their own, which mix no clients. The rule of the noise
 # only looks for equal keys. The other rule takes clients one by one.
 _KEEP_CLIENTS_APART = ("dpjax.noise.gaussian", "dpjax.gradients.clients_apart")
-# They return nothing to the program, so they cannot connect examples.
+# These primitives return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
 
 
@@ -50,7 +50,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
       f"loss_fn returned {loss.dtype}: must be a real floating-point number"
     )
   for eqn in every_equation(closed.jaxpr):
-    # A call has the effects of its content. The equation inside is the one to name.
+    # A call has the effects of its content, so the error must name the equation inside.
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
@@ -62,7 +62,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
 
 
 def check_callable(loss_fn: Any) -> None:
-  """Raises UserError unless `loss_fn` is a function that takes two arguments."""
+  """Raises UserError unless `loss_fn` can be called with two arguments."""
   if not callable(loss_fn):
     raise validate.UserError(
       "must be a function (params, ONE example) -> scalar",
@@ -85,11 +85,11 @@ def check_callable(loss_fn: Any) -> None:
 
 
 def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
-  """Whether gradients of the loss under `jax.vmap` are those of single examples.
+  """Returns whether gradients of the loss under `jax.vmap` are those of single examples.
 
-  They are not where the loss computes in floats of less than 32 bits: JAX rounds gradients, or
-  they overflow, before they are clipped. Nor are they where a convolution could mix examples
-  (`mixes`).
+  The result is False if the loss computes in floats of less than 32 bits: JAX would round
+  gradients, or they would overflow, before they are clipped. It is also False if a convolution
+  could mix examples (`mixes`).
   """
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
@@ -121,7 +121,7 @@ def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> 
   """
   eqns = list(every_equation(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
-    # A loss that cannot be differentiated is explained elsewhere.
+    # `explain_failure` reports a loss that cannot be differentiated.
     with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
       eqns += every_equation(grad.jaxpr)
@@ -141,7 +141,13 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
 
 
 def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
-  """Raises UserError if one example could reach another under `vmap`; `many`: leaves [B, ...]."""
+  """Raises UserError if one example could reach another in `fn` under `vmap`.
+
+  Args:
+    fn: function of one or more arguments, for ONE example.
+    many: arguments for all examples, with leaves [B, ...].
+    name: name of the function in the error.
+  """
   eqns = list(
     every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
   )
@@ -176,8 +182,8 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
 def explain_failure(
   loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
 ) -> None:
-  """Raises UserError if a primitive cannot be differentiated (it names the primitive), or if
-  `error` says that one cannot be batched."""
+  """Raises UserError that explains `error`: a primitive without a derivative, which it names, or
+  one that JAX cannot batch. Returns None for any other error."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
@@ -205,7 +211,7 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> tuple[
   try:
     with _no_batch_norm():
       return trace(params, example)
-  # Raised by `_no_batch_norm`, or by the user: it explains itself.
+  # `_no_batch_norm`, or the user's loss, raised this error, which needs no further explanation.
   except validate.UserError:
     raise
   except Exception as error:
@@ -218,9 +224,9 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> tuple[
         field="loss_fn",
       ) from error
     reason = validate.first_line(error, with_type=True)
-    # Without the type: JAX's first sentence says what is wrong.
+    # The error's type is left out, since JAX's first sentence says what is wrong.
     sentence = validate.first_line(error).partition(". ")[0]
-    # JAX has no types for the next three errors: only their text distinguishes them.
+    # JAX has no types for the next three errors. Only their text distinguishes them.
     if "unbound axis name" in str(error):
       raise validate.UserError(
         f"{sentence}: a collective would mix "
@@ -328,7 +334,7 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
 
 
 def every_equation(jaxpr: Any) -> Iterator[Any]:
-  """Yields the equations of a jaxpr, and those inside of them."""
+  """Yields the equations of a jaxpr, and the equations inside of calls, loops and branches."""
   for eqn in jaxpr.eqns:
     yield eqn
     for inner in inner_jaxprs(eqn):
@@ -336,7 +342,7 @@ def every_equation(jaxpr: Any) -> Iterator[Any]:
 
 
 def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
-  """Returns equations through which a gradient flows from the results to `sources`."""
+  """Returns the equations through which a gradient flows from the results back to `sources`."""
   reached = set(sources)
   between = []
   for eqn in jaxpr.eqns:

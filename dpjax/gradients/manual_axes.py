@@ -1,6 +1,6 @@
-"""Values under `shard_map` that differ between devices, even if they are equal.
+"""Marks values under `shard_map` as different on each device, even if they are equal.
 
-JAX adds up, over the devices, the gradient of a value that is the same on all of them. That is too
+If a value is the same on all devices, JAX adds its gradient up over the devices. That is too
 early for gradients that must first be clipped example by example. So parameters (and taps) are
 first marked as different on each device.
 """
@@ -21,8 +21,7 @@ def _varying_axes(tree: Any) -> frozenset[str]:
 
 
 def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
-  """Returns the same tree, marked as different on every device along the axes of
-  `reference`.
+  """Marks the tree as different on every device along the axes for which `reference` is marked.
 
   Outside `shard_map` this changes nothing.
   """

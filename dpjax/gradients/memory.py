@@ -1,23 +1,23 @@
-"""Memory of a clipped sum, as a documented model, and the microbatch that fits.
+"""Estimates the memory of a clipped sum, and chooses the microbatch that fits a budget.
 
 The parameters, the batch and the sum itself come on top of the table. With microbatches the sum
 counts twice, as its roundings are kept beside it.
 
 | route  | bytes for one example                          | bytes for any batch         |
 | ------ | ---------------------------------------------- | --------------------------- |
-| tapped | max(R + A' + G, A + G + H) + W                 | 4 P: the loop of rare ones  |
+| tapped | max(R + A' + G, A + G + H) + W                 | 4 P: loop of rare examples  |
 | vmap   | R + 2.6 P: the stacked gradients, and copies   |                             |
 
-R: what JAX's own trace of the forward pass keeps for the backward pass. A and G: operands and
-cotangents of all sites; outside of a scan an operand is already a part of R, in a scan it is
-stacked once more (A'). H: products and gradients that are held for the sum, beyond what can be
-freed for them. W: the largest array that is formed for a norm and then freed. P: the parameters
-in float32. The tapped route forms the gradients of rare examples one by one, and adds them to the
-sum: XLA reserves memory for that loop, also for batches without such examples.
+R is what the forward pass keeps for the backward pass, by JAX's trace. A and G are operands and
+cotangents of all sites. Outside of a scan an operand is already a part of R; in a scan it is
+stacked once more (A'). H are products and gradients that are held for the sum, minus the arrays
+that can be freed for them. W is the largest array that is formed for a norm and then freed. P are
+the parameters in float32. The tapped route forms the gradients of rare examples one by one, and
+adds them to the sum. XLA reserves memory for that loop, also for batches without such examples.
 
-XLA reuses what the model counts twice. Beside XLA's own account of its temporaries (CPU,
-float32, workloads of the benchmark) the estimate was 1.1 to 2.0 times as much on the tapped
-route and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
+XLA may use memory again that the model counts twice. The estimate was compared with XLA's own count
+of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as large on
+the tapped route, and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4
-# Copies of the stacked gradients: measured 0.7 to 2.6.
+# Number of copies of the stacked gradients. Measured were 0.7 to 2.6.
 _VMAP_COPIES = 2.6
-# A gradient, its clipped terms, a new sum and what its roundings left out: measured 4.0.
+# Number of copies of the parameters in the loop of rare examples, as measured: a gradient, its
+# clipped terms, a new sum and the part that its roundings left out.
 _RARE_COPIES = 4.0
 
 
@@ -51,7 +52,7 @@ class Bytes(NamedTuple):
 def estimate(
   loss_fn: LossFn, params: Params, example: ArrayTree, planned: Recipe | None
 ) -> Bytes:
-  """Estimates temporaries of the chosen route: tapped if there is a recipe, else vmap."""
+  """Estimates temporaries of a clipped sum, on the vmap route if `planned` is None."""
   if planned is None:
     return vmap_route(loss_fn, params, example)
   return tapped_route(planned, params, example)
@@ -104,11 +105,10 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
 
 
 def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
-  """Returns the microbatch whose estimated temporaries fit in `budget` bytes; None: the
-  whole batch fits.
+  """Returns the size of a microbatch whose estimated temporaries fit in `budget` bytes.
 
-  It is the largest that fits, or a smaller one that needs less padding in the last pass. A
-  smaller one takes at most twice as many passes.
+  The result is None if the whole batch fits. Otherwise it is the largest size that fits, or a
+  smaller size with less padding in the last pass, at most at twice the number of passes.
 
   Raises:
     UserError: not even one example fits.
@@ -135,7 +135,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
 
 
 def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
-  """Returns the bytes that one more example adds, without weights and constants."""
+  """Returns the bytes that one more example adds to each entry of `sizes`."""
   return [two - of_one for of_one, two in zip(sizes(1), sizes(2))]
 
 
@@ -149,7 +149,7 @@ def _nbytes(tree: Any) -> float:
 
 
 def _held_bytes(unit: Unit, leaves: Any) -> float:
-  """Returns the held bytes, minus records of sites that are freed for them."""
+  """Returns the bytes per example that a unit holds for the sum, minus those freed for them."""
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:
@@ -160,14 +160,14 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
   else:
     held = cost_model.size(unit.forms[0])
     recorded = sum(form.recorded for form in unit.forms)
-  # A loop needs all records until its last turn, so none is freed.
+  # A loop needs all records of the sites until its last turn, so it frees none of them.
   new = max(0, held - recorded) if unit.cost.fused else held
   return new * trees.wide_dtype(leaves[unit.leaves[0]].dtype).itemsize
 
 
 def _work(planned: Recipe) -> tuple[float, float]:
-  """Returns the most bytes that a norm, or a sum that computes gradients again, allocates and
-  frees: (per example without a loop, in total in a loop over chunks)."""
+  """Returns the largest temporary of a norm, or of a sum that computes gradients again, in bytes:
+  (per example without a loop, in total in a loop over chunks)."""
   norms = [unit.cost for unit in planned.units if not unit.hold]
   again = [unit.cost for unit in planned.units if sum_of(unit) is Sum.AGAIN]
   chunks = [(cost, cost_model.chunk(cost, planned.platform)) for cost in norms]

@@ -1,4 +1,4 @@
-"""Bounded memory: a batch is cut into microbatches, whose clipped sums are added.
+"""Bounds memory: cuts a batch into microbatches, and adds their clipped sums.
 
 Each example is still clipped on its own: a microbatch is never the unit of privacy.
 """
@@ -20,7 +20,7 @@ from dpjax.types import ArrayTree, ClippedSum
 
 
 def filled(tree: ArrayTree, rows: int) -> Any:
-  """Pads leaves [B, ...] -> [rows, ...] with zeros; random keys with the last key.
+  """Pads leaves [B, ...] -> [rows, ...] with zeros, and leaves of random keys with the last key.
 
   >>> filled(jnp.array([True, True]), 3)
   Array([ True,  True, False], dtype=bool)
@@ -30,7 +30,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
-    # A key has no zero, so the last one is repeated, in a masked row.
+    # A key has no zero, so the last key is repeated, in a masked row.
     if trees.is_key(leaf):
       return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
@@ -42,10 +42,9 @@ def filled(tree: ArrayTree, rows: int) -> Any:
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
-  """Returns the same `(params, batch, mask) -> ClippedSum`, computed `microbatch_size`
-  examples at a time.
+  """Returns `fn`, computed for `microbatch_size` examples at a time.
 
-  The last microbatch is filled up with masked padding. Sums are added in float32.
+  The last microbatch is filled up with masked padding. Sums are added in float32 or wider.
   """
 
   def wrapped(params, batch, mask):
@@ -69,7 +68,8 @@ def microbatched(
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
-    # A carry keeps its type: under shard_map the sums differ between devices.
+    # A scan's carry must keep its type. Under shard_map the sums differ between devices, so the
+    # zeros must be marked as different, too.
     begun = as_varying_as(parts, ExactSum.of(zero))
     total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]

@@ -1,6 +1,6 @@
 """Per-example gradients by vmap, and the clipped sum built on them or on the fast route.
 
-The vmap route is the readable one and the oracle of the fast one (`ghost`). It stacks a
+The vmap route is easy to read, and tests compare the fast route (`ghost`) with it. It stacks a
 gradient per example, so its memory grows with batch x parameters (see `microbatch_size`).
 """
 
@@ -71,7 +71,7 @@ def _check_params(params: Any) -> None:
 
 
 def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
-  """Wraps gradients that you computed per example for a private transform.
+  """Wraps per-example gradients from your own code, as input of a private transform.
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
   row i of every leaf depends on example i alone, and that no other row depends on that example.
@@ -80,7 +80,8 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
 
   Args:
     grads: leaves [B, *param], real floating point.
-    mask: [B] bool, False for padding; True: no padding; None: the transform gets the mask.
+    mask: [B] bool, False for padding. True if there is no padding; None to give the transform a
+      mask instead.
 
   Raises:
     UserError: a leaf that is not real floating point; a mask that is not bool.
@@ -112,8 +113,8 @@ def per_example_grads(
   Returns:
     `(params, batch) -> (losses [B], grads)`. Neither is private: pass the gradients to
     `plan.transform` or `dpjax.clip_and_noise`, with the batch's mask. Gradients of a
-    `dpjax.types.Batch` already hold its mask. They are sealed: read `grads.arrays`, a tree of
-    leaves [B, *param] in at least float32. Rows of padding have gradients like any other. A
+    `dpjax.types.Batch` already hold its mask. Gradients are sealed: read `grads.arrays`, a tree of
+    leaves [B, *param] in at least float32. Rows of padding have gradients like any other row. A
     private transform that gets a row twice raises, or gives NaN under jit.
 
   Raises:
@@ -167,15 +168,16 @@ def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
 
 
 def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
-  """Returns the function so that `jax.vmap` over it mixes no clients, given the traced loss."""
-  # Most losses hold no convolution that mixes, and their program is left as it is.
+  """Returns `fn`, changed if its traced `loss` could mix clients under `jax.vmap`, to keep them
+  apart."""
+  # Most losses hold no convolution that mixes clients. Their program is left as it is.
   return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
 
 
-# eq=False keeps the hash of an object: bounds may be a dict, which has none.
+# With eq=False the hash is that of the object. Bounds may be a dict, which has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
-  """Function `(params, batch, mask) -> ClippedSum` that knows its own sensitivity."""
+  """Function `(params, batch, mask) -> ClippedSum` with a known sensitivity."""
 
   loss_fn: LossFn
   l2_clip_norm: Any  # a Clip, whatever it was given as
@@ -212,11 +214,11 @@ class ClippedGrad:
 
   @property
   def l2_bound(self) -> float:
-    """Largest l2 norm of one example's contribution to the sum."""
+    """Returns the largest l2 norm of one example's contribution to the sum."""
     return math.hypot(*self._bounds)
 
   def sensitivity(self, relation: NeighboringRelation | str) -> float:
-    """L2 sensitivity of the sum under the given neighbouring relation."""
+    """Returns the l2 sensitivity of the sum under the given neighbouring relation."""
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
@@ -231,8 +233,8 @@ class ClippedGrad:
     return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
 
   def _plan(self, params, batch) -> ghost.Recipe | None:
-    """Returns the plan of the fast route; None where the method is vmap, auto gains nothing, or
-    examples must be taken one by one."""
+    """Returns the plan of the fast route. None if the method is "vmap", if "auto" gains nothing, or
+    if a convolution of the fast route could mix examples."""
     if self.method == "vmap":
       return None
     norms = self.l2_clip_norm.norms
@@ -241,7 +243,7 @@ class ClippedGrad:
     return planned if pays and ghost.keeps_apart(planned) else None
 
   def _fitting(self, params, batch, batch_size: int) -> int | None:
-    """Returns the microbatch size, as given or for the memory budget."""
+    """Returns the microbatch size, given or by memory budget; None for the whole batch."""
     if self.memory_budget is None:
       return self.microbatch_size
     params = jax.tree.map(jnp.asarray, params)
@@ -282,7 +284,7 @@ class ClippedGrad:
       one_pass = over_devices(one_pass, mesh, self._bounds)
     try:
       return one_pass(params, batch, mask)
-    # A UserError is a ValueError, too, and explains itself.
+    # A UserError is a ValueError, too, but needs no further explanation.
     except validate.UserError:
       raise
     # JAX raises these for an operation without a derivative or without a batching rule.
@@ -301,40 +303,41 @@ def clipped_grad(
   memory_budget: float | None = None,
   mesh: Mesh | None = None,
 ) -> ClippedGrad:
-  """Returns a function that clips each example's gradient and sums them (Abadi et al. 2016).
+  """Returns a function that sums the clipped gradients of examples (Abadi et al. 2016).
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping).
-      Or a tree of bounds that is a prefix of the parameters, one per group of parameters
-      (see `allocate_clip_norms`). Or a `Clip`, which also names the rule. Its schedule is for
-      the transform, and is ignored here.
-    method: "vmap" stacks a gradient per example; "ghost" forms one only for parameters without
-      a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is
-      "ghost" wherever that can gain. All give the same sum to rounding.
-    microbatch_size: examples held in memory at a time; None for the whole batch. It
-      changes memory and speed only, never the result or the sensitivity.
-    rescale_to_unit_norm: divide each group by its own bound, so that one example's
+    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf for no clipping);
+      or a tree of bounds that is a prefix of the parameters, one per group of parameters
+      (see `allocate_clip_norms`); or a `Clip`, which also names the rule. The schedule of a `Clip`
+      is for the transform, and is ignored here.
+    method: "vmap" stacks a gradient per example. "ghost" forms a gradient per example only for
+      parameters without a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its
+      choices). "auto" is "ghost" wherever that can be faster, else "vmap". All give the same sum to
+      rounding.
+    microbatch_size: number of examples held in memory at a time; None for the whole batch. It
+      changes memory, speed and rounding only, never the sensitivity.
+    rescale_to_unit_norm: whether to divide each group by its bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
-    memory_budget: bytes, in place of `microbatch_size`: chooses a microbatch whose estimated
-      temporaries fit (`dpjax.gradients.memory`; parameters, batch and result come on top).
-      UserError if by that estimate not even one example fits.
-    mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit;
-      microbatch and memory are those of each device. The sum is the same to rounding. If the
-      devices do not divide B, norms, losses and mask also have entries for padding.
+    memory_budget: number of bytes that the estimated temporaries of a microbatch may take, given
+      in place of `microbatch_size` (`dpjax.gradients.memory`; parameters, batch and result come on
+      top). UserError if by that estimate not even one example fits.
+    mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit.
+      Microbatch and memory are those of each device. The sum is the same to rounding. If the
+      number of devices does not divide B, norms, losses and mask also have entries for padding.
 
   Returns:
     A callable `(params, batch, mask) -> ClippedSum` with
-    `.sensitivity(neighboring_relation)`; batch leaves [B, ...]; mask [B] bool, False for
-    padding, or True: every row is an example. A `dpjax.types.Batch` brings its own mask
-    and takes none beside it. Without rows the sum is 0.
+    `.sensitivity(neighboring_relation)`. Leaves of the batch are [B, ...]. The mask is [B] bool,
+    False for padding, or True if every row is an example. A `dpjax.types.Batch` holds a mask, so
+    none is given beside it. Without rows the sum is 0.
 
   Guarantee: the l2 norm of one example's term is <= `.l2_bound` (1 + 1e-5) for every
   input; non-finite examples and padding contribute exactly 0.
 
   Raises:
-    UserError: no mask, or one of another length; parameters that are not real floating
-      point, or none; bounds that are not a prefix of them; a loss that is not a real scalar.
+    UserError: no mask, or a mask of another length; no parameters, or some that are not real
+      floating point; bounds that are not a prefix of them; a loss that is not a real scalar.
 
   >>> grad_fn = clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), l2_clip_norm=1.0)
   >>> grad_fn(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.0]]), mask=True).total

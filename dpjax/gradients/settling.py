@@ -1,10 +1,10 @@
-"""Values that are in memory before they are used: rounded once, for every use.
+"""Stores values in memory before they are used, so that every use sees the same rounding.
 
 XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
 multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
 bounds would then belong to different gradients. On accelerators an optimization barrier prevents
 that. XLA's CPU backend drops barriers before it fuses, but does not fuse through a conditional
-whose outcome it cannot tell. A GPU's program would wait for the host at such a conditional.
+whose outcome it cannot tell. So a conditional is used there. On a GPU it would wait for the host.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dpjax.types import ArrayTree
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
-  """Calls fn(tree), where fn sees every array of the tree as it is in memory.
+  """Calls fn(tree), where fn sees every array of the tree as it is stored in memory.
 
-  Outside of a trace this is an ordinary call, since nothing is fused there. Under an outer
-  `jax.vmap` it is one on a CPU, too: JAX turns the conditional into a select.
+  Outside of a trace this is an ordinary call, since nothing is fused there. On a CPU it is also an
+  ordinary call under an outer `jax.vmap`, since JAX turns the conditional into a select.
 
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
   6.0
   """
-  # The condition below compares a float: keys and integers cannot be compared with -inf.
+  # The condition below needs a float, since keys and integers cannot be compared with -inf.
   is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
   known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):
@@ -49,8 +49,8 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return as_varying_as(tree, zeros)
 
-  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout in the
-  # branch, and copies.
+  # Dimensions of size 1 are removed. For them XLA's CPU backend would choose another layout in the
+  # branch, and copy the array.
   narrow = [jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]) for x in distinct.values()]
 
   def on_whole(flat):
@@ -58,6 +58,6 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
     whole = {key: jnp.reshape(y, jnp.shape(x)) for (key, x), y in pairs}
     return fn(treedef.unflatten([whole[id(leaf)] for leaf in leaves]))
 
-  # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
+  # Nothing, not even NaN, is below -inf. XLA does not know that, so it keeps the conditional.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf
   return lax.cond(impossible, never, on_whole, narrow)

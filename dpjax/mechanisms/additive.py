@@ -1,11 +1,11 @@
 """Noise added to a number or a vector: Laplace, classic Gaussian, analytic Gaussian.
 
-Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32), and outputs are
+Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32). Outputs are
 rounded to a public grid; the module `finite` says what is not proved about this. Laplace noise ends
 at 133 scales. Gaussian noise ends here at 16.3 standard deviations, with 2^-191 of the mass beyond.
-This costs at most e^epsilon 2^-191 of delta for each coordinate, which `Gaussian.delta` includes
-for one. `Gaussian.calibrated` refuses a delta so small that the tails of a million coordinates
-would raise it by more than 0.1 %.
+This costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta` includes that
+cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails of a million
+coordinates would raise it by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from dpjax.validate import UserError, Verbatim
 METHODS = ("analytic", "classic")
 # Below this many standard deviations the normal distribution function is 0 in float64.
 _NO_MASS = -1e3
-# Rounding of one term in a sum of logarithms.
+# Bound on the rounding error of a sum of logarithms, relative to the sum of their absolute values.
 _ROUNDING = 4e-16
-# Range of the searched logarithm of a noise multiplier.
+# Range in which the logarithm of a noise multiplier is searched.
 _LOG_RANGE = (-20.0, 35.0)
 # Logarithm of the mass of a Gaussian beyond the ends of the noise.
 _LOG_TAIL = -191 * math.log(2)
-# Largest share of delta for the tails of one coordinate: a million of them cost 0.1 % of delta.
+# Largest share of delta that the tails of one coordinate may cost. A million coordinates then cost
+# at most 0.1 % of delta.
 _TAIL_SHARE = 1e-9
 
 
@@ -46,9 +47,10 @@ class Laplace:
 
   | input                        | outcome                               |
   | ---------------------------- | ------------------------------------- |
-  | NaN or infinity in the value | UserError (unseen while being traced) |
-  | integers                     | become float32, 64-bit ones float64;  |
-  |                              | none is rounded before the noise      |
+  | NaN or infinity in the value | UserError; not checked under tracing  |
+  | integers                     | become float32, or float64 if they    |
+  |                              | have 64 bits and x64 is enabled; they |
+  |                              | are not rounded before the noise      |
   | bfloat16, float16            | noised and returned as float32        |
   | complex numbers, strings     | UserError                             |
 
@@ -70,15 +72,15 @@ class Laplace:
 
   @property
   def scale(self) -> float:
-    """Returns the mean absolute value of the noise; its std is sqrt(2) times that."""
+    """Returns the mean absolute value of the noise; the std is sqrt(2) times as large."""
     return float(self.l1_sensitivity) / float(self.epsilon)
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `value` [...] with noise."""
+    """Returns `value` [...] with noise on each entry, rounded to a public grid."""
     return self.on(key, *finite.pair("value", value, self.scale))
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-    """Adds the noise to a value given as an exact sum, high + low."""
+    """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
     finite.check_key(key)
     return finite.noised(source.laplace, key, high, low, self.scale)
 
@@ -93,8 +95,8 @@ class Laplace:
 class Gaussian:
   """Adds Gaussian noise of std noise_multiplier * l2_sensitivity to every coordinate of a value.
 
-  Guarantee: if one record moves `value` by at most `l2_sensitivity` in the L2 norm, under
-  `neighboring_relation`, it is (epsilon, delta)-DP for every epsilon >= 0. Delta is
+  Guarantee: (epsilon, delta)-DP for every epsilon >= 0, if one record moves `value` by at most
+  `l2_sensitivity` in the L2 norm, under `neighboring_relation`. Delta is
   `gaussian_delta(noise_multiplier, epsilon)`, which is exact for real noise, plus
   e^epsilon 2^-191 for each coordinate, because the tails are finite.
   Source: Balle and Wang 2018, arXiv:1805.06530, theorem 8. Edge cases: see `Laplace`.
@@ -135,7 +137,7 @@ class Gaussian:
       analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
     )
     mechanism = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
-    # The product may underflow to 0, which has no logarithm.
+    # delta * _TAIL_SHARE may underflow to 0, which has no logarithm.
     if float(epsilon) + _LOG_TAIL > math.log(delta * _TAIL_SHARE or 5e-324):
       raise UserError(
         f"too small beside e^{epsilon!r} 2^-191, the tails of finite noise",
@@ -150,16 +152,16 @@ class Gaussian:
     return float(self.noise_multiplier) * float(self.l2_sensitivity)
 
   def delta(self, epsilon: float) -> float:
-    """Returns delta at `epsilon` for a value of one coordinate; its finite tails are included."""
+    """Returns delta at `epsilon` for a value of one coordinate, with the cost of finite tails."""
     exact = gaussian_delta(self.noise_multiplier, epsilon)
     return min(1.0, exact + math.exp(min(0.0, float(epsilon) + _LOG_TAIL)))
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `value` [...] with noise."""
+    """Returns `value` [...] with noise on each entry, rounded to a public grid."""
     return self.on(key, *finite.pair("value", value, self.std))
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-    """Adds the noise to a value given as an exact sum, high + low."""
+    """Adds noise to high + low, [...]. The two floats hold digits that one of them would lose."""
     finite.check_key(key)
     draw = functools.partial(source.gaussian, long_tails=True)
     return finite.noised(draw, key, high, low, self.std)
@@ -174,8 +176,9 @@ class Gaussian:
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """Returns the delta at `epsilon` of real Gaussian noise of std `noise_multiplier`, sensitivity 1.
 
-  A bound on the rounding error is added: about 1e-15 Phi(1 / (2 z) - epsilon z), with z the noise
-  multiplier.
+  A bound on the rounding error is added, so that delta is never too small. The bound is
+  4e-16 p (1 + |ln p| + |ln q| + epsilon), where z is the noise multiplier,
+  p = Phi(1 / (2 z) - epsilon z) and q = Phi(-1 / (2 z) - epsilon z).
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)
@@ -187,22 +190,23 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   epsilon = float(epsilon)
   half = 0.5 / noise_multiplier
   middle = epsilon * noise_multiplier
-  # Delta is below the least float above 0, which is returned as an upper bound.
+  # Here delta is below the least float above 0, which is returned as an upper bound.
   if half - middle < _NO_MASS:
     return math.ulp(0.0)
   log_near, log_far = map(
     float, special.log_ndtr(np.array([half - middle, -half - middle]))
   )
-  # Phi(near) - e^epsilon Phi(far) = Phi(near) (1 - e^...). In this form no digits cancel.
+  # With p = e^log_near and q = e^log_far, delta is p - e^epsilon q. `expm1` keeps the digits that a
+  # difference of two nearly equal products would lose.
   difference = -math.expm1(min(0.0, epsilon + log_far - log_near))
-  # The bound on rounding is added, so that the answer is never too small.
+  # A bound on the rounding error is added, so that the answer is never too small.
   rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)
   delta = math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
   return max(delta, math.ulp(0.0))
 
 
 def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
-  """Returns the smallest std / sensitivity that is (epsilon, delta)-DP, for any epsilon > 0.
+  """Returns the least std / sensitivity of (epsilon, delta)-DP Gaussian noise, for any epsilon > 0.
 
   Guarantee: `gaussian_delta(answer, epsilon) <= delta`, rounding included.
   Source: Balle and Wang 2018, arXiv:1805.06530, algorithm 1 (here by bisection).
@@ -223,16 +227,16 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
   while high - low > 1e-13:
     middle = (low + high) / 2
     low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-  # The upper end of the bracket: delta there is at most the requested one.
+  # At the upper end of the bracket, delta is at most the requested one.
   return math.exp(high)
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
   """Returns sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
 
-  Raises UserError for epsilon >= 1, where the formula is unproved. Above about 8 it is false: at
-  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24). Source: Dwork and Roth 2014,
-  theorem A.1.
+  Raises UserError for epsilon >= 1, where the formula is unproved. Above an epsilon of about 8 it
+  is false: at epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24).
+  Source: Dwork and Roth 2014, theorem A.1.
 
   >>> round(classic_noise_multiplier(0.5, 1e-5), 3)
   9.69
@@ -246,7 +250,7 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
       field="epsilon",
       value=epsilon,
     )
-  # A difference of logarithms, since 1.25 / delta could overflow for a tiny delta.
+  # The logarithms are subtracted, since 1.25 / delta could overflow for a tiny delta.
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 
 

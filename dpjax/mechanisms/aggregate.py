@@ -1,9 +1,9 @@
 """Sample and aggregate: a function of disjoint shards, whose outputs are combined privately.
 
 The records are cut at random into `num_shards` disjoint shards of equal size; records left over are
-in no shard. So a record is in at most one shard, and exchanging it changes at most one of the
-shards' outputs, whatever the function does. The function needs no sensitivity. Its outputs are
-clipped, because the mean of unbounded outputs would have no sensitivity.
+in no shard. So a record is in at most one shard. If it is exchanged, at most one output changes,
+whatever the function does. The function needs no sensitivity. Its outputs are clipped, because the
+mean of unbounded outputs would have no sensitivity.
 
 Both mechanisms are private under replace_one only. Shards follow from the number of records: with
 one record more or fewer all of them could change, so add_or_remove_one is refused.
@@ -37,9 +37,9 @@ _RELATION = "replace_one"
 class SampleAndAggregateMean:
   """Mean over shards of `fn(shard)`, each coordinate clipped into [lower, upper].
 
-  Guarantee: (epsilon, delta)-DP under replace_one. One shard moves the mean by at most
-  (upper - lower) / num_shards in each of the d coordinates of an output: d times that in
-  L1 (Laplace noise, delta 0), sqrt(d) times in L2 (analytic Gaussian noise).
+  Guarantee: (epsilon, delta)-DP under replace_one, by Laplace noise if delta is 0, else by analytic
+  Gaussian noise. One shard moves each of the d coordinates of the mean by at most
+  s = (upper - lower) / num_shards. So the L1 sensitivity is d s, the L2 sensitivity sqrt(d) s.
 
   | `fn` returns     | counts as                    |
   | ---------------- | ---------------------------- |
@@ -69,7 +69,7 @@ class SampleAndAggregateMean:
     self.noise(1)
 
   def noise(self, num_coordinates: int) -> Laplace | Gaussian:
-    """Returns the mechanism whose noise the mean gets, for outputs of `num_coordinates` entries."""
+    """Returns the mechanism that adds noise to the mean of outputs of `num_coordinates` entries."""
     validate.integer_at_least(1, num_coordinates=num_coordinates)
     return self._noise(num_coordinates, (self.upper - self.lower) / int(self.num_shards))
 
@@ -97,7 +97,8 @@ class SampleAndAggregateMean:
     upper = float(self.upper)
     k = int(self.num_shards)
     shares = finite.units("fn", outputs, lower, upper)
-    # Noise is added to the exact sum of relative outputs, which one shard moves by at most 1.
+    # Outputs are mapped to [0, 1], so one shard moves each coordinate of their exact sum by at most
+    # 1. Noise is added to this sum.
     noise = self._noise(shares[0].size, 1.0)
     total = noise.on(for_noise, *finite.total(shares))
     return lower + (upper - lower) * (total / k)
@@ -109,10 +110,10 @@ class SampleAndAggregateMean:
 
 @dataclasses.dataclass(frozen=True)
 class SampleAndAggregateVote:
-  """The label for which most shards vote, by report-noisy-max: PATE's aggregation.
+  """Releases the label with the largest number of shards' votes, by report-noisy-max as in PATE.
 
-  Guarantee: every label released is (epsilon, 0)-DP under replace_one: one shard moves
-  each count by at most 1, one up and one down.
+  Guarantee: every released label is (epsilon, 0)-DP under replace_one. One shard moves at most two
+  counts: one up by 1, another one down by 1.
 
   | `fn` returns                      | counts as      |
   | --------------------------------- | -------------- |
@@ -150,7 +151,7 @@ class SampleAndAggregateVote:
   def __call__(
     self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
-    """Returns the winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
+    """Returns the winning labels [*queries], int32. `fn(shard)` gives integer labels [*queries]."""
     finite.check_key(key)
     for_shards, for_noise = jax.random.split(key)
     votes = _outputs(fn, shards(for_shards, examples, self.num_shards))
@@ -176,7 +177,8 @@ def _check_few(**named: int) -> None:
 def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   """Returns disjoint random shards of equal size: leaves [n, ...] -> [num_shards, size, ...].
 
-  `size` is n // num_shards. Raises UserError for fewer records than shards, or unequal n.
+  `size` is n // num_shards. Raises UserError if there are fewer records than shards, or if leaves
+  differ in n.
 
   >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
   [0, 1, 2, 3]
@@ -192,7 +194,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
     )
   size = n // int(num_shards)
   num_shards = int(num_shards)
-  # Records that fill no whole shard are left out at random.
+  # The n % num_shards records that are left out are drawn at random.
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
     num_shards, size, *jnp.shape(leaf)[1:]
@@ -201,7 +203,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
 
 
 def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
-  """Returns [num_shards, *out]: the output of `fn` on each shard."""
+  """Returns the outputs of `fn`, [num_shards, *out]; UserError unless they are one array."""
   outputs = jax.vmap(fn)(cut)
   if not isinstance(outputs, jax.Array) or not outputs.size:
     raise UserError("must return one array of at least one number", field="fn")

@@ -3,9 +3,10 @@
 Values are clipped into public bounds first, so that a sensitivity exists; a NaN counts as the
 middle of the bounds. If one call releases several numbers, one epsilon covers all of them.
 
-Each clipped value is rounded by itself to a multiple of 2^-23 of the bounds' width (in float64
-2^-38, for quantiles 2^-30), which raises no sensitivity. Sums and ranks are then integers, so that
-rounding of a sum cannot add to the effect of one record. There may be at most 2^24 records.
+Each clipped value is rounded by itself to a multiple of 2^-23 of the bounds' width. In float64 the
+unit is 2^-38 of the width, or 2^-30 for quantiles. This rounding raises no sensitivity. Sums and
+ranks are then integers, so that rounding of a sum cannot add to the effect of one record. There may
+be at most 2^24 records.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Clipped:
   upper: float
 
   def _shares(self, values: jax.Array) -> jax.Array:
-    """Clips `values` [n] and returns their relative positions in [lower, upper]: 0 to 1, [n]."""
+    """Clips `values` [n] into [lower, upper], and maps them linearly to [0, 1], [n]."""
     numbers = finite.array("values", values)
     if numbers.ndim != 1:
       raise UserError(f"must have shape [n], not {numbers.shape}", field="values")
@@ -45,7 +46,7 @@ class _Clipped:
     return finite.units("values", numbers, self.lower, self.upper)
 
   def _at(self, share: jax.Array) -> jax.Array:
-    """Returns the number at a relative position from `lower` to `upper`."""
+    """Maps a relative position in [0, 1] back to a number in [lower, upper]."""
     return float(self.lower) + (float(self.upper) - float(self.lower)) * share
 
 
@@ -59,10 +60,12 @@ class BoundedMean(_Clipped):
   count get noise together, and the result is computed from their quotient.
   Source: Dwork and Roth 2014, section 3.3.
 
-  | input                         | outcome                                           |
-  | ----------------------------- | ------------------------------------------------- |
-  | no record                     | UserError; under add_or_remove_one the noisy middle |
-  | outside of the bounds, NaN    | the nearest bound, the middle                     |
+  | input                         | outcome                                                 |
+  | ----------------------------- | ------------------------------------------------------- |
+  | no record                     | UserError; under add_or_remove_one a number in          |
+  |                               | [lower, upper] that depends on the noise alone          |
+  | a value outside of the bounds | counts as the nearest bound                             |
+  | NaN                           | counts as the middle of the bounds                      |
 
   >>> mechanism = BoundedMean(epsilon=1.0, lower=0.0, upper=100.0)
   >>> mechanism.noise(num_records=1000).scale  # ages: not 1 / 1000
@@ -108,13 +111,14 @@ class BoundedMean(_Clipped):
     lower = float(self.lower)
     upper = float(self.upper)
     if self.neighboring_relation == "replace_one":
-      # Refuses a number of records without a mean.
+      # Raises if there is no record, and so no mean.
       self.noise(num_records=n)
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
       return self._at(whole / n)
     whole, fraction = finite.total(shares)
     count = jnp.full((), n, whole.dtype)
-    # The centred value is 2 share - 1; its sum and the count are released together.
+    # The centred value of a record is 2 share - 1. The sum of these values and the count are
+    # released together.
     high = jnp.stack([2 * whole - count, count])
     low = jnp.stack([2 * fraction, jnp.zeros_like(fraction)])
     total, count = self.noise(num_records=1).on(key, high, low)
@@ -129,7 +133,7 @@ class BoundedMean(_Clipped):
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-  """Counts of records in each of `num_bins` bins, all at once.
+  """Private counts of the records in each of `num_bins` bins, released together.
 
   Guarantee: (epsilon, delta)-DP, by Laplace noise if delta is 0, else by analytic Gaussian noise.
   One epsilon covers all bins, as one record changes one count (under replace_one two) by 1.
@@ -137,7 +141,7 @@ class Histogram:
 
   | input                       | outcome                             |
   | --------------------------- | ----------------------------------- |
-  | a bin outside 0..num_bins-1 | that record is counted nowhere      |
+  | a bin outside 0..num_bins-1 | the record is not counted           |
   | no record                   | noise around zero                   |
 
   >>> mechanism = Histogram(epsilon=0.5, num_bins=3)
@@ -195,19 +199,20 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Quantile(_Clipped):
-  """The `quantile` of numbers clipped into [lower, upper], by the exponential mechanism.
+  """Private `quantile` of numbers clipped into [lower, upper], by the exponential mechanism.
 
-  A point of [lower, upper] with k values below it has density proportional to
+  A point of [lower, upper] with k of the n values below it has a density proportional to
   exp(-|k - quantile * n| / scale).
-  Guarantee: (epsilon, 0)-DP. Changing one record moves k - quantile * n by at most 1
-  under replace_one, by at most max(quantile, 1 - quantile) under add_or_remove_one.
+  Guarantee: (epsilon, 0)-DP. One record moves k - quantile * n by at most 1 under replace_one, and
+  by at most max(quantile, 1 - quantile) under add_or_remove_one.
   Source: Smith 2011, "Privacy-preserving statistical estimation with optimal convergence
   rates", algorithm 2.
 
   | input                         | outcome                         |
   | ----------------------------- | ------------------------------- |
   | no record                     | uniform in [lower, upper]       |
-  | outside of the bounds, NaN    | the nearest bound, the middle   |
+  | a value outside of the bounds | counts as the nearest bound     |
+  | NaN                           | counts as the middle            |
 
   >>> median = Quantile(epsilon=1.0, lower=0.0, upper=10.0)
   >>> median.scale
@@ -234,10 +239,11 @@ class Quantile(_Clipped):
     return 2 * max(float(self.quantile), 1 - float(self.quantile)) / float(self.epsilon)
 
   def intervals(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (edges [n + 2], log-weights [n + 1] of the intervals between them). Not private.
+    """Returns (edges [n + 2], log-weights [n + 1] of the intervals between edges). Not private.
 
-    Edges are integers from 0 for `lower` to 2^30 (2^23 in float32) for `upper`. Log-weights are
-    relative to the least misrank |k - quantile * n| of an interval with mass.
+    Edges are integers from 0 for `lower` to 2^30 (2^23 in float32) for `upper`. A log-weight is
+    log(width) - (|k - quantile * n| - m) / scale for an interval with k values below it. The
+    integer m is the same for all intervals, so it cancels in their probabilities.
     """
     shares = self._shares(values)
     source.check_scale(self.scale, shares.dtype, "scale")
@@ -247,11 +253,13 @@ class Quantile(_Clipped):
     widths = jnp.diff(edges)
     target = float(self.quantile) * shares.size
     whole = math.floor(target)
-    # The misrank |k - quantile * n| is |apart| + part: an integer and a fraction of constant sign.
+    # The misrank |k - quantile * n| is |apart| + part: an integer, and a fraction whose sign is
+    # fixed on each side of the target.
     apart = jnp.arange(widths.size, dtype=jnp.int32) - whole
     part = jnp.where(apart > 0, whole - target, target - whole)
     apart = jnp.abs(apart)
-    # Integers are subtracted exactly. Intervals of width 0 have no mass, so they are left out.
+    # The least integer is subtracted, which rounds nothing. Intervals of width 0 have no mass, so
+    # they do not count for the minimum.
     apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))
     misrank = apart.astype(shares.dtype) + part.astype(shares.dtype)
     return edges, jnp.log(widths.astype(shares.dtype)) - misrank / self.scale
@@ -278,5 +286,5 @@ class Quantile(_Clipped):
 
 
 def _parts(dtype: jnp.dtype) -> int:
-  """Returns the number of equal parts of the bounds, to which quantiles are rounded."""
+  """Returns the number of equal parts of [lower, upper]; a quantile is the middle of a part."""
   return 2**30 if dtype == jnp.float64 else 2**23

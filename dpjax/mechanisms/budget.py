@@ -1,6 +1,6 @@
-"""A budget and what was spent of it, by basic composition.
+"""A budget of epsilon and delta, and the charges against it, under basic composition.
 
-Charges on the same records add up; of charges on disjoint shards the largest counts. Amounts are
+Charges on the same records add up. For disjoint shards only the largest charge counts. Amounts are
 added as decimals: 0.1 three times is exactly 0.3. No accountant is needed. If charges have events,
 `dpjax.accounting.epsilon(ledger.event(), ...)` may prove a much smaller epsilon.
 """
@@ -21,11 +21,11 @@ from dpjax.validate import UserError
 
 
 class Overspent(UserError):
-  """Raised for a charge that would exceed the budget; nothing was spent."""
+  """Raised for a charge that would exceed the budget; the ledger stays as it was."""
 
 
 class OverlappingShards(UserError):
-  """Raised for a record that is in two shards, so that parallel composition does not hold."""
+  """Raised if a record is in two shards, since parallel composition needs disjoint shards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class ShardCharge:
   """A charge for the records of one shard.
 
   Args:
-    records: indices of the records, a range or any other collection of integers. They must not
-      depend on the contents of other records; see `BudgetLedger.spend_parallel`.
+    records: range or other collection of integers, the indices of the shard's records. They must
+      not depend on the contents of other records; see `BudgetLedger.spend_parallel`.
   """
 
   records: Iterable[int]
@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """A charge in a `BudgetLedger`: its cost, and what ran."""
+  """An entry of a `BudgetLedger`: the cost of a mechanism, and its event if known."""
 
   name: str
   epsilon: float
@@ -64,11 +64,12 @@ class BudgetCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetLedger:
-  """A budget (epsilon, delta) and the charges against it; immutable: `spend` returns a new one.
+  """A budget (epsilon, delta) and the charges against it. `spend` returns a new, changed ledger.
 
   Guarantee: all charged mechanisms together are (epsilon, delta)-DP, if each of them has the cost
-  that was charged under `neighboring_relation`. Each may be chosen by earlier results (sequential
-  composition: Dwork and Roth 2014, theorem 3.16; parallel composition: McSherry 2009).
+  that was charged under `neighboring_relation`. Earlier results may decide which mechanism comes
+  next (sequential composition: Dwork and Roth 2014, theorem 3.16; parallel composition: McSherry
+  2009).
 
   >>> ledger = BudgetLedger(epsilon=1.0)
   >>> for name, share in zip(("q1", "q2", "q3"), ledger.split(0.3, 0.3, 0.4)):
@@ -121,11 +122,13 @@ class BudgetLedger:
     delta: float = 0.0,
     event: stated.DpEvent | None = None,
   ) -> BudgetLedger:
-    """Returns the ledger with one more charge on all records, which is added to the sum.
+    """Returns the ledger with one more charge, on all records; it adds to the earlier charges.
 
     Args:
-      event: `mechanism.event(relation)` of what ran, for an accountant; None if there is none.
-    Raises Overspent if the charge does not fit.
+      event: event of the mechanism that ran, `mechanism.event(relation)`, for an accountant; None
+        if it has no event.
+
+    Raises Overspent if the charge would exceed the budget.
     """
     _check_amounts(epsilon, delta)
     charge = BudgetCharge(name, epsilon, delta, event)
@@ -135,11 +138,12 @@ class BudgetLedger:
   def spend_parallel(
     self, name: str, shards: Sequence[ShardCharge], *, records_may_move: bool = False
   ) -> BudgetLedger:
-    """Returns the ledger with charges on disjoint shards, of which the largest counts.
+    """Returns the ledger with one more charge: the largest epsilon and delta of disjoint shards.
 
     Args:
       records_may_move: False if a record's place in the data decides its shard, by a public rule.
-        True if its own contents or identity alone decide it (a hash of its user, its country).
+        True if the record's contents or identity alone decide its shard (for example a hash of its
+        user, or its country).
 
     | relation            | by its place (False)        | by itself (True)                 |
     | ------------------- | --------------------------- | -------------------------------- |
@@ -149,9 +153,9 @@ class BudgetLedger:
     | replace_special     |                             | its shard changes the shard's    |
     |                     |                             | size, which is public there      |
 
-    Raises Overspent if the charge does not fit, OverlappingShards for a record in two shards, and
-    UserError for what the table refuses. For shards that records decide by themselves,
-    account under add_or_remove_one; exchanging a record is then one removal and one addition.
+    Raises Overspent if the charge would exceed the budget, OverlappingShards for a record in two
+    shards, and UserError for what the table refuses. If records decide their shards by themselves,
+    account under add_or_remove_one: there exchanging a record is one removal and one addition.
 
     >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
     >>> ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
@@ -193,9 +197,9 @@ class BudgetLedger:
       )
 
   def event(self) -> stated.DpEvent:
-    """Returns all charges as one event, for `dpjax.accounting` under the same relation.
+    """Returns all charges as one event, for `dpjax.accounting` under the ledger's relation.
 
-    A charge without an event counts as the worst mechanism of its epsilon.
+    A charge without an event counts as the worst mechanism that is (epsilon, 0)-DP.
     Raises UserError for a charge with delta > 0 and no event.
 
     >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)
@@ -218,7 +222,7 @@ class BudgetLedger:
 
   def _check_fits(self, charge: BudgetCharge) -> None:
     for field in ("epsilon", "delta"):
-      # Exact fractions: rounding must not admit a charge that is too large.
+      # Totals are exact fractions, since rounding could admit a charge that is too large.
       total = _total((*self.charges, charge), field)
       if total > _exact(getattr(self, field)):
         left = self.remaining[field == "delta"]
@@ -231,7 +235,7 @@ class BudgetLedger:
 
 
 def _exact(amount: float) -> Fraction:
-  # The decimal as written, not its binary approximation: .1 + .2 is .3.
+  # Reads the decimal as written, not its binary approximation, so that .1 + .2 is .3.
   return Fraction(repr(float(amount)))
 
 

@@ -1,10 +1,10 @@
 """Private mean and mean square of each channel over a whole data set.
 
-They normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization` of their
-code). Each example is averaged over its positions, which gives one vector of means and one of mean
-squares. Each vector is clipped to a norm, and the two sums get Gaussian noise. The clip norms are
-public numbers, or private medians of the vectors' norms, which are accounted for. (The paper uses
-exact medians without accounting for them.)
+Both statistics normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization`
+of their code). Each example is averaged over its positions, which gives one vector of means and one
+of mean squares. Each vector is clipped to a norm, and the two sums get Gaussian noise. The clip
+norms are public numbers, or private medians of the vectors' norms, whose cost the event includes.
+(The paper uses exact medians, and does not account for them.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_CHANNELS = 2**20
-# Added to variances, as in the paper's code.
+# This number is added to variances, as in the paper's code.
 VARIANCE_FLOOR = 1e-5
 
 
@@ -64,18 +64,19 @@ class ChannelStatistics(NoisyMeans):
 
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
-    noise_multiplier: std of the noise on each of the two sums / the clip norm of its vectors.
+    noise_multiplier: std of the noise on a sum / clip norm of its vectors, the same for both sums.
     median_epsilon: epsilon of each of the two clip norms, if they are private medians.
-    clip_norms: public norms (of an example's means, of its mean squares), or () for medians.
+    clip_norms: public norms of (the vector of means, the vector of mean squares), or () for private
+      medians.
 
-  Guarantee: the whole release costs no more than ONE Gaussian sum of the noise multiplier that
+  Guarantee: the whole release costs no more than ONE Gaussian sum with the noise multiplier that
   `event` states, if an example influences at most one row of `x`. There is no sampling. Clipped
   sums are sums of integers, so rounding adds nothing to the bound. Under replace_special leave an
   empty record out of `x` (it still counts in `normalize_by`).
 
   | example                        | outcome                                    |
   | ------------------------------ | ------------------------------------------ |
-  | a mean that is NaN or >= 1e30  | its vector counts as zero                  |
+  | a mean that is NaN or >= 1e30  | the vector with this mean counts as zero   |
   | no example                     | noise around zero                          |
   | integers, other floats         | become float32, each by itself             |
 
@@ -99,11 +100,11 @@ class ChannelStatistics(NoisyMeans):
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
-    """Returns the same as calling it: here no sum depends on earlier releases (`before`)."""
+    """Returns what `__call__` returns. No sum depends on earlier releases: `before` is unused."""
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
-    """States the release in words.
+    """Describes the release in words, for readers; `unit` is the word for one record.
 
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
@@ -129,7 +130,7 @@ def _released(
 def channel_moments(x: ArrayLike | Rows) -> jax.Array:
   """Returns each example's mean and mean square over positions: [n, ..., C] -> [n, 2, C].
 
-  Computed in float32, in chunks of examples. Not private.
+  They are computed in float32, in chunks of examples. Not private.
 
   >>> channel_moments(jnp.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
@@ -143,14 +144,14 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
       field="x",
     )
   parts = [_moments(chunk)[:count] for chunk, count in chunks(array)]
-  # The empty array is needed if there are no examples, and so no chunks.
+  # Without examples there are no chunks, and `concatenate` needs at least one array.
   return jnp.concatenate([jnp.zeros((0, 2, array.shape[-1]), jnp.float32), *parts])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
-  """Returns the moments [n, positions, C] -> [n, 2, C]."""
-  # One example at a time, so that no example changes the rounding of another.
+  """Returns mean and mean square over positions: [n, positions, C] -> [n, 2, C]."""
+  # Examples are computed one at a time, so that none changes the rounding of another.
   return jax.lax.map(
     lambda example: jnp.stack([example.mean(0), jnp.square(example).mean(0)]), x
   )

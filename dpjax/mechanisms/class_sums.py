@@ -1,12 +1,13 @@
 """Sums of feature vectors, class by class, in one Gaussian release.
 
-Private synthesis from a kernel mean is built on it (Harder, Adamczewski and Park 2021,
+Private synthesis from a kernel mean is built on these sums (Harder, Adamczewski and Park 2021,
 arXiv:2002.11603). Each record (x, y) adds its feature vector f(x), of norm at most 1 (in units of
-`feature_norm`), to the row of its class y. All rows together are one vector, v(x, y) = e_y f(x)^T.
+`feature_norm`), to the row of its class y. So it adds v(x, y) = e_y f(x)^T to all rows together,
+where e_y is the unit vector of class y.
 
 Sensitivity
 -----------
-1. add_or_remove_one, replace_special: |v| = |f| <= 1. A vector of norm 1 attains it.
+1. add_or_remove_one, replace_special: |v| = |f| <= 1. A vector of norm 1 attains this bound.
 2. replace_one: |v - v'| <= |v| + |v'| <= 2. A vector and its opposite, in one class, attain it.
 
 Sums are released, not means, since under add_or_remove_one the number of records is private. Add a
@@ -38,13 +39,13 @@ class ClassSums:
 
   Args:
     noise_multiplier: std of the noise / `l2_sensitivity`.
-    num_classes: public; every class has its row, even without a record.
+    num_classes: public number K of classes. Every class has a row, even without a record.
     feature_norm: rows are clipped to this l2 norm.
     neighboring_relation: relation of the guarantee.
 
-  Guarantee: one Gaussian release with the sensitivity above for one record, and the given noise
-  multiplier. Rows are rounded toward zero to integers and summed exactly; the noise is drawn in
-  float64, on a grid (`finite`).
+  Guarantee: one Gaussian release with this `noise_multiplier` and `l2_sensitivity`, if a record
+  gives one row. Rows are rounded toward zero to integers and summed exactly. The noise is drawn in
+  float64, and the result is rounded to a public grid (`finite`).
 
   | record                             | outcome                              |
   | ---------------------------------- | ------------------------------------ |
@@ -96,22 +97,22 @@ class ClassSums:
   def of_chunks(
     self, key: jax.Array, chunks: Iterable[ArrayLike], labels: ArrayLike
   ) -> np.ndarray:
-    """Returns the noisy sums of rows that come a few at a time, in the order of the labels."""
-    # Checked before the sums, which take long.
+    """Returns the noisy sums [K, d] of rows in chunks [*, d], in the order of `labels` [n]."""
+    # The key is checked before the sums, which take long.
     finite.check_key(key)
     return self.noisy(key, self.exact(chunks, labels))
 
   def noisy(self, key: jax.Array, sums: np.ndarray) -> np.ndarray:
-    """Adds the noise to sums of `exact`."""
+    """Returns the sums of `exact` with noise: [K, d], float64, in units of the features."""
     finite.check_key(key)
     norm = float(self.feature_norm)
     return norm * least_squares.noisy_sums(key, sums, self.std / norm)
 
   def exact(self, chunks: Iterable[ArrayLike], labels: ArrayLike) -> np.ndarray:
-    """Returns the sums [K, d] as int64 multiples of 2^-38 of the norm: NOT private.
+    """Returns the sums [K, d] as int64 multiples of 2^-38 of `feature_norm`. NOT private.
 
     Raises:
-      UserError: rows or labels of other shapes, too many records or entries.
+      UserError: rows or labels of wrong shapes, no chunk, too many records or entries.
     """
     classes = _classes(labels)
     sums: Any = None
@@ -144,7 +145,7 @@ class ClassSums:
     return sums << least_squares.BITS
 
   def statement(self, unit: str = "example") -> str:
-    """States the release in words."""
+    """Describes the release in words, for readers; `unit` is the word for one record."""
     move = f"{self.l2_sensitivity:g}"
     return (
       f"Released once, over all {unit}s: the sum of a feature vector clipped to norm "
@@ -155,7 +156,7 @@ class ClassSums:
 
 
 def _classes(labels: ArrayLike) -> np.ndarray:
-  """Returns labels [n] as integers."""
+  """Returns labels as an integer array [n]; UserError for another type or shape, or too many."""
   classes = np.asarray(finite.array("labels", labels))
   # NumPy reads an empty list as floats, which would be refused below.
   classes = classes if classes.size else classes.astype(np.int64)
@@ -171,16 +172,16 @@ def _classes(labels: ArrayLike) -> np.ndarray:
 def _rows(chunk: ArrayLike, most: int, width: int | None) -> np.ndarray:
   """Returns a chunk as float64 [n, width], with n <= `most`.
 
-  `width` None, for the first chunk, allows any width. All later chunks must have the same.
+  `width` is None for the first chunk, which may have any width. Later chunks must have the same.
   """
-  # One memory layout, so that a row's norm is rounded in the same way for every kind of array.
+  # With one memory layout, a row's norm is rounded in the same way for every kind of array.
   rows = np.asarray(finite.array("rows", chunk), np.float64, order="C")
   if rows.ndim != 2 or not rows.shape[1] or len(rows) > most:
     raise UserError(
       f"must have shape [{most}, d], one row for each label, not {rows.shape}",
       field="rows",
     )
-  # NumPy would add a chunk of one feature to every column, far beyond the sensitivity.
+  # NumPy would broadcast a chunk of one feature to every column, far beyond the sensitivity.
   if width not in (None, rows.shape[1]):
     raise UserError(
       f"must have {width} features in every chunk, not {rows.shape[1]}", field="rows"

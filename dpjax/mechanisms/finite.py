@@ -14,10 +14,10 @@ Guarantees are proved for real numbers. With floats four things could break them
 
 The step is the power of two between scale / 2^8 and scale / 2^7. One statement is NOT proved, since
 a cell of the grid holds only a limited number of floats. The chance of one grid point is that of
-rounded real noise up to a factor 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9 at 40
-scales (2^-42 and 2^-38 in float64). The factor is that of ONE number. For d numbers, of one release
-or of several, it becomes about its sqrt(d)-th power. So float32 is too coarse for an epsilon much
-below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
+rounded real noise up to a factor. It is 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9
+at 40 scales (2^-42 and 2^-38 in float64). This factor holds for ONE number. For d numbers, of one
+release or of several, the factor is about its sqrt(d)-th power. So float32 is too coarse for an
+epsilon much below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
 GRID_BITS = 7
 # Sums are taken over parts of this many bits, so that sums over 2^24 records fit 32 bits.
 _LIMB = 8
-# Up to this many records, the sum of such a part and a count in float32 are exact.
+# Up to this many records, sums of 8-bit parts fit uint32, and float32 holds every count exactly.
 MAX_RECORDS = 2**24
-# Up to this, float64 holds every integer.
+# float64 holds every integer up to this one.
 _MOST_INT = 2**53
 
 
@@ -60,7 +60,7 @@ def _kind(value: Any) -> str:
 
 
 def array(name: str, value: Numbers) -> Any:
-  """Returns `value` as a NumPy or JAX array of real numbers; raises UserError if it is none.
+  """Returns `value` as a NumPy or JAX array; raises UserError unless it holds real numbers.
 
   >>> array("value", "three")
   Traceback (most recent call last):
@@ -89,12 +89,12 @@ def _from_host(name: str, value: Any) -> Any:
 
 
 def is_integer(value: Numbers) -> bool:
-  """Whether an array has an integer dtype; bool does not count."""
+  """Returns whether an array has an integer dtype; bool does not count."""
   return bool(jnp.issubdtype(value.dtype, jnp.integer))
 
 
 def _too_wide(value: Any) -> bool:
-  """Whether JAX, without x64, would cut these 64-bit NumPy numbers to 32 bits."""
+  """Returns whether JAX, without x64, would cut these 64-bit NumPy numbers to 32 bits."""
   host = isinstance(value, np.ndarray)
   return host and jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype
 
@@ -110,7 +110,7 @@ def finite(name: str, value: Numbers) -> None:
 
 
 def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
-  """Converts 64-bit host numbers to float64, without rounding."""
+  """Converts 64-bit host numbers to float64; UserError for integers beyond 2^53."""
   if value.dtype.kind in "iu" and np.any(np.abs(value.astype(np.float64)) > _MOST_INT):
     raise UserError("integers beyond 2^53 are not supported", field=name)
   return value.astype(np.float64)
@@ -123,13 +123,13 @@ def _to_float32(value: np.ndarray) -> jax.Array:
 
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """Splits integers into floats (high, low) whose sum is exact. Low is so small that its float can
-  hold multiples of `step`, too."""
+  """Splits integers into floats (high, low) whose sum is exact. `low` is so small that its float
+  type can also hold multiples of `step`."""
   # Types of 8 or 16 bits are too small for the split.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
-  # 2^bits_left is half of `snap`'s limit
+  # 2^bits_left is half of the largest number that `snap` still rounds to a multiple of `step`.
   bits_left = jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
   bits = int(min(max(bits_left, least), most))
   low = value & jnp.asarray(2**bits - 1, value.dtype)
@@ -139,8 +139,8 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
 def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
   """Splits `value` into floats (high, low) whose sum is exact; noise of `scale` is added to low.
 
-  A float that fits JAX's types is low itself, with high 0. Raises UserError for NaN or infinity,
-  and for 64-bit numbers that are too large for float32 beside noise of this scale. That error
+  A float of a type that JAX can hold becomes low, and high is 0. Raises UserError for NaN, infinity
+  and 64-bit numbers that are too large for float32 beside noise of this scale. The last error
   itself reveals something of the value: keep values within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
@@ -150,7 +150,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   value = array(name, value)
   finite(name, value)
   if _too_wide(value):
-    # int64 is NumPy's default, but most such arrays hold int32 values.
+    # int64 is NumPy's default, but most int64 arrays hold numbers that fit int32.
     whole = value.dtype.kind in "iu"
     if not (whole and bool(np.all((value >= -(2**31)) & (value < 2**31)))):
       return _wide_pair(name, value, scale)
@@ -164,7 +164,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
   scale = source.check_scale(scale, jnp.float32, "scale")
   value = _exact_floats(name, value)
-  # A power of two, so that division by it is exact.
+  # The unit is a power of two, so that division by it is exact.
   unit = 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
@@ -195,8 +195,8 @@ def noised(
 ) -> jax.Array:
   """Computes high + low + draw(key, low, scale), rounded to a multiple of `step`.
 
-  The small parts are added first, so that no bit of the value is lost. `step` None stands for
-  `fine_step(scale)`; under jit, where the scale has no value, pass the step.
+  The small parts are added first, so that no bit of the value is lost. `step=None` stands for
+  `fine_step(scale)`. Under jit the scale has no known value, so the step must be passed.
 
   >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
   >>> bool((out * 2**7 == jnp.round(out * 2**7)).all())
@@ -204,7 +204,8 @@ def noised(
   """
   scale = source.check_scale(scale, low.dtype, "scale")
   step = fine_step(scale) if step is None else step
-  # The part of high below the step: 0 unless the step is larger than the unit of high.
+  # The part of high below the step joins the small sum, so that the result is a multiple of the
+  # step. It is 0 unless the step is larger than the unit of high.
   beside = jnp.remainder(high, step)
   noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy
@@ -219,7 +220,7 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
   values = array(name, values)
   lower = float(lower)
   upper = float(upper)
-  # Halves first: the difference of two finite bounds may overflow.
+  # The bounds are halved first, since the difference of two finite bounds may overflow.
   half = upper / 2 - lower / 2
   if _too_wide(values):
     _check_bounds(lower, upper, jnp.float32)
@@ -258,7 +259,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Rounds shares in [0, 1] to multiples of 2^-23 (2^-38 in float64), and sums them exactly over
   axis 0. Returns (whole number, fraction in [0, 1)).
 
-  A float sum would depend on the order, and one record could move it by more than its share.
+  A float sum would depend on the order, and one record could move the sum by more than 1.
 
   >>> whole, fraction = total(jnp.full(1000, 0.75))
   >>> float(whole), float(fraction)
@@ -285,7 +286,9 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def above(name: str, values: Numbers, public: float) -> jax.Array:
-  """Returns values - public as floats, rounded once; this is compared with noise.
+  """Returns values - public as floats, to be compared with noise.
+
+  Large integers lose no digits before the subtraction.
 
   >>> above("queries", np.array([2**24 + 1]), 2.0**24).tolist()
   [1.0]
@@ -298,7 +301,7 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
   values = jnp.asarray(values)
   if is_integer(values) or values.dtype == bool:
     high, low = _integer_pair(values)
-    # The public number is split like the values, so that both differences are exact.
+    # The public number is split like the values, so that the large parts cancel without rounding.
     near = float(round(public / 2**12) * 2**12)
     return (high - near) + (low - (public - near))
   return source.as_floats(values) - public
@@ -308,7 +311,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   """Returns scores [..., k] minus the largest of their row, and which rows are valid, [...] bool.
 
   A row is invalid if it holds NaN or +infinity, or nothing but -infinity. Then UserError is raised.
-  For traced scores nothing is raised, and the second result tells.
+  For traced scores nothing is raised, and the second result is False for an invalid row.
 
   >>> gaps("scores", jnp.array([1e30, 1e30, -jnp.inf]))[0].tolist()
   [0.0, 0.0, -inf]
@@ -335,7 +338,8 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
-  """Returns scores - high as floats. They are subtracted as unsigned integers, without overflow."""
+  """Returns scores - high as floats; the subtraction is one of unsigned integers, so that it cannot
+  overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
   # uint32 keeps its type, since its upper half exceeds int32.
@@ -348,7 +352,7 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
 
 
 def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
-  """Clips integers (or bool) into [lowest, highest], and returns them as int32.
+  """Clips integers (or bool) into [lowest, highest] as int32; `lowest` must be at most 0.
 
   >>> indices("bins", np.array([2**40, -7]), -1, 5).tolist()
   [5, -1]
@@ -361,7 +365,7 @@ def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   if values.dtype.itemsize < 4:
     values = values.astype(library.int32)
   values = library.minimum(values, library.asarray(highest, values.dtype))
-  # An unsigned number is never too low, and its type may not hold the lowest.
+  # An unsigned number is never below `lowest`, and its type may not hold a negative `lowest`.
   if jnp.issubdtype(values.dtype, jnp.signedinteger):
     values = library.maximum(values, library.asarray(lowest, values.dtype))
   return jnp.asarray(values.astype(library.int32))

@@ -4,7 +4,7 @@ A linear model that minimises squared error needs only two things of the data: t
 its inputs x and their products with the targets y. Both sums are released once, with one noise,
 under one joint sensitivity; every ridge, every repair of the noisy matrix and every threshold is
 post-processing (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"). Mehta et al.
-2022, arXiv:2211.13403, fit the last layer of image classifiers so.
+2022, arXiv:2211.13403, fit the last layer of image classifiers in this way.
 
 Joint sensitivity
 -----------------
@@ -12,8 +12,8 @@ Rows x and y are clipped to z, |z| <= 1, and t, |t| <= 1, and turned into one ve
 
   v(z, t) = (w U(z z^T), z t^T),
 
-where U is the upper triangle of a symmetric matrix with the entries off the diagonal times
-sqrt(2), so that |U(M)| is the Frobenius norm of M, and w is `moment_weight`.
+where w is `moment_weight`, and U(M) is the upper triangle of a symmetric matrix M with the entries
+off the diagonal times sqrt(2). So |U(M)| is the Frobenius norm of M.
 
 1. add_or_remove_one, replace_special: |v|^2 = w^2 |z|^4 + |z|^2 |t|^2 <= w^2 + 1, and every row of
    norms 1 attains it.
@@ -21,28 +21,29 @@ sqrt(2), so that |U(M)| is the Frobenius norm of M, and w is `moment_weight`.
 
      |v - v'|^2 = w^2 (p^4 + q^4 - 2 c^2) + p^2 r^2 + q^2 u^2 - 2 c s.
 
-   For fixed norms s = -r u sign(c) is worst, with |c| <= p q. The unconstrained maximum over
-   |c| lies at |c| = r u / (2 w^2) and adds r^2 u^2 / (2 w^2), so that in every case
+   For fixed norms, s = -r u sign(c) is the worst case, and |c| <= p q. The terms with c then have
+   their unconstrained maximum r^2 u^2 / (2 w^2) at |c| = r u / (2 w^2), so that in every case
 
      |v - v'|^2 <= 2 w^2 + 2 + 1 / (2 w^2).
 
-   For w^2 >= 1/2 rows of norm 1 attain it (in two dimensions or more). For w^2 < 1/2 the bound is
-   4: where r u <= 2 w^2 p q, the added term is at most 2 w^2 p^2 q^2 and the whole at most
-   w^2 (p^2 + q^2)^2 + p^2 + q^2 <= 4 w^2 + 2 <= 4. Elsewhere |c| = p q, and the whole is at most
-   (p + q)^2 (1 + w^2 (p - q)^2) <= m^2 (1 + (2 - m)^2 / 2) with m = p + q, which increases in m
-   and is 4 at m = 2. A row and its mirror image, (z, t) and (-z, t), attain it.
+   For w^2 >= 1/2 rows of norm 1 attain this bound (in two dimensions or more). For w^2 < 1/2 the
+   bound is 4. If r u <= 2 w^2 p q, the maximum is at most 2 w^2 p^2 q^2, and |v - v'|^2 is at most
+   w^2 (p^2 + q^2)^2 + p^2 + q^2 <= 4 w^2 + 2 <= 4. Otherwise |c| = p q, and |v - v'|^2 is at most
+   (p + q)^2 (1 + w^2 (p - q)^2) <= m^2 (1 + (2 - m)^2 / 2) with m = p + q. This increases in m
+   and is 4 at m = 2. A row and its mirror image, (z, t) and (-z, t), attain the bound.
 
-   Two separate releases at these scales would compose to 2 w^2 + 4 (squared), and twice the
-   bound of an added row to 4 w^2 + 4: both are larger wherever w > 1 / 2.
+   Two separate releases at these scales would have the squared sensitivity 2 w^2 + 4. Twice the
+   bound of an added row, squared, is 4 w^2 + 4. For w > 1 / 2 both are larger than the bound here.
 
-With weight a on the diagonal of U in place of 1, the expected square of the Frobenius norm of the
+Instead of 1, the diagonal of U could have a weight a. The expected squared Frobenius norm of the
 noise on the matrix is proportional to max(a^2, 1 - (1 - a^2) / d) (1 / a^2 + (d - 1) / 2). It
-falls until a = 1 and rises from there on, so the weights are those of U.
+falls until a = 1 and rises from there on, so a = 1 is best.
 
-The weight w trades noise on A, the sum of x x^T, for noise on b, the sum of x y^T. To first order,
-the weights W = (A + ridge)^-1 b err by (A + ridge)^-1 (noise_b - noise_A W). The variance of
-noise_A W is |W|^2 / (2 w^2) times that of noise_b, which grows as the squared sensitivity w^2 + 1.
-So the sum of both is least at w^2 = |W| / sqrt(2), for the norm |W| of one column of weights.
+A larger weight w means less noise on A, the sum of x x^T, and more on b, the sum of x y^T. To first
+order, the weights W = (A + ridge)^-1 b err by (A + ridge)^-1 (noise_b - noise_A W). The variance of
+noise_b grows as the squared sensitivity w^2 + 1, and that of noise_A W is |W|^2 / (2 w^2) times as
+large. So the sum of both variances is least at w^2 = |W| / sqrt(2), where |W| is the norm of one
+column of weights.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ from dpjax.validate import UserError
 # Largest number of features of an example: x x^T then has 2^26 entries.
 MAX_FEATURES = 2**13
 MAX_TARGETS = 2**13
-# Rows are integers in units of 2^-19 of their norm. A product of two of them is a multiple of
-# 2^-38, and 2^24 rows sum to at most 2^62 of these, which int64 holds.
+# Entries of rows are integers, in units of 2^-19 clip norms. A product of two entries is a multiple
+# of 2^-38. Products of 2^24 rows sum to at most 2^62 of these units, which int64 holds.
 BITS = 19
 # A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
 _CHUNK = 2**14
 # Largest number of entries of a chunk: 64 MB in float64.
 _CHUNK_ENTRIES = 2**23
-# Rows are scaled this far inside their bound: more than float64 loses in a norm.
+# Rows are clipped to this part of the bound. The margin exceeds the rounding of a norm in float64.
 _INSIDE = 1 - 1e-9
 _WEIGHTS = (1e-4, 1e4)
-# Bounds on norms: products of two of them, and of their noise, stay far within float64.
+# Range of the clip norms. Products of two norms, also with noise, stay far within float64.
 _NORMS = (1e-30, 1e30)
 # Number of sums that get their noise in one call.
 _BLOCK = 2**16
@@ -105,8 +106,8 @@ class NoisyMoments(NamedTuple):
   def ridge(self, strength: float = 1.0, penalty: float = 0.0) -> np.ndarray:
     """Returns the weights (xx + r I)^-1 xy with r = strength * noise_norm + penalty: [d, k].
 
-    Negative eigenvalues of the noisy matrix count as 0: the true matrix has none, so this brings it
-    closer. If xx is None, the weights are xy itself. All this is post-processing, at no cost.
+    Negative eigenvalues of the noisy matrix count as 0. The true matrix has none, so this reduces
+    the error. If xx is None, the weights are xy itself. All this is post-processing, at no cost.
 
     Args:
       strength: ridge in units of `noise_norm`, which is public. (Wang 2018 chooses the ridge by a
@@ -125,7 +126,7 @@ class NoisyMoments(NamedTuple):
       return self.xy.copy()
     values, vectors = np.linalg.eigh(self.xx)
     raised = np.maximum(values, 0.0) + float(strength) * self.noise_norm + float(penalty)
-    # Without noise and ridge the matrix may have no inverse, for example without rows.
+    # Without noise and ridge the matrix may be singular, for example if there are no rows.
     least = raised.min()
     if not least > np.finfo(np.float64).eps * raised.max():
       raise UserError(
@@ -151,11 +152,11 @@ class LeastSquares:
       are not used; a row of zeros stays zero.
     neighboring_relation: relation of the guarantee.
 
-  Guarantee: one Gaussian release with the joint sensitivity of the module, for one row. The
-  number of rows, which is private under add_or_remove_one, is not used. Rows are rounded toward
-  zero to integers, and their products are summed exactly; the noise is drawn in float64, on a grid
-  (`finite`). In place of multiplying a sum by its weight, its noise is divided by the weight, so
-  that nothing is rounded before noise is added.
+  Guarantee: one Gaussian release with the joint sensitivity that the module proves, for one row.
+  The number of rows, which is private under add_or_remove_one, is not used. Rows are rounded toward
+  zero to integers, and their products are summed exactly. The noise is drawn in float64, and the
+  result is rounded to a public grid (`finite`). Sums are not multiplied by their weights. Instead
+  their noise is divided by the weights, so that nothing is rounded before noise is added.
 
   | rows                            | outcome                                 |
   | ------------------------------- | --------------------------------------- |
@@ -185,24 +186,27 @@ class LeastSquares:
     norms = {"feature_norm": self.feature_norm, "target_norm": self.target_norm}
     validate.number_in(*_NORMS, **norms)
     validate.flag(unit_rows=self.unit_rows)
-    # Called for its check alone.
+    # Raises if the weight is out of range.
     _ = self.l2_sensitivity
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
 
   @property
   def l2_sensitivity(self) -> float:
-    """Returns the largest change of the vector v by one record, under `neighboring_relation`."""
+    """Returns the largest L2 change of the vector v, which the module defines, by one record."""
     return joint_sensitivity(self.moment_weight, self.neighboring_relation)
 
   @property
   def stds(self) -> tuple[float, ...]:
-    """Returns standard deviations of the noise, in units of the norms: for entries of x y^T, and if
-    x x^T is released for its diagonal and its other entries."""
+    """Returns the standard deviations of the noise, in units of the clip norms.
+
+    The first one is for entries of x y^T. If x x^T is released, two more follow: for the diagonal
+    of x x^T, and for its other entries.
+    """
     std = float(self.noise_multiplier) * self.l2_sensitivity
     if not self.moment_weight:
       return (std,)
     diagonal = std / float(self.moment_weight)
-    # Entries off the diagonal have the weight sqrt(2) in v, so their noise is that much smaller.
+    # Entries off the diagonal have the weight sqrt(2) in v, so their noise is divided by sqrt(2).
     return std, diagonal, diagonal / math.sqrt(2)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
@@ -212,15 +216,15 @@ class LeastSquares:
     )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows, y: ArrayLike) -> NoisyMoments:
-    """Returns the noisy sums over all rows. `Rows` are read once, in chunks."""
-    # Checked before the sums, which take long.
+    """Returns the noisy sums over all rows of x [n, ...], y [n, k]. `Rows` are read in chunks."""
+    # The key is checked before the sums, which take long.
     finite.check_key(key)
     return self.noisy(key, *exact_sums(self, x, y))
 
   def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
     """Returns clip(x) @ directions for x [n, ...], public directions [d, m]: [n, m]. NOT private.
 
-    With fewer numbers for each example, the release has less noise in all. Orthonormal directions
+    With fewer numbers for each example, the release has less noise in total. Orthonormal directions
     make no row longer; the mechanism clips the result in any case.
 
     >>> mechanism = LeastSquares(1.0, feature_norm=5.0)
@@ -241,14 +245,14 @@ class LeastSquares:
     start = 0
     for rows in _chunks(inputs, width):
       units = whole_rows(rows, self.feature_norm, filled=self.unit_rows)
-      # Exact, since entries of at most 2^19 meet columns of sums of at most 2^33. So no row
-      # changes the rounding of another.
+      # Entries are integers up to 2^19, and absolute entries of a column sum to at most 2^33. So
+      # the product is exact, and no row changes the rounding of another.
       out[start : start + len(rows)] = units @ whole
       start += len(rows)
     return out * (float(self.feature_norm) * 2.0 ** (-2 * BITS))
 
   def noisy(self, key: jax.Array, xx: np.ndarray, xy: np.ndarray) -> NoisyMoments:
-    """Adds the noise to sums of `exact_sums`."""
+    """Returns the sums of `exact_sums` with noise, in units of x and y."""
     finite.check_key(key)
     diagonal_key, beside_key, product_key = jax.random.split(key, 3)
     feature = float(self.feature_norm)
@@ -270,7 +274,7 @@ class LeastSquares:
     )
 
   def statement(self, unit: str = "example") -> str:
-    """States the release in words.
+    """Describes the release in words, for readers; `unit` is the word for one record.
 
     >>> print(LeastSquares(noise_multiplier=2.0, moment_weight=0.0).statement())
     Released once, over all examples: the sums of x y^T, of features clipped to norm 1 and ...
@@ -289,16 +293,17 @@ class LeastSquares:
 def joint_sensitivity(
   moment_weight: float, neighboring_relation: str = "add_or_remove_one"
 ) -> float:
-  """Returns the largest move of (w U(x x^T), x y^T) by one record, for rows of norm <= 1.
+  """Returns the largest L2 change of (w U(x x^T), x y^T) by one record, for rows of norm <= 1.
 
-  `moment_weight` is w; the module has the proof. Source: Dwork et al. 2014 for the matrix alone.
+  `moment_weight` is w. The module's docstring defines U and has the proof. Source: Dwork et al.
+  2014 for the matrix alone.
 
   >>> [round(joint_sensitivity(w, "replace_one"), 4) for w in (0.0, 1.0)]
   [2.0, 2.1213]
   """
   validate.non_negative(moment_weight=moment_weight)
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
-  # For other weights, rounding of the noise's scale would hide the smaller part of the release.
+  # With a weight far outside this range, the rounding of w^2 + 1 would lose the smaller term.
   if moment_weight and not _WEIGHTS[0] <= moment_weight <= _WEIGHTS[1]:
     raise UserError(
       f"must be 0 or in [{_WEIGHTS[0]:g}, {_WEIGHTS[1]:g}]",
@@ -313,7 +318,7 @@ def joint_sensitivity(
   return math.sqrt(2 * square + 2 + 1 / (2 * square))
 
 
-# Largest number of classes: each is a column of numbers.
+# Largest number of classes. Every class is a column of the targets.
 _MOST_CLASSES = 2**20
 
 
@@ -356,7 +361,7 @@ def exact_sums(
   of 2^-38. NOT private. If `moment_weight` is 0, x^T x is empty.
 
   Raises:
-    UserError: no numbers, wrong shapes, too many rows, features or targets.
+    UserError: entries that are not numbers, wrong shapes, too many rows, features or targets.
   """
   inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
   targets = np.asarray(finite.array("y", y))
@@ -386,11 +391,11 @@ def exact_sums(
     start += len(rows)
     units = whole_rows(rows, mechanism.feature_norm, filled=mechanism.unit_rows)
     answers = whole_rows(wanted, mechanism.target_norm)
-    # A row with NaN on either side is left out of both sums.
+    # A row with NaN or infinity in x or y is left out of both sums.
     sound = np.isfinite(rows).all(axis=1) & np.isfinite(wanted).all(axis=1)
     units[~sound] = 0.0
     if side:
-      # Exact: every partial sum is an integer below 2^53, also in a fused product.
+      # The products are exact, also if fused: every partial sum is an integer below 2^53.
       xx += (units.T @ units).astype(np.int64)
     xy += (units.T @ answers).astype(np.int64)
   return xx, xy
@@ -413,10 +418,10 @@ def whole_rows(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.nda
   sound = np.isfinite(rows).all(axis=1, keepdims=True)
   rows = np.where(sound, rows, 0.0)
   largest = np.abs(rows).max(axis=1, keepdims=True)
-  # Divided by the largest entry first, since the square of 1e200 is infinite.
+  # Rows are divided by their largest entry first, since the square of 1e200 is infinite.
   scaled = rows / np.where(largest > 0, largest, 1.0)
   lengths = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
-  # Length of the row / norm, at most 1. A length that overflows becomes 1, too.
+  # `share` is the row's length / norm, at most 1. A quotient that overflows becomes 1, too.
   with np.errstate(over="ignore", under="ignore"):
     share = np.minimum(1.0, lengths * (largest / float(norm)))
   share = np.ones_like(share) if filled else share
@@ -425,12 +430,12 @@ def whole_rows(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.nda
 
 
 def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Adds Gaussian noise of `std` to `sums` * 2^-38, int64 of any shape; returns float64."""
+  """Returns `sums` * 2^-38 plus Gaussian noise of `std`: int64 [...] -> float64 [...]."""
   parts, unit = _parts(sums, std)
   short = -sums.size % _BLOCK
   blocks = np.pad(parts, ((0, 0), (0, short))).reshape(2, -1, _BLOCK)
   noisy = np.zeros(blocks.shape[1:])
-  # In float32 the deviations that `finite` states would add up too much over 10^6 sums.
+  # In float32 the deviation from exact noise, which `finite` states, is too large for 10^6 sums.
   with jax.enable_x64(True):
     for place in range(len(noisy)):
       block_key = jax.random.fold_in(key, place)
@@ -439,7 +444,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Returns sums [m] with the noise of each of n keys, drawn as the mechanism does: [n, m]."""
+  """Returns `sums` [m] * 2^-38 with the mechanism's noise of each of n keys, [n, m]."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
     drawn = _noised_blocks(keys, *parts, std / unit)
@@ -447,16 +452,16 @@ def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
-  """Returns the sums as whole numbers and fractions [2, m] in units of a power of two, and the
-  unit."""
-  # Made for its checks of the standard deviation.
+  """Returns (whole numbers and fractions of the sums [2, m], divided by a unit; the unit, a power
+  of two near `std`)."""
+  # Raises if the standard deviation is out of range.
   Gaussian(std, 1.0)
   bits = 2 * BITS
   # Whole numbers and fractions are each exact in float64; their sum may not be.
   whole = sums >> bits
   fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits
   # In this unit every std lies in [1, 2) and has the same grid, so one compiled program serves all.
-  # A power of two rounds nothing.
+  # Division by a power of two rounds nothing.
   unit = math.ldexp(1.0, math.frexp(std)[1] - 1)
   return np.stack([whole.ravel().astype(np.float64), fraction.ravel()]) / unit, unit
 

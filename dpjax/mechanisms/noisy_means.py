@@ -1,4 +1,4 @@
-"""Base class of private statistics that are noisy means of vectors of each example.
+"""Base class of private statistics that are noisy means of one or more vectors per example.
 
 Vectors of one kind are clipped to a norm, public or chosen privately, and their sum gets Gaussian
 noise. The clipped sums are sums of integers, so rounding adds nothing to the bound.
@@ -29,7 +29,8 @@ from dpjax.validate import UserError, Verbatim
 # Public range in which private medians are searched: [0, LARGEST_NORM].
 LARGEST_NORM = 64.0
 HUGE = 1e30
-# Examples in a chunk; fewer if their vectors would together have more than 2^24 entries.
+# Number of examples in a chunk. It is smaller if the vectors of so many examples would have more
+# than 2^24 entries together.
 _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
 # Spacing of a clipped vector's entries, in clip norms.
@@ -46,9 +47,9 @@ _TINY = float(np.finfo(np.float32).tiny)
 class NoisyMeans(abc.ABC):
   """Private statistics that are means of one or more vectors of each example.
 
-  Each kind of vector is clipped to a norm of its own, public or a private median, and its sum gets
-  Gaussian noise. A vector may depend on what was released before it. All releases together cost no
-  more than ONE Gaussian sum of the noise multiplier that `event` states.
+  Each kind of vector has a clip norm, public or a private median, and the clipped sum gets Gaussian
+  noise. A vector may depend on what was released before it. All releases together cost no more than
+  ONE Gaussian sum with the noise multiplier that `event` states.
   """
 
   vectors: ClassVar[tuple[str, ...]] = ()  # name of each kind of vector
@@ -80,7 +81,7 @@ class NoisyMeans(abc.ABC):
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
-    # Called for their checks alone.
+    # These properties raise if the noise or the median is out of range.
     _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
@@ -91,7 +92,7 @@ class NoisyMeans(abc.ABC):
     return self._private_norm(key, norms)
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
-    """Returns the private median of `norms` [n]."""
+    """Returns the private median of `norms` [n]; a subclass may choose another quantile."""
     return self._median(key, norms)
 
   def noisy_mean_of(
@@ -99,7 +100,7 @@ class NoisyMeans(abc.ABC):
   ) -> jax.Array:
     """Returns the noisy mean, from the exact clipped sum high + low in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
-    # Later computations need finite numbers, and the mean may be anything with noise.
+    # Noise may make the mean infinite, and later computations need finite numbers.
     return jnp.clip(mean, -HUGE, HUGE)
 
   @property
@@ -155,7 +156,7 @@ class NoisyMeans(abc.ABC):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep the releases before it fixed.
+    So a test of one sum can keep earlier releases constant.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:
@@ -165,10 +166,10 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def statement(self, unit: str = "example") -> str:
-    """States the release in words."""
+    """Describes the release in words, for readers; `unit` is the word for one record."""
 
   def described_as(self, what: str, unit: str) -> str:
-    """States the release in words."""
+    """Returns the text of `statement`; `what` names the statistics, and `unit` one record."""
     norms = "public norms"
     if not self.clip_norms:
       spent = accounting.upper(self.median_epsilon, digits=6)
@@ -191,7 +192,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   Binary randomised response dominates every such mechanism. Its trade-off function is piecewise
   linear with a corner at 1 / (1 + e^epsilon). At mu = -2 Phi^-1(1 / (1 + e^epsilon)) the Gaussian
   trade-off function G_mu, convex with G_mu(0) = 1 and G_mu(1) = 0, passes through that corner. So
-  it lies below.
+  G_mu lies below that of randomised response.
   Source: Liu, Sun, Kong and Jiang 2022, "Identification, amplification and measurement: a
   bridge to Gaussian differential privacy".
 
@@ -206,24 +207,27 @@ def gaussian_of_pure(epsilon: float) -> float:
 def each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
   """Applies `fn` to each row of [n, ...] in a loop, so that rounding does not depend on n.
 
-  The loop has two turns or more, since the compiler would unroll a loop of one."""
+  The loop has two iterations or more, since the compiler would unroll a loop of one."""
   short = [(0, max(0, 2 - len(rows))), *[(0, 0)] * (rows.ndim - 1)]
   return jax.lax.map(fn, jnp.pad(rows, short))[: len(rows)]
 
 
 def chunks(inputs: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
-  """Yields (examples [size, positions, channels] in float32, their true number) of an array or
-  `Rows` [n, ..., channels].
+  """Yields chunks (examples [size, positions, channels] in float32, their number without padding).
 
-  `entries`: entries of a vector of one example. The size does not depend on n, and the last chunk
-  is padded with zeros: otherwise n would change the rounding of all examples.
+  The size does not depend on n, and the last chunk is padded with zeros: otherwise n would change
+  the rounding of all examples.
+
+  Args:
+    inputs: array or `Rows`, [n, ..., channels].
+    entries: length of the vector that is computed from one example, if longer than the example.
   """
   library: Any = jnp if isinstance(inputs, jax.Array) else np
   entries = max(entries, math.prod(inputs.shape[1:]))
-  # At least two examples; see `each`.
+  # A chunk has at least two examples, so that no loop over examples is unrolled (see `each`).
   size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
   for start in range(0, len(inputs), size):
-    # Values beyond float32 become infinite; NumPy would warn.
+    # NumPy would warn of values beyond float32, which become infinite.
     with np.errstate(over="ignore"):
       rows = library.asarray(inputs[start : start + size], np.float32)
     rows = rows.reshape(len(rows), -1, inputs.shape[-1])

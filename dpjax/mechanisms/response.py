@@ -16,7 +16,7 @@ from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_CATEGORIES = 2**31 - 1
-# Rounding of a probability that is computed in float64.
+# Factor that is larger than the rounding error of a probability computed in float64.
 _ROUNDING = 1 + 2.0**-48
 # The smallest positive float64.
 _TINY = 5e-324
@@ -24,18 +24,19 @@ _TINY = 5e-324
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse:
-  """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another one.
+  """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another label.
 
   Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted curator is
-  needed). It does not hide that a user responded, so add_or_remove_one is refused.
+  needed). A response does not hide that a user responded, so add_or_remove_one is refused.
   Source: Warner 1965 (k = 2); Kairouz, Bonawitz and Ramage 2016, arXiv:1602.07387.
 
   | label               | outcome                                |
   | ------------------- | -------------------------------------- |
-  | below 0, above k-1  | the nearest of 0 and k-1 responds      |
+  | below 0             | counts as 0                            |
+  | above k-1           | counts as k-1                          |
   | floats              | UserError                              |
 
-  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128, so it
+  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128. So it
   is never too small for the guarantee.
 
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
@@ -78,7 +79,7 @@ class RandomizedResponse:
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    # At epsilon above 745 the probability underflows to 0, and no label would ever change.
+    # At epsilon above 745 the probability would underflow to 0, and no label would ever change.
     chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)
@@ -100,7 +101,8 @@ class RandomizedResponse:
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Returns the event of one response; for k > 2 it composes better than its epsilon alone."""
+    """Returns the event of one response. For k > 2 labels, its composed epsilon is smaller than for
+    a mechanism that is only known to be (epsilon, 0)-DP."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

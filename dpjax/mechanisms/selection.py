@@ -1,20 +1,22 @@
 """Selection of one of k candidates by a private score: utilities [..., k] -> index [...].
 
-All three are (epsilon, 0)-DP if one record moves every utility by at most `utility_sensitivity`,
-under `neighboring_relation`. If one record also moves all utilities in the same direction, as
-counts under add_or_remove_one, `monotonic=True` gives the same with half of the noise. Batch axes
-are separate selections, each of which costs epsilon.
+All three mechanisms are (epsilon, 0)-DP if one record moves every utility by at most
+`utility_sensitivity`, under `neighboring_relation`. If one record also moves all utilities in the
+same direction, as counts under add_or_remove_one, `monotonic=True` gives the same guarantee with
+half of the noise. Batch axes are separate selections, each of which costs epsilon.
 
 | utilities                  | outcome                                               |
 | -------------------------- | ----------------------------------------------------- |
 | -infinity                  | never chosen; only for what is excluded publicly      |
-| NaN, +infinity, nothing    | UserError; while being traced the row's answer is -1  |
-| but -infinity, or k = 0    |                                                       |
+| NaN, +infinity, or nothing | UserError; while being traced the row's answer is -1  |
+| but -infinity              |                                                       |
+| k = 0                      | UserError                                             |
 | all equal, also at 1e30    | uniform                                               |
 
-All three subtract the largest utility of the row, add noise of `dpjax.noise`, and take the maximum.
-Gumbel noise reaches 87 scales, the others 133, so a candidate with a chance of e^-80 can be chosen.
-In float32 a chance is right up to a factor of about 1 +- 2^-16.
+All three subtract the largest utility of the row, add noise of `dpjax.noise`, and return the index
+of the maximum. Gumbel noise reaches 87 scales, Laplace and exponential noise 133, so a candidate
+with a chance of e^-80 can be chosen. In float32 a chance is right up to a factor of about
+1 +- 2^-16.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class _Selection:
 
   @property
   def scale(self) -> float:
-    """Returns the scale of the noise: 2 * utility_sensitivity / epsilon, or half of it."""
+    """Returns the scale of the noise: 2 * utility_sensitivity / epsilon, or half if `monotonic`."""
     shifts = 1 if self.monotonic else 2
     return shifts * float(self.utility_sensitivity) / float(self.epsilon)
 
@@ -72,13 +74,13 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    # Called for its check that every row has something to choose from.
+    # Raises if a row has no candidate to choose.
     finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Returns the event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
+    """Returns the event of one selection, as of any (epsilon, 0)-DP mechanism."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -110,7 +112,9 @@ class Exponential(_Selection):
 
 @dataclasses.dataclass(frozen=True)
 class PermuteAndFlip(_Selection):
-  """Visits the candidates in random order; takes r with probability exp((u_r - max) / scale).
+  """Visits candidates r in random order, and takes one with probability exp((u_r - max u) / scale).
+
+  u_r is the utility of candidate r.
 
   Guarantee: (epsilon, 0)-DP, and for every data set an expected utility at least that of
   the exponential mechanism.
@@ -127,9 +131,10 @@ class PermuteAndFlip(_Selection):
   def probs(self, utilities: np.ndarray) -> np.ndarray:
     """Returns the exact probabilities [k] of one selection. Not private.
 
-    If r is taken in its turn with chance p_r, it is chosen with chance p_r * integral over [0, 1]
-    of prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn. The integrand is a polynomial
-    of degree k - 1, which Gauss-Legendre quadrature integrates exactly.
+    Each candidate r has its turn at an independent uniform time t in [0, 1]. Let p_r be the chance
+    that r is taken in its turn. Then r is chosen with chance p_r * integral of
+    prod_{s != r} (1 - p_s t) dt over [0, 1]. The integrand is a polynomial of degree k - 1, which
+    Gauss-Legendre quadrature integrates exactly.
     """
     accept = np.exp(self._logits(utilities))
     if accept.ndim != 1:
@@ -148,8 +153,8 @@ class PermuteAndFlip(_Selection):
 class ReportNoisyMax(_Selection):
   """Returns the candidate whose utility plus noise of `scale` is the largest, without its value.
 
-  `noise`: "laplace", "gumbel" (then it is the exponential mechanism) or "exponential" (then it is
-  permute-and-flip).
+  `noise` is "laplace", "gumbel" (which gives the exponential mechanism) or "exponential" (which
+  gives permute-and-flip).
   Guarantee: (epsilon, 0)-DP for the index alone, which does not cover the noisy maximum.
   Source: Dwork and Roth 2014, claim 3.9 and remark 3.1; Ding et al. 2021, arXiv:2105.07260
   (exponential noise).

@@ -1,16 +1,16 @@
-"""Sensitivity of queries to one record: the numbers that noise is scaled by.
+"""Sensitivity of queries: the largest change by one record, to which noise is scaled.
 
 | query                         | add or remove | replace_special | replace_one    |
 | ----------------------------- | ------------- | --------------- | -------------- |
 | count                         | 1             | 1               | 1              |
 | sum of x in [lo, hi]          | max(|lo|,|hi|)| max(|lo|,|hi|)  | hi - lo        |
-| mean of n of them, n public   | refused       | max(|lo|,|hi|)/n| (hi - lo) / n  |
+| mean of n such x, n public    | refused       | max(|lo|,|hi|)/n| (hi - lo) / n  |
 | histogram, L1 / L2            | 1 / 1         | 1 / 1           | 2 / sqrt(2)    |
 | sum of vectors, norm <= C     | C             | C               | 2 C            |
 
-The L1 and L2 sensitivity of a scalar are equal. Under add_or_remove_one the number of records n is
-private, and noise on a mean, whose scale follows from n, would reveal it. Release a noisy sum and a
-noisy count instead, as `BoundedMean` does.
+The L1 and L2 sensitivity of a scalar are equal. Under add_or_remove_one the number n of records is
+private. The scale of noise on a mean follows from n, so it would reveal n. Release a noisy sum and
+a noisy count instead, as `BoundedMean` does.
 
 Source: Dwork and Roth 2014, "The Algorithmic Foundations of Differential Privacy", ch. 3.
 """
@@ -103,7 +103,7 @@ def histogram_sensitivity(
 def vector_sum_sensitivity(
   norm_bound: float, *, neighboring_relation: str = "add_or_remove_one"
 ) -> float:
-  """Returns the sensitivity of a sum of vectors of norm <= `norm_bound`, in that same norm.
+  """Returns the sensitivity of a sum of vectors of norm <= `norm_bound`, in the same norm.
 
   >>> vector_sum_sensitivity(1.5), vector_sum_sensitivity(
   ...   1.5, neighboring_relation="replace_one")

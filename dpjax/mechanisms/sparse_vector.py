@@ -1,11 +1,12 @@
-"""Sparse vector: finds queries above a threshold, at a cost that does not grow with their number.
+"""Sparse vector: finds queries above a threshold, at the same cost for any number of queries.
 
 One noisy threshold is drawn. Every query is compared with it under fresh noise, and the stream ends
 after `max_above` hits. Queries below the threshold cost nothing.
 
 Source: Dwork and Roth 2014, section 3.6. The scales and the split of the budget are those of Lyu,
-Su and Li 2017, arXiv:1603.01699, algorithm 7, who show that other variants fail: without noise on
-the queries, without an end after `max_above`, or if the compared noisy value is released.
+Su and Li 2017, arXiv:1603.01699, algorithm 7. They show that other variants are not private: those
+without noise on the queries, without an end after `max_above` hits, or with a release of the
+compared noisy value.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SparseVector:
     threshold: public number with which queries are compared.
     sensitivity: largest change of each query by one record.
     max_above: number of hits after which the stream ends.
-    monotonic: whether one record moves all queries in the same direction; then there is less noise.
+    monotonic: whether one record moves all queries in the same direction, which needs less noise.
     epsilon_values: further epsilon, for noisy values of the hits; 0 releases none.
 
   Guarantee: (epsilon + epsilon_values, 0)-DP, for any number of queries, each of which may
@@ -60,7 +61,7 @@ class SparseVector:
 
   | input                        | outcome                               |
   | ---------------------------- | ------------------------------------- |
-  | NaN or infinity in a query   | UserError (unseen while being traced) |
+  | NaN or infinity in a query   | UserError; not checked under tracing  |
   | queries after the end        | asked=False, above=False, value=NaN   |
 
   >>> mechanism = SparseVector(epsilon=1.0, threshold=50.0, max_above=1)
@@ -90,7 +91,7 @@ class SparseVector:
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError("must be False under replace_one", field="monotonic", value=True)
     stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)
-    # Refuses a wrong scale of the values before any call.
+    # Raises for a wrong scale of the values before any call.
     _ = self._values
 
   @property
@@ -100,7 +101,7 @@ class SparseVector:
 
   @property
   def threshold_epsilon(self) -> float:
-    """Returns the part of epsilon for the threshold, chosen so that the noise is least."""
+    """Returns the part of epsilon for the threshold; a comparison then has the least variance."""
     return float(self.epsilon) / (1 + (self._shifts * int(self.max_above)) ** (2 / 3))
 
   @property
@@ -129,7 +130,7 @@ class SparseVector:
   def step(
     self, state: SparseVectorState, query: jax.Array
   ) -> tuple[SparseVectorAnswer, SparseVectorState]:
-    """Answers one query, a scalar; the query may depend on earlier answers.
+    """Returns (answer to one scalar query, next state); the query may depend on earlier answers.
 
     >>> mechanism = SparseVector(epsilon=1.0, threshold=50.0)
     >>> answer, state = mechanism.step(mechanism.init(jax.random.key(0)), 900.0)
@@ -145,7 +146,7 @@ class SparseVector:
   def _values(self) -> Laplace | None:
     """Returns the noise on the values of hits; None if no values are released.
 
-    It is added to the query anew: the noisy number that was compared would reveal the threshold."""
+    This noise is drawn anew: the noisy query that was compared would reveal the noisy threshold."""
     if self.epsilon_values == 0:
       return None
     each = float(self.epsilon_values) / int(self.max_above)
@@ -168,7 +169,7 @@ class SparseVector:
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise
     noisy = gap + source.laplace(for_comparison, like, self.query_scale)
-    # `gap` is the query minus the public threshold, so the threshold's noise stays on this side.
+    # `gap` is the query minus the public threshold, so it is compared with the threshold's noise.
     above = asked & (noisy >= state.threshold_noise)
     fresh = jnp.full_like(gap, jnp.nan)
     if query is not None:
@@ -195,13 +196,13 @@ class SparseVector:
     *,
     num_above: int | None = None,
   ) -> stated.DpEvent:
-    """Returns the event for `dpjax.accounting`: by default of all `max_above` hits.
+    """Returns the event for `dpjax.accounting`: by default that of all `max_above` hits.
 
-    With `num_above` it is the cost of a stream that was ended after so many hits: the threshold,
-    those hits and their values. Use it only within a budget that was fixed beforehand and is summed
-    up by pure epsilons (a privacy filter: Rogers et al. 2016, arXiv:1605.08294): it bounds the
-    privacy loss of that one transcript. It is no epsilon of the mechanism, since the number of hits
-    depends on the data.
+    With `num_above` the event is that of a stream that ended after `num_above` hits: the threshold,
+    those hits and their values. This event bounds the privacy loss of one transcript. It is no
+    guarantee of the mechanism, since the number of hits depends on the data. So use it only with a
+    privacy filter: a budget that was fixed beforehand, from which pure epsilons are subtracted
+    (Rogers et al. 2016, arXiv:1605.08294).
 
     >>> SparseVector(epsilon=1.0, threshold=0.0, max_above=3).event(num_above=4)
     Traceback (most recent call last):

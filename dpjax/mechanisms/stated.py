@@ -1,15 +1,15 @@
 """Events of mechanisms, stated for the relation under which they will be accounted.
 
 A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise multiplier as
-scale / (bound of one record), and halves it under replace_one. So the multiplier of a mechanism
-whose sensitivity was stated under replace_one is doubled here. Under any other relation such a
-mechanism is refused, since its epsilon would come out too small.
+noise scale / (bound on the contribution of one record), and halves it under replace_one. So if a
+sensitivity was stated under replace_one, the multiplier is doubled here. Then any other relation is
+refused, since epsilon would come out too small.
 
 | stated under     | accounted under  | Gaussian, Laplace     | pure epsilon |
 | ---------------- | ---------------- | --------------------- | ------------ |
 | any              | the same         | scale / sensitivity   | epsilon      |
-| add or remove    | replace_one      | half of it (two hops) | 2 epsilon    |
-| replace_special  | replace_one      | half of it (two hops) | 2 epsilon    |
+| add or remove    | replace_one      | half of that ratio    | 2 epsilon    |
+| replace_special  | replace_one      | half of that ratio    | 2 epsilon    |
 | anything else    |                  | refused               | refused      |
 """
 
@@ -28,6 +28,8 @@ _MOST = 1e300
 def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   """Returns the event of Gaussian noise of std noise_multiplier * (L2 sensitivity under `stated`).
 
+  Raises UserError if the relation `asked` of the accountant is refused by the module's table.
+
   >>> gaussian_event(3.0, "replace_one", "replace_one")  # the accountant halves it
   GaussianDpEvent(noise_multiplier=6.0)
   """
@@ -38,6 +40,8 @@ def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
   """Returns the event of Laplace noise of scale noise_multiplier * (L1 sensitivity under `stated`).
 
+  Raises UserError if the relation `asked` of the accountant is refused by the module's table.
+
   >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one")
   LaplaceDpEvent(noise_multiplier=3.0)
   """
@@ -47,6 +51,8 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
 def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
   """Returns the event of a mechanism that is only known to be (epsilon, 0)-DP under `stated`.
+
+  Raises UserError if the relation `asked` of the accountant is refused by the module's table.
 
   >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one")
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)

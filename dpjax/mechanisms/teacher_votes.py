@@ -7,11 +7,12 @@ sqrt(2) in the L2 norm. The largest count changes by at most one.
 
 | relation            | holds if                                                          |
 | ------------------- | ----------------------------------------------------------------- |
-| `add_or_remove_one` | a record chooses its teacher by itself (`pate.parts_by_content`)  |
-| `replace_one`       | its place chooses its teacher (`pate.parts_by_place`)             |
+| `add_or_remove_one` | a record's content decides its teacher (`pate.parts_by_content`)  |
+| `replace_one`       | a record's place decides its teacher (`pate.parts_by_place`)      |
 
-A label is computed from noisy counts alone, so its event is that of Gaussian noise, which composes
-exactly and does not depend on the votes. `dpjax.accounting.votes` has bounds that depend on them.
+A label is computed from noisy counts alone, so its event is that of Gaussian noise. This event
+composes exactly, and does not depend on the votes. `dpjax.accounting.votes` has other bounds, which
+depend on the votes.
 Source: Papernot et al. 2018, arXiv:1802.08908, section 4.
 """
 
@@ -29,10 +30,10 @@ from dpjax.mechanisms.additive import Gaussian, analytic_noise_multiplier
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# One vote leaves a count and joins another one.
+# L2 change of the counts when one vote moves from one count to another.
 VOTE_SENSITIVITY = math.sqrt(2)
 UNANSWERED = -1
-# Factor by which `std_for` raises the exact answer.
+# Factor by which `std_for` raises its result, since accountants round epsilon up.
 _MARGIN = 1 + 1e-5
 
 
@@ -47,7 +48,7 @@ class GNMax:
   | ---------------------------- | ------------------------------------- |
   | NaN or infinity              | UserError; while being traced -1      |
   | one class, or none           | UserError                             |
-  | equal counts on the grid     | the first of these classes            |
+  | equal noisy counts           | the first of these classes            |
 
   Args:
     std: standard deviation of the noise on each count, in votes; sigma_2 of the paper.
@@ -96,14 +97,14 @@ class GNMax:
 class ConfidentGNMax:
   """Returns a label if enough teachers agree, else -1: votes [..., K] -> labels [...].
 
-  A noisy check asks whether the largest count reaches `threshold`. It costs something for each
-  query, answered or not. Only if it succeeds does `GNMax` give a label.
+  A noisy check tests whether the largest count reaches `threshold`. The check of each query costs
+  epsilon, even if the query gets no label. `GNMax` gives a label only if the check succeeds.
 
   Guarantee: each check costs no more than a Gaussian mechanism of noise multiplier `check_std`, and
-  each label what one of `GNMax` costs. Which queries get labels depends on earlier answers, so the
-  number of labels must be limited beforehand. Then the Gaussian events of all checks and of that
-  many labels bound every adaptive order of them (Smith and Thakurta 2022, arXiv:2210.17520,
-  theorem 3).
+  each label no more than a label of `GNMax`. Which queries get labels depends on earlier answers,
+  so the number of labels must be limited beforehand. Then the Gaussian events of all checks and of
+  the allowed labels bound the cost in any adaptive order (Smith and Thakurta 2022,
+  arXiv:2210.17520, theorem 3).
 
   Args:
     threshold: public number of votes; T of the paper.
@@ -129,7 +130,7 @@ class ConfidentGNMax:
 
   @property
   def votes(self) -> GNMax:
-    """Returns the mechanism of the labels."""
+    """Returns the mechanism that gives the labels."""
     return GNMax(self.std, self.neighboring_relation)
 
   @property
@@ -138,13 +139,13 @@ class ConfidentGNMax:
     return Gaussian(float(self.check_std), 1.0, self.neighboring_relation)
 
   def __call__(self, key: jax.Array, counts: Array) -> jax.Array:
-    """Returns the labels [...] of counts [..., K], int32; -1 where too few agree."""
+    """Returns the labels [...] of counts [..., K], int32; -1 where too few teachers agree."""
     finite.check_key(key)
     _check_classes(counts)
     for_check, for_label = jax.random.split(key)
     largest = finite.array("counts", counts).max(axis=-1)
     noisy = self._check(for_check, largest)
-    # Clipped to the range of the float type, since a threshold beyond it would overflow.
+    # The threshold is clipped to the range of the float type, since it could overflow.
     most = float(jnp.finfo(noisy.dtype).max)
     agree = noisy >= min(max(float(self.threshold), -most), most)
     # Labels are computed for all queries, and returned only if the check succeeded.
@@ -176,7 +177,7 @@ def std_for(
   num_checks: int = 0,
   check_std: float = math.inf,
 ) -> float:
-  """Returns the least `std` of labels at which a run costs at most epsilon, checks included.
+  """Returns the least `std` for labels at which a run costs at most epsilon, checks included.
 
   All noise is Gaussian, so there is a closed form: num_checks / check_std^2 + 2 num_answers / std^2
   = mu^2, where mu-Gaussian DP has this epsilon at this delta.
@@ -197,7 +198,7 @@ def std_for(
       field="check_std",
       value=check_std,
     )
-  # Slightly more noise than the exact answer, since accountants round epsilon up.
+  # The result is slightly larger than the exact answer, since accountants round epsilon up.
   return _MARGIN * math.sqrt(2 * num_answers / (mu_squared - of_checks))
 
 

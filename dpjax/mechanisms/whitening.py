@@ -1,20 +1,20 @@
 """Private linear map that makes features equally spread in all directions.
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
-clip norm of every gradient, and say little about the class. If these are scaled down to the size of
-the others, the other directions have more signal at the same noise. The map is made from private
-statistics of the data, which are accounted for:
+clip norm of every gradient, and say little about the class. If these few directions are scaled
+down, all others have more signal at the same noise. The map is computed from these private
+statistics of the data, whose cost the event includes:
 
 - the mean;
-- the second moments of channels and of positions, whose eigenvectors are a basis in which features
+- the second moments of channels and of positions. Their eigenvectors are a basis in which features
   are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671, and SOAP, Vyas et
   al. 2024, arXiv:2409.11321);
 - the variance of each coordinate in that basis;
 - after scaling by these variances, the covariance of the largest coordinates (Analyze Gauss, Dwork
   et al. 2014).
 
-Each is a mean of one vector of each example, which is clipped and gets noise as in
-`channel_statistics`.
+Each statistic is a mean of one vector per example. The vectors are clipped, and their sum gets
+noise, as in `channel_statistics`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MAX_DIRECTIONS = 1024
 # Largest number of channels, and of positions, of an example.
 MAX_SIDE = 1024
 _TINY = 1 / HUGE
-# Edges of the bins from which a private clip norm is chosen, each 4 % above the one before.
+# Edges of the bins from which a private clip norm is chosen. Adjacent edges differ by 4.4 %.
 _EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)
-# Product in full float32 precision: accelerators by default round inputs to fewer bits.
+# Matrix product in full float32 precision. By default accelerators round inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -57,14 +57,17 @@ class Spread(NamedTuple):
   mean: jax.Array  # [P * C]
   channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
   positions: jax.Array  # [P (P + 1) / 2] second moments, summed over channels
-  variances: jax.Array  # [P * C] of the coordinates of the basis that these two have
+  variances: jax.Array  # [P * C] of coordinates in the eigenvectors of these two matrices
   covariance: jax.Array  # [M (M + 1) / 2] of the M largest coordinates, after scaling
   clip_norms: jax.Array  # [5]: one for each of the fields above
   floor: jax.Array  # []: larger variances are scaled down to it; follows from `variances`
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
-    """Returns the whitening map of examples [b, ..., C] -> same shape. Directions with a variance
-    above the floor get variance 1; all others are divided by the root of the floor."""
+    """Returns the whitening map of examples [b, ..., C] -> same shape.
+
+    Directions with a variance above the floor get a variance of about 1. All others are divided by
+    the root of the floor.
+    """
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
@@ -73,7 +76,7 @@ class Spread(NamedTuple):
 
 
 class _Map(NamedTuple):
-  """The whitening map, from those fields of a `Spread` that are released so far."""
+  """The whitening map, as far as the fields of `Spread` that are already released determine it."""
 
   mean: Any = 0.0  # [P, C]
   channels: Any = None  # [C, C], eigenvectors in columns
@@ -89,17 +92,18 @@ class Whitening(NoisyMeans):
 
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
-    noise_multiplier: std of the noise on each of the five sums / the clip norm of its vectors.
-    median_epsilon: epsilon of each of the five clip norms, if they are private. Despite its name
-      these are ninth deciles, since medians would cut off too much of the longest vectors.
+    noise_multiplier: std of the noise on a sum / clip norm of its vectors, the same for all five.
+    median_epsilon: epsilon of each of the five clip norms, if they are private. Despite this name
+      they are ninth deciles, since medians would cut off too much of the longest vectors.
     clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
       ones.
     num_directions: number of coordinates whose covariance is released; at most P * C.
-    floor_rank: variances above the one of this rank are scaled down to it. If an example has fewer
-      features than this rank, the smallest variance is used.
+    floor_rank: rank, from the largest variance on, of the floor: all larger variances are scaled
+      down to it. If an example has fewer features than this rank, the smallest variance is the
+      floor.
 
-  Guarantee: as that of `ChannelStatistics`, for five sums. The vectors of each may depend on what
-  was released before: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
+  Guarantee: as that of `ChannelStatistics`, but for five sums. The vectors of a sum may depend on
+  earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
   arXiv:1905.02383, corollary 3.3). All else is post-processing.
 
   >>> rng = np.random.default_rng(0)
@@ -130,14 +134,14 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """Returns the spread of `x` [n, ..., C], one row for each example. `Rows` are read in chunks,
-    ten times; with public norms five times."""
+    """Returns the spread of `x` [n, ..., C], one row for each example. `Rows` are read in chunks:
+    ten times, or five times with public norms."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep the releases before it fixed.
+    So a test of one sum can keep earlier releases constant.
     """
     key = self.own_key(key)
     examples = _examples(x)
@@ -167,12 +171,12 @@ class Whitening(NoisyMeans):
     return Spread(**released, clip_norms=jnp.stack(norms))
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
-    """Returns the upper end of a bin that privately contains the ninth decile.
+    """Returns the upper end of a bin, chosen privately, near the ninth decile of `norms` [n].
 
-    `Quantile` is not used, since it gives no mass to a norm that many examples share, as
-    standardised ones do. The utility of a bin is -10 times its excess, an integer. The excess is
-    the number of records below the bin beyond nine tenths of all, or of those above it beyond one
-    tenth.
+    `Quantile` is not used, since it gives no mass to a norm that many examples share, as examples
+    of equal norm do. The utility of a bin is the integer -10 * excess. The excess is the number of
+    records below the bin minus nine tenths of all, or the number above the bin minus one tenth of
+    all: the larger of both, and at least 0.
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
@@ -184,19 +188,19 @@ class Whitening(NoisyMeans):
 
   @property
   def _among(self) -> PermuteAndFlip:
-    """Returns the selection among the bins. A replaced record can move a utility by 10; an added
-    or removed one, which also moves the deciles, by at most 9."""
+    """Returns the mechanism that selects a bin. A replaced record moves a utility by at most 10. An
+    added or removed record also moves the deciles, and so a utility by at most 9."""
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
   def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
-    """Returns the variance at the requested rank, but no less than its noise."""
+    """Returns the variance of rank `floor_rank`, but no less than the std of the noise on it."""
     rank = min(self.floor_rank, len(variances)) - 1
     noise = float(self.noise_multiplier) * clip_norm / float(self.normalize_by)
     return jnp.maximum(jnp.sort(variances)[::-1][rank], jnp.maximum(noise, _TINY))
 
   def statement(self, unit: str = "example") -> str:
-    """States the release in words.
+    """Describes the release in words, for readers; `unit` is the word for one record.
 
     >>> print(Whitening(normalize_by=9).statement())
     Before the first step: mean, second moments of channels and of positions, variances and ...
@@ -224,7 +228,7 @@ def _map(released: dict[str, Any], shape: tuple[int, ...], num_directions: int) 
     return known
   variances = np.asarray(released["variances"], np.float64)
   floor = float(released["floor"])
-  # Ties are ordered by place, so that machines agree.
+  # Equal variances are ordered by place, so that all machines get the same order.
   largest = np.argsort(-variances, kind="stable")[:num_directions]
   scales = np.sqrt(floor / np.maximum(variances, floor))
   known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
@@ -269,7 +273,7 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
 
 
 def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
-  """Returns the number of entries of `_vector` for examples of data of this shape."""
+  """Returns the number of entries of `_vector` of one example; `shape` is [n, ..., C]."""
   positions = math.prod(shape[1:-1])
   channels = shape[-1]
   if name in ("mean", "variances"):
@@ -308,7 +312,10 @@ def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarra
 
 
 def _upper(matrix: jax.Array) -> jax.Array:
-  """Returns the upper triangle [k (k + 1) / 2] of a symmetric matrix [k, k], with the same norm."""
+  """Returns the upper triangle [k (k + 1) / 2] of a symmetric matrix [k, k].
+
+  Off-diagonal entries are multiplied by sqrt(2), so that the vector has the matrix's norm.
+  """
   rows, columns = np.triu_indices(matrix.shape[0])
   weights = np.where(rows == columns, 1.0, math.sqrt(2)).astype(np.float32)
   return matrix[rows, columns] * weights
@@ -322,7 +329,7 @@ def _side(length: int) -> int:
 def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   """Returns (eigenvalues, eigenvectors in columns) of a matrix that is stored as by `_upper`.
 
-  The largest entry of each vector is made positive, so that machines agree on the sign."""
+  The largest entry of each vector is made positive, so that all machines get the same sign."""
   entries = np.asarray(triangle, np.float64)
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)

@@ -1,9 +1,9 @@
 """Models in which every example is independent: no BatchNorm, nothing shared across a
 batch.
 
-Each is a Flax linen module: `params = model.init(key, x[:1])`, then `model.apply(params,
-x[B, ...])` gives logits [B, num_classes] ([B, T, vocab_size] for `Transformer`) of at least
-float32. A user's own model may be of another library (`dpjax.models.libraries`).
+Each model is a Flax linen module. `model.init(key, x[:1])` returns parameters. `model.apply(params,
+x)` returns logits [B, num_classes] ([B, T, vocab_size] for `Transformer`) of at least float32. A
+user's model may be of another library (`dpjax.models.libraries`).
 """
 
 from typing import TYPE_CHECKING

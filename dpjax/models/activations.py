@@ -21,7 +21,7 @@ def tempered_sigmoid(
 
   Bounded activations keep per-example gradients small, so that clipping removes less
   (Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
-  differential privacy"). Computed through tanh, which is exact at the default.
+  differential privacy"). The value is computed from tanh, so the default is tanh exactly.
 
   >>> tempered_sigmoid(jnp.array(0.0), scale=2.0, inverse_temp=3.0, offset=0.25).item()
   0.75
@@ -40,14 +40,14 @@ ACTIVATIONS = {
   "sigmoid": nn.sigmoid,
   "silu": nn.silu,
   "softplus": nn.softplus,
-  "square": jnp.square,  # all that a ciphertext can be put through
+  "square": jnp.square,  # the only one that can be computed on ciphertexts
   "tanh": jnp.tanh,
   "tempered_sigmoid": tempered_sigmoid,
 }
 
 
 def activation_fn(activation: Activation) -> Callable[[jax.Array], jax.Array]:
-  """Returns the function of an `activation=` field.
+  """Returns the function that the value of an `activation=` field stands for.
 
   Args:
     activation: a name; a function; or a name followed by its parameters, as in

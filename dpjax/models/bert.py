@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")
 _PREFIX = "bert."
-# Endings of tensor names in files that were converted from TensorFlow -> today's endings.
+# Maps endings of tensor names in files converted from TensorFlow to today's endings.
 _EARLIER = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
@@ -52,11 +52,12 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Applies the layers of BERT inside the `__call__` of a module.
 
   Args:
-    bert: the module, with the sizes of `Bert`; the layers become part of it.
-    tokens: [B, T].
+    bert: module with the size fields of `Bert`. The layers become its submodules.
+    tokens: token ids [B, T].
 
   Returns:
-    (outputs of the last block [B, T, features], which tokens are no padding [B, T])
+    (outputs of the last block [B, T, features], mask [B, T] that is True for the first token and
+    for every token that is not padding)
   """
   init = nn.initializers.normal(0.02)
   embed = nn.Embed(
@@ -67,7 +68,7 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   segments = bert.param("segments", init, (bert.num_segments, bert.features))
   x = x + (positions[None, : tokens.shape[1]] + segments[None, :1]).astype(x.dtype)
   x = nn.LayerNorm(bert.norm_epsilon, dtype=bert.dtype, name="embed_norm")(x)
-  # The first token stays: a row of padding alone would be a softmax of nothing.
+  # The first token always counts as present. Otherwise the softmax of an all-padding row is NaN.
   present = (tokens != PADDING_TOKEN) | (jnp.arange(tokens.shape[1]) == 0)[None]
   width = bert.mlp_features or 4 * bert.features
   for i in range(bert.num_layers):
@@ -78,14 +79,15 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class Bert(nn.Module):
-  """BERT with a linear head on its pooled first token: tokens [B, T] -> logits.
+  """BERT with a linear head on the pooled first token: tokens [B, T] -> logits [B, num_classes].
 
-  The default is BERT-tiny (two layers of width 128). Tokens are ids of the weights' own
-  vocabulary, [CLS] first. No token attends to a token 0, [PAD], except in the first place. All
-  tokens are of the first segment. There is no dropout.
+  The default is BERT-tiny (two layers of width 128). Tokens are ids in the vocabulary of the
+  weights, and the first token is [CLS]. Attention ignores tokens 0, [PAD], except at the first
+  position. All tokens are of the first segment. There is no dropout.
 
   Raises:
-    UserError: tokens are not integers of shape [B, T] with T <= max_length.
+    UserError: a size is out of range; tokens are not integers of shape [B, T] with
+      T <= max_length.
 
   >>> model = Bert(num_classes=3, vocab_size=11, num_layers=1, features=8, max_length=4)
   >>> tokens = jnp.array([[1, 2, 0]])
@@ -133,14 +135,14 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
   """Loads the parameters of `model` from a safetensors file of Hugging Face's BERT.
 
   Args:
-    path: file of tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of
+    path: file of F32, F16 or BF16 tensors. Their names may begin with "bert.". Heads of
       pretraining (`cls.`) are skipped.
-    params: first parameters of the model. The last layer keeps these if the file has none, or one
-      for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
-    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
-      another shape or type, or with a value that is not finite; the library is not installed.
+    UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of
+      another shape or type, or not finite; the library is not installed. The message is one line.
   """
   label = f"path={os.fspath(path)!r}"
 
@@ -156,7 +158,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
 
 
 def sources(model: Any) -> dict[Path, Origin]:
-  """Returns the tensors of Hugging Face's BERT that each parameter is made from."""
+  """Maps the path of each parameter to the tensors of Hugging Face's BERT that it is made from."""
   origins = {
     ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
     ("positions",): same("embeddings.position_embeddings.weight"),

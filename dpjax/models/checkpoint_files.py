@@ -23,21 +23,23 @@ from dpjax.models import weight_files
 from dpjax.types import Params
 from dpjax.validate import UserError, first_line
 
-# Types that a parameter may have. A checkpoint may also hold others, such as a count of steps.
+# Types that a parameter may have. A checkpoint may also hold arrays of other types, such as a
+# count of steps.
 _DTYPES = {
   "float16": np.float16,
   "float32": np.float32,
   "float64": np.float64,
   "bfloat16": jnp.bfloat16,
 }
-# State that a model of dpjax does not have: without it a layer would compute something else.
+# Collections of state that no model of dpjax has. A layer without its state would compute other
+# values.
 _COLLECTIONS = ("batch_stats", "cache")
 # Codes of Flax for types that msgpack does not know.
 _ARRAY = 1
 _COMPLEX = 2
 _SCALAR = 3
 _CHUNKED = "__msgpack_chunked_array__"
-# File that dpjax writes into the steps of its own checkpoints.
+# Name of a file that dpjax writes into each step folder of its checkpoints.
 _OF_A_RUN = "sha256.json"
 _MOST_METADATA = 2**24
 _PICKLE = 0x80
@@ -45,7 +47,7 @@ _NEWEST_PICKLE = 5
 
 
 class _Stored(NamedTuple):
-  """An array of a file, before its bytes are numbers."""
+  """Array as a file stores it, with bytes that are not yet numbers (b"" for Orbax)."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -57,17 +59,17 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
 
   Args:
     path: a msgpack file, an Orbax folder, or a folder of checkpoints, of which the newest is
-      read. Its whole tree, or the part under "params", is the parameters.
-    params: first parameters of the model. The last layer, `head`, keeps these if the file has
-      none, or one for another number of classes.
+      read. The parameters are the whole tree, or the part under "params".
+    params: first parameters of the model. The last layer, `head`, keeps them if the file has no
+      `head` for this number of classes.
 
   Returns:
     Parameters in the structure and the types of `params`.
 
   Raises:
-    UserError: one line: no such file, or none of these; an array too few or too many, of
-      another shape, of a type that is no floating point number, or not finite; a pickle, a link
-      or a pipe.
+    UserError: the path is missing, or is no checkpoint of Flax or Orbax; an array is missing,
+      unknown, of another shape, not of floating point numbers, or not finite; the file is a pickle,
+      a link or a pipe. The message is one line.
 
   >>> from flax import serialization
   >>> import tempfile
@@ -95,15 +97,15 @@ def read(
   """Reads the arrays of a checkpoint for a model.
 
   Args:
-    path, params: those of `load_checkpoint`.
-    label: start of an error message.
+    path, params: arguments of `load_checkpoint`.
+    label: text that error messages begin with.
 
   Returns:
     (arrays by the model's names, without a last layer that does not fit; names of the parameters
     that keep their first values)
 
   Raises:
-    UserError: those of `load_checkpoint`.
+    UserError: in the cases that `load_checkpoint` names.
   """
   wanted = {name: np.shape(leaf) for name, leaf in trees.named_leaves(params).items()}
   file = names.weights_file(os.fspath(path))
@@ -115,7 +117,7 @@ def read(
   if fresh:
     stored = {name: entry for name, entry in stored.items() if not _is_head(name)}
   weight_files.check_names(stored, {*wanted} - {*fresh}, label)
-  # Shapes come first: memory is taken for the arrays of the model alone.
+  # Shapes are checked before values are read, so memory is taken only for arrays that fit.
   for name, (_, entry) in stored.items():
     if entry.shape != wanted[name]:
       have = f"{name} is of shape {entry.shape}"
@@ -141,14 +143,18 @@ def _is_head(name: str) -> bool:
 def _parameters(
   stored: Mapping[tuple[str, ...], Any], label: str
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
-  """Selects the parameters of all that a checkpoint holds.
+  """Selects the parameters among the entries of a checkpoint.
 
   Returns:
-    dpjax's name -> (path in the checkpoint, entry)
+    A dictionary from dpjax's name to (path in the checkpoint, entry).
+
+  Raises:
+    UserError: the checkpoint holds batch statistics or a cache, an entry that is no array, or two
+      entries of one name.
   """
   inside = {path: (path, entry) for path, entry in stored.items() if path}
   tops = {path[0] for path in inside}
-  # A training state holds "params", and in it linen's collection "params".
+  # A saved training state has a field "params", which holds linen's collection "params".
   while "params" in tops:
     bad = sorted(tops & {*_COLLECTIONS})
     if bad:
@@ -157,7 +163,7 @@ def _parameters(
       )
     inside = {path[1:]: entry for path, entry in inside.items() if path[0] == "params"}
     tops = {path[0] for path in inside if path}
-  # The state of an nnx module holds each array as its "value".
+  # In the state of an nnx module, each array lies under the key "value".
   if inside and all(path[-1:] == ("value",) for path in inside):
     inside = {path[:-1]: entry for path, entry in inside.items()}
   selected: dict[str, tuple[tuple[str, ...], Any]] = {}
@@ -165,7 +171,7 @@ def _parameters(
     name = "/".join(("params", *path))
     if not path or not isinstance(entry, _Stored):
       raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
-    # Two paths may give one name if a part of a path holds a slash.
+    # Two paths may give the same name if a part of a path holds a slash.
     if name in selected:
       raise UserError(f"{label}: holds {name} twice")
     selected[name] = (place, entry)
@@ -181,12 +187,16 @@ def _numbers(entry: _Stored) -> np.ndarray:
 
 
 def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
-  """Returns what a msgpack file holds by path, without making numbers of it."""
-  # Imported here, since few runs need it.
+  """Returns the entries of a msgpack file by path. The bytes of arrays stay bytes.
+
+  Raises:
+    UserError: the file is a pickle, or is no checkpoint of Flax.
+  """
+  # msgpack is imported here, since few runs need it.
   import msgpack
 
   content = weight_files.content_of(path, label)
-  # Pickles run code. Their first byte is an empty table to msgpack.
+  # Loading a pickle may run code. msgpack would read its first byte as an empty table.
   if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
     raise UserError(
       f"{label}: is a pickle, which may run code; save it as msgpack or Orbax"
@@ -195,7 +205,7 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
     tree = msgpack.unpackb(
       content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
     )
-  # msgpack raises ValueError and its kin for damage, TypeError for a key that is a table.
+  # msgpack raises ValueError or a subclass for a damaged file, TypeError for a table as a key.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
     raise UserError(f"{label}: is no checkpoint of Flax ({first_line(error)})") from error
   if not isinstance(tree, dict):
@@ -204,8 +214,8 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
 
 
 def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-  """Returns a table of msgpack. Raises ValueError for a name that comes twice, or that is neither
-  text nor an integer."""
+  """Returns a table of msgpack as a dictionary with text keys. Raises ValueError if a key comes
+  twice, or is neither text nor an integer."""
   table: dict[str, Any] = {}
   for key, value in pairs:
     if not isinstance(key, str | int) or str(key) in table:
@@ -215,8 +225,8 @@ def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _extension(code: int, data: bytes) -> Any:
-  """Returns an array or a number as it is stored; None for a complex number. Raises ValueError for
-  any other object."""
+  """Returns an array or a number as `_Stored`, and None for a complex number. Raises ValueError for
+  any other object and for a malformed array."""
   import msgpack
 
   if code == _COMPLEX:
@@ -225,7 +235,7 @@ def _extension(code: int, data: bytes) -> Any:
     raise ValueError(f"it holds an object of type {code}, and arrays alone are read")
   shape, dtype, content = msgpack.unpackb(data, raw=True)
   sizes = tuple(shape)
-  # Without this check a list of as many numbers as bytes would pass.
+  # Without this check, a list instead of bytes would pass if it had the right length.
   if not isinstance(dtype, bytes) or not isinstance(content, bytes):
     raise ValueError("an array whose type or content is no text")
   name = dtype.decode("ascii")
@@ -239,8 +249,8 @@ def _extension(code: int, data: bytes) -> Any:
 
 
 def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
-  """Yields (path, entry) of every leaf. The entry of chunks that do not fit is None."""
-  # No recursion: a file may hold more tables in one another than Python has frames.
+  """Yields (path, entry) of every leaf. The entry of a damaged array in chunks is None."""
+  # This is a loop, since tables may be nested deeper than Python allows recursion.
   unread = [(path, tree)]
   while unread:
     where, table = unread.pop()
@@ -254,7 +264,8 @@ def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any,
 
 
 def _joined(table: Mapping[str, Any]) -> Any:
-  """Returns an array that Flax wrote in chunks, as it does above 1 GiB; None for damage."""
+  """Returns an array that Flax wrote in chunks, as it does above 1 GiB. Returns None if the chunks
+  are damaged."""
   shape = table.get("shape")
   chunks = table.get("chunks")
   if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
@@ -278,11 +289,12 @@ def _joined(table: Mapping[str, Any]) -> Any:
 
 
 def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
-  """Returns what an Orbax folder says of its arrays, by path; their bytes are not read.
+  """Returns the shapes and types of the arrays in an Orbax folder, by path. No values are read.
 
   Raises:
-    UserError: beginning with `label`: no checkpoint of Orbax, or one of a run of dpjax; a link or a
-      pipe.
+    UserError: the folder is no checkpoint of Orbax, belongs to a run of dpjax, or holds a link or a
+      pipe; its metadata or the chunks of an array are too large; Orbax is not installed. The
+      message begins with `label`.
   """
   weight_folders.files_within(folder, label)
   place = pathlib.Path(folder)
@@ -295,7 +307,7 @@ def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
   orbax = _orbax_library(label)
   try:
     tree = orbax.PyTreeCheckpointer().metadata(place.absolute()).item_metadata.tree
-  # Orbax and tensorstore raise errors of many kinds for damage.
+  # For a damaged folder, Orbax and tensorstore raise errors of many kinds.
   except Exception as error:
     raise UserError(f"{label}: is no checkpoint of Orbax ({first_line(error)})") from error
   described: dict[tuple[str, ...], Any] = {}
@@ -338,7 +350,7 @@ def _orbax_arrays(
 
 
 def _orbax_library(label: str) -> Any:
-  # It takes a second to import, and few runs need it.
+  # Orbax takes a second to import, and few runs need it.
   try:
     import orbax.checkpoint as orbax
   except ImportError as error:

@@ -25,11 +25,11 @@ def check_images(x: jax.Array) -> None:
 
 
 def resized(x: jax.Array, size: int | None) -> jax.Array:
-  """Resizes each image by itself, with three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
+  """Resizes each image and gives it three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
 
   A `size` of None leaves height and width as they are.
 
-  Raises UserError for other colours.
+  Raises UserError unless the images have one or three colours.
 
   >>> resized(jnp.zeros((1, 4, 4, 1)), 8).shape
   (1, 8, 8, 3)
@@ -39,7 +39,7 @@ def resized(x: jax.Array, size: int | None) -> jax.Array:
     raise UserError("must have one or three colours", field="x.shape", value=x.shape)
   if size is not None and (height, width) != (size, size):
     x = jax.image.resize(x, (b, size, size, colours), "bilinear")
-  # A grey image has its value in every colour.
+  # A grey image gets the same values in all three colours.
   return jnp.broadcast_to(x, (*x.shape[:3], 3))
 
 
@@ -53,11 +53,13 @@ def check_pairs(**named: Sequence[int]) -> None:
 
 
 class Cnn(nn.Module):
-  """The two-convolution MNIST network of private training: images -> logits.
+  """The usual MNIST network of private training, with two convolutions: images -> logits.
 
-  conv 16 8x8 /2 SAME, pool, conv 32 4x4 /2 VALID, pool (both 2x2 maxima with stride 1),
-  dense 32, dense: 26,010 parameters on 28x28x1 with 10 classes (Papernot et al. 2021,
-  table 1). Images smaller than 13x13 need smaller kernels or strides.
+  The first convolution has 16 channels, 8x8 kernels, stride 2 and SAME padding. The second has 32
+  channels, 4x4 kernels, stride 2 and VALID padding. A 2x2 max-pool of stride 1 follows each
+  convolution. Then come a dense layer of 32 and the head. There are 26,010 parameters for 28x28x1
+  images and 10 classes (Papernot et al. 2021, table 1). Images below 13x13 need smaller kernels or
+  strides.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees
@@ -86,7 +88,7 @@ class Cnn(nn.Module):
     check_images(x)
     _, kernel = self.kernel_sizes
     first, second = self.strides
-    # Size after a SAME convolution and a pool of stride 1.
+    # Length of the shorter side after the first convolution (SAME) and a pool of stride 1.
     size = -(-min(x.shape[1:3]) // first) - 1
     if size < kernel or (size - kernel) // second < 1:
       raise UserError(
@@ -169,8 +171,9 @@ class ConvNet(nn.Module):
 class CifarCnn(ConvNet):
   """The CIFAR-10 network of Papernot et al. (2021, table 2): images -> logits.
 
-  Two conv 32 and pool; two conv 64 and pool; two conv 128 and pool (3x3 SAME); dense 128;
-  dense. 550,570 parameters on 32x32x3 with 10 classes.
+  Six 3x3 SAME convolutions have 32, 32, 64, 64, 128 and 128 channels. A pool follows every second
+  convolution. Then come a dense layer of 128 and the head. There are 550,570 parameters for 32x32x3
+  images and 10 classes.
   """
 
   filters: Sequence[int] = (32, 32, 64, 64, 128, 128)
@@ -183,11 +186,11 @@ _THREE_POOLS: dict[str, Any] = {"pool_after": (1, 2, 3)}
 
 
 class RadpCnn(ConvNet):
-  """The networks of Kang and Wang (2024, table 2), read as filter counts: images -> logits.
+  """The networks of Kang and Wang (2024, table 2): images -> logits.
 
-  The paper prints "kernels 4x4, 8x8, 16x16", which double like filter counts and exceed
-  the pooled image as kernel sizes. Kernels are 3x3 SAME here. Use relu for the network
-  whose relevance is propagated.
+  The paper prints "kernels 4x4, 8x8, 16x16". These numbers are taken as numbers of filters here.
+  They double, and kernels of these sizes would exceed the pooled image. All kernels are 3x3 SAME.
+  Use relu for the network whose relevance is propagated.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees
@@ -198,19 +201,22 @@ class RadpCnn(ConvNet):
 
   @classmethod
   def mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
-    """Filters 4, 8, 16, each pooled; dense 32. 10,058 parameters on 28x28x1."""
+    """Builds the MNIST network: 4, 8 and 16 filters, each with a pool, then a dense layer of 32.
+    It has 10,058 parameters for 28x28x1 images."""
     preset = {"filters": (4, 8, 16), "dense_sizes": (32,), **_THREE_POOLS}
     return cls(num_classes, **(preset | options))
 
   @classmethod
   def fashion_mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
-    """Filters 16, 32, 64, each pooled; dense 128. 155,786 parameters on 28x28x1."""
+    """Builds the Fashion-MNIST network: 16, 32 and 64 filters, each with a pool, then a dense layer
+    of 128. It has 155,786 parameters for 28x28x1 images."""
     preset = {"filters": (16, 32, 64), "dense_sizes": (128,), **_THREE_POOLS}
     return cls(num_classes, **(preset | options))
 
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> RadpCnn:
-    """Filters 8 to 128, three pools; dense 256, 128. 657,114 parameters on 32x32x3."""
+    """Builds the CIFAR-10 network: 8, 16, 32, 64 and 128 filters, pools after the first three
+    convolutions, then dense layers of 256 and 128. It has 657,114 parameters for 32x32x3 images."""
     preset = {
       "filters": (8, 16, 32, 64, 128),
       "dense_sizes": (256, 128),

@@ -24,9 +24,9 @@ def dense_layers(
   *,
   zero_head: bool = False,
 ) -> jax.Array:
-  """Applies layers `dense_i` and the linear `head` to flattened x [B, ...], and returns logits
-  [B, K] of at least float32. Call it in a module's `__call__`; the layers belong to that module.
-  With `zero_head` the head starts from zeros."""
+  """Applies layers `dense_i` and the linear `head` to flattened x [B, ...]. Returns logits
+  [B, num_classes] of at least float32. Call this function in a module's `__call__`, so that the
+  layers belong to the module. With `zero_head` the head starts from zeros."""
   x = x.reshape(x.shape[0], -1)
   for i, width in enumerate(sizes):
     layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")
@@ -41,11 +41,11 @@ def dense_layers(
 class Mlp(nn.Module):
   """Fully connected network: [B, ...] -> logits [B, num_classes].
 
-  Inputs are flattened. `features` are the hidden widths, `dtype` the compute dtype
-  (parameters and logits stay at least float32), `dropout` the share of hidden values that a
-  training step drops: `apply(params, x, train=True, rngs={"dropout": key})`. `zero_head` starts
-  the last layer from zeros. A linear model then has no random weights to unlearn, which helps if
-  noise allows only few steps.
+  Inputs are flattened. `features` holds the hidden widths. `dtype` is the compute dtype; parameters
+  and logits stay at least float32. `dropout` is the share of hidden values that a training step
+  drops: `apply(params, x, train=True, rngs={"dropout": key})`. `zero_head` starts the last layer
+  from zeros. A linear model then has no random weights to unlearn, which helps if noise allows
+  only few steps.
 
   >>> import jax.numpy as jnp
   >>> model = Mlp(features=(16,), num_classes=3)

@@ -27,7 +27,7 @@ from dpjax.models.scatter_heads import group_standardize
 from dpjax.types import DType
 from dpjax.validate import UserError
 
-# name -> (quarter turns, mirrored first) of each element
+# Maps each group's name to its elements: (quarter turns, whether the image is mirrored first).
 GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
   "C1": ((0, False),),  # no symmetry: an ordinary network of the same shape
   "C4": tuple((turns, False) for turns in range(4)),
@@ -36,8 +36,9 @@ GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
 
 
 def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
-  """Applies a group element: x mirrored along axes[1], if requested, then turned: (g x)(p)
-  = x(g^-1 p).
+  """Applies a group element g to an array: (g x)(p) = x(g^-1 p).
+
+  If `mirrored`, x is first mirrored along axes[1]. Then x is turned by `turns` quarter turns.
 
   >>> acted(np.array([[1, 2], [3, 4]]), 1, True).tolist()
   [[1, 3], [2, 4]]
@@ -49,7 +50,8 @@ def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
 
 @functools.cache
 def left_quotients(group: str) -> np.ndarray:
-  """Returns indices [|G|, |G|] of g^-1 h by (g, h): how g permutes the maps of the group.
+  """Returns the index of the element g^-1 h at entry (g, h), [|G|, |G|]. Row g says how the element
+  g permutes the maps of the group.
 
   >>> left_quotients("C4")[1].tolist()  # a quarter turn back
   [3, 0, 1, 2]
@@ -61,20 +63,23 @@ def left_quotients(group: str) -> np.ndarray:
   products = [
     [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements
   ]
-  # Row g: the k with g k = h.
+  # Entry (g, h) is the index of the element k for which g k = h.
   return np.argsort(np.array(products), axis=1)
 
 
 class GroupConv(nn.Module):
-  """Convolution whose weights are shared over a group: [B, H, W, C] -> [B, H, W, K * |G|].
+  """Convolution whose weights are shared over a group, with `features` maps per group element.
+
+  Images are padded with zeros. The output is [B, H / stride, W / stride, features * |G|].
 
   Args:
-    lifting: the input is an image, [B, H, W, C]; else a map of the group, [B, H, W, C * |G|].
-    stride: 1 needs an odd kernel and 2 an even one, so that kernels are centred on their outputs;
-      with 2 the sides of the image must be even. With zero padding, outputs have H / stride rows.
+    lifting: whether the input is an image, [B, H, W, C], or a map of the group,
+      [B, H, W, C * |G|].
+    stride: 1, with an odd kernel size, or 2, with an even kernel size and even H and W. So kernels
+      are centred on their outputs.
 
-  Guarantee: a turned or mirrored image gives the turned and permuted output, exactly, since
-  the kernel of the element g is that of the identity, acted on by g.
+  Guarantee: a turned or mirrored image gives the turned and permuted output, exactly. The kernel
+  of a group element g is the kernel of the identity, acted on by g.
 
   >>> x = jnp.zeros((1, 4, 4, 1))
   >>> layer = GroupConv(2, group="C4", lifting=True)
@@ -99,19 +104,24 @@ class GroupConv(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
     kernel = shared_kernel(kernel, self.group, self.lifting)
-    # Equal padding on both sides, with H / stride outputs.
+    # This padding is equal on both sides, and gives H / stride outputs.
     pad = (self.kernel_size - self.stride) // 2
     out = lax.conv_general_dilated(
       x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip
-    # The group element varies fastest, so all maps of a feature share its bias.
+    # The group element varies fastest along the channels, so all maps of a feature share a bias.
     return out + jnp.repeat(bias, order).reshape(1, 1, 1, -1)
 
 
 def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
-  """Expands [k, k, C, K] for an image, or [k, k, C * |G|, K], to the kernels of all group
-  elements: [k, k, same, K * |G|].
+  """Expands a kernel to the kernels of all group elements.
+
+  Args:
+    kernel: [k, k, C, K] if `lifting`, else [k, k, C * |G|, K].
+
+  Returns:
+    [k, k, C, K * |G|] if `lifting`, else [k, k, C * |G|, K * |G|].
 
   >>> shared_kernel(jnp.arange(4.0).reshape(2, 2, 1, 1), "C4", True)[0, 0, 0].tolist()
   [0.0, 1.0, 3.0, 2.0]
@@ -121,7 +131,7 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
   turned = [acted(maps, *element) for element in elements]
   if not lifting:
-    # A turned image permutes the maps of the group, so the kernel permutes them, too.
+    # Turning the image permutes its maps, so the kernel's inputs are permuted in the same way.
     turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]
   stacked = jnp.stack(turned, axis=-1)  # [k, k, C, |G| or 1, K, |G|]
   return stacked.reshape(size, size, inputs, outputs * len(elements))
@@ -151,14 +161,15 @@ def _check_even(shape: tuple[int, ...], stride: int) -> None:
 class EquivariantCnn(nn.Module):
   """A small CNN whose layers rotate and mirror with the image: images -> logits.
 
-  The first convolution lifts, the others are group convolutions. Convolution i has `filters[i]`
-  features and stride `strides[i]`. A 2x2 max-pool follows convolutions whose number, from 1, is in
-  `pool_after`. Then come the maximum over the group, the mean over positions, and a linear head.
-  Logits of a turned or mirrored image are the same. With `invariant=False` the head gets all
-  positions instead of their mean, and the logits may depend on the orientation.
+  The first convolution lifts images to maps of the group. All other convolutions take maps of the
+  group. Convolution i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
+  convolution j if j is in `pool_after`. Then come the maximum over the group, the mean over
+  positions, and a linear head. Logits of a turned or mirrored image are the same. With
+  `invariant=False` the head gets all positions instead of their mean, and the logits may depend on
+  the orientation.
 
   Args:
-    group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
+    group: "D4" (turns and mirrors), "C4" (turns), "C1" (no symmetry: an ordinary network).
     first_kernel: size of the lifting kernel, odd for stride 1 and even for stride 2. The other
       kernels are 3x3, or 4x4 with stride 2.
     num_groups: number of groups of channels. Before each activation, each group is standardised
@@ -166,8 +177,8 @@ class EquivariantCnn(nn.Module):
       normalisation.
 
   Raises:
-    UserError: a side that is odd where it is halved, a kernel that does not lie centred, groups
-      of channels that do not hold whole features: each breaks the symmetry.
+    UserError: a size is out of range; a side is odd where it is halved; a kernel is not centred; a
+      group of channels does not hold whole features. The last three would break the symmetry.
 
   >>> from dpjax import trees
   >>> model, x = EquivariantCnn(num_classes=10), jnp.zeros((1, 32, 32, 3))
@@ -225,7 +236,7 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
-    # The maximum over the group does not depend on the orientation of the image.
+    # Turning the image only moves these maxima to other positions, so their mean stays the same.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

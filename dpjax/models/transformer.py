@@ -13,9 +13,10 @@ from dpjax.validate import UserError
 
 
 class Attention(nn.Module):
-  """Multi-head self-attention, [B, T, D] -> [B, T, D]; causal, or of all positions.
+  """Multi-head self-attention, [B, T, D] -> [B, T, D], causal or over all positions.
 
-  `present` [B, T] bool: positions that may be attended to, at least one in each row; None: all.
+  `present` [B, T] is True for positions that may be attended to, at least one in each row. None
+  allows all positions.
   """
 
   num_heads: int
@@ -29,7 +30,7 @@ class Attention(nn.Module):
     mixed = nn.Dense(3 * width, dtype=self.dtype, name="query_key_value")(x)
     query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * heads[-1] ** -0.5
-    # Softmax in float32 or wider, for products of any type.
+    # The softmax is computed in float32 or wider, whatever the type of the products.
     scores = trees.at_least_float32(scores)
     if self.causal:
       past = jnp.tril(jnp.ones((1, 1, length, length), bool))
@@ -64,7 +65,7 @@ def check_sizes(model: Any, **counts: int) -> None:
 
   Args:
     model: model with num_layers, num_heads, features, norm_epsilon and maybe mlp_features.
-    counts: further fields of the model that are at least 1.
+    counts: further fields of the model that must be at least 1.
   """
   validate.integer_at_least(1, **counts, num_heads=model.num_heads, features=model.features)
   validate.integer_in(1, 1000, num_layers=model.num_layers)
@@ -81,12 +82,12 @@ def check_sizes(model: Any, **counts: int) -> None:
 class Transformer(nn.Module):
   """Decoder-only language model: tokens [B, T] int -> logits [B, T, vocab_size].
 
-  The logits at position t depend on tokens 0..t only (causal mask); positions are learnt;
-  LayerNorm precedes attention and MLP (Radford et al. 2019). With `tie_embeddings` the
-  output matrix is the token embedding. `norm_epsilon=1e-5` is GPT-2's (`load_gpt2`). With
-  `dtype="bfloat16"` activations have that type, and parameters and logits are float32. With
-  `remat` the backward pass computes each block again instead of storing its activations
-  (Chen et al. 2016, arXiv:1604.06174). The numbers are the same.
+  The logits at position t depend on tokens 0..t only (causal mask). Positions are learnt.
+  LayerNorm precedes attention and MLP (Radford et al. 2019). With `tie_embeddings` the output
+  matrix is the token embedding. GPT-2 has `norm_epsilon=1e-5` (`load_gpt2`). With
+  `dtype="bfloat16"` activations are bfloat16, and parameters and logits are float32. With `remat`
+  the backward pass computes each block again instead of storing its activations (Chen et al. 2016,
+  arXiv:1604.06174), with the same results.
 
   Raises:
     UserError: tokens are not integers of shape [B, T] with T <= max_length.

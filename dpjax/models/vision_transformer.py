@@ -22,13 +22,13 @@ from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# The pooler of Hugging Face's ViTModel, which a classifier does not have.
+# Names of the pooler's tensors in Hugging Face's ViTModel. A classifier has no pooler.
 _PASSED_OVER = re.compile(r"pooler\.dense\.(weight|bias)")
 _HF_PREFIX = "vit."
 
 
 class EncoderBlock(nn.Module):
-  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)). Not causal."""
+  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)). Attention is not causal."""
 
   num_heads: int
   mlp_features: int
@@ -56,7 +56,8 @@ class VisionTransformer(nn.Module):
   Face's configs.
 
   Raises:
-    UserError: no images; sizes that do not fit each other.
+    UserError: the input is not images [B, H, W, C]; a size is out of range; `patch_size` does not
+      divide `image_size`; `num_heads` does not divide `features`.
 
   >>> model = VisionTransformer(
   ...   num_classes=3, image_size=8, patch_size=4, num_layers=1, num_heads=2, features=8
@@ -120,14 +121,14 @@ def load_vit(
   """Loads the parameters of `model` from a safetensors file of a vision transformer.
 
   Args:
-    path: file of tensors of F32, F16 or BF16, by timm's names (`blocks.0.attn.qkv.weight`) or
+    path: file of F32, F16 or BF16 tensors, with timm's names (`blocks.0.attn.qkv.weight`) or
       Hugging Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
-    params: first parameters of the model. The last layer keeps these if the file has none, or one
-      for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
-    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
-      another shape or type, or with a value that is not finite; the library is not installed.
+    UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of
+      another shape or type, or not finite; the library is not installed. The message is one line.
   """
   label = f"path={os.fspath(path)!r}"
 

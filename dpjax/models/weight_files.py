@@ -26,22 +26,22 @@ from dpjax.validate import UserError, no_pipe
 INSTALL = "pip install 'dpjax[lm]'"
 HEAD = "head"  # the last layer
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-_MOST_NAMES = 3  # that an error shows
+_MOST_NAMES = 3  # largest number of names that an error shows
 
-Path = tuple[str, ...]  # of a parameter in a linen tree
+Path = tuple[str, ...]  # path of a parameter in a linen tree
 Shape = tuple[int, ...]
 
 
 class Origin(NamedTuple):
-  """The tensors that one parameter is made from."""
+  """Names the tensors that one parameter is made from, and says how they are combined."""
 
   names: tuple[str, ...]
-  shapes: Callable[[Shape], list[Shape]]  # shape of the parameter -> those of the tensors
+  shapes: Callable[[Shape], list[Shape]]  # shape of the parameter -> shapes of the tensors
   combine: Callable[[list[np.ndarray]], np.ndarray]
 
 
 def library() -> Any:
-  """Returns the library safetensors. Raises UserError where it is not installed."""
+  """Returns the library safetensors. Raises UserError if it is not installed."""
   try:
     import safetensors.numpy
   except ImportError as error:
@@ -54,19 +54,19 @@ def library() -> Any:
 def read(
   path: str | os.PathLike[str], bare: Callable[[str], str], passed_over: re.Pattern[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Reads a safetensors file.
+  """Reads the weights and the metadata of a safetensors file.
 
   Args:
-    bare: returns the name of a tensor without a prefix.
-    passed_over: matches the bare names of tensors that are no weights. They may have any type,
-      and are left out.
+    bare: function that returns the name of a tensor without a prefix.
+    passed_over: pattern of the bare names of tensors that are no weights. Such tensors may have any
+      type, and are left out.
 
   Returns:
     (weights by bare name, the file's metadata).
 
   Raises:
-    UserError: one line: no such file, or none of safetensors; a type other than F32, F16 and
-      BF16; two tensors of one bare name; the library is not installed.
+    UserError: the file is missing or is no safetensors file; a weight is not F32, F16 or BF16; two
+      tensors have the same bare name; the library is not installed. The message is one line.
   """
   label = f"path={os.fspath(path)!r}"
   return tensors(content_of(path, label), label, bare, passed_over)
@@ -75,7 +75,7 @@ def read(
 def tensors(
   data: bytes, label: str, bare: Callable[[str], str], passed_over: re.Pattern[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Returns the result of `read` for the bytes of a file; `label`: start of an error message."""
+  """Returns what `read` returns, for the bytes of a file. Error messages begin with `label`."""
   reader = library()
   try:
     entries = reader.deserialize(data)
@@ -89,7 +89,7 @@ def tensors(
     if entry["dtype"] not in _DTYPES:
       known = ", ".join(_DTYPES)
       raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
-    # Only one of them could be used, and nothing says which.
+    # Of two tensors with one name only one could be used, and nothing says which.
     if short in held:
       raise UserError(f"{label}: holds a tensor twice, by two names: {short}")
     array = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
@@ -103,12 +103,12 @@ def content_of(path: str | os.PathLike[str], label: str) -> bytes:
   """Reads a whole file of weights.
 
   Raises:
-    UserError: no such file, a pipe or a device, or one larger than the machine's memory.
+    UserError: the file is missing, is a pipe or a device, or is larger than the machine's memory.
   """
   no_pipe(path, label)
   memory = allocator.machine_memory()
   try:
-    # A file with holes may be larger than the disk, too.
+    # A file with holes may be larger than the memory, and even larger than the disk.
     size = os.path.getsize(path)
     if size > memory:
       raise UserError(f"{label}: has {size} bytes, more than the memory of this machine")
@@ -118,14 +118,15 @@ def content_of(path: str | os.PathLike[str], label: str) -> bytes:
 
 
 def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:
-  """Returns the shape of each parameter of a model on a batch such as `example`."""
+  """Returns the shape of each parameter, by path, of a model for batches such as `example`."""
   variables: Any = jax.eval_shape(model.init, jax.random.key(0), example)
   flat: dict[Path, Any] = traverse_util.flatten_dict(variables["params"])
   return {path: leaf.shape for path, leaf in flat.items()}
 
 
 def check_names(held: Iterable[str], wanted: Iterable[str], label: str) -> None:
-  """Raises UserError, beginning with `label`, for names that are too few or too many."""
+  """Raises UserError, with a message that begins with `label`, unless the two sets of names are
+  equal."""
   missing = {*wanted} - {*held}
   unknown = {*held} - {*wanted}
   for what, odd in (("lacks", missing), ("has unknown", unknown)):
@@ -136,7 +137,7 @@ def check_names(held: Iterable[str], wanted: Iterable[str], label: str) -> None:
 
 
 def finite(array: np.ndarray, name: str, label: str) -> None:
-  """Raises UserError, beginning with `label`, for a tensor with a value that is not finite."""
+  """Raises UserError, with a message that begins with `label`, if a value is not finite."""
   if not np.isfinite(array).all():
     raise UserError(f"{label}: {name} holds values that are not finite")
 
@@ -148,9 +149,9 @@ def parameters(
   begun: Params,
   label: str,
 ) -> Params:
-  """Makes the parameters of a model from the tensors of a file, float32.
+  """Makes the float32 parameters of a model from the tensors of a file.
 
-  The last layer keeps its value of `begun` if the file has none, or one for another number of
+  The last layer keeps its values in `begun` if the file has no last layer for this number of
   classes.
 
   Args:
@@ -158,10 +159,10 @@ def parameters(
     sources: `Origin` of each parameter.
     wanted: shape of each parameter.
     begun: first parameters of the model, {"params": ...}.
-    label: start of an error message.
+    label: text that error messages begin with.
 
   Raises:
-    UserError: a tensor too few or too many, of another shape, or not finite.
+    UserError: a tensor is missing, unknown, of another shape, or not finite.
   """
   held = dict(held)
   first: Any = begun
@@ -173,7 +174,7 @@ def parameters(
     for path, source in last.items()
     for name, shape in zip(source.names, source.shapes(wanted[path]))
   )
-  # The file has no head, or one for another number of classes: the first parameters stay.
+  # Without a head in the file, or with a head for other classes, the first parameters stay.
   if not head_fits:
     for path, source in last.items():
       loaded.pop(path)
@@ -195,18 +196,19 @@ def parameters(
 
 
 def same(name: str) -> Origin:
-  """Returns the origin of a parameter that is one tensor as it is."""
+  """Returns the origin of a parameter that equals one tensor."""
   return Origin((name,), lambda shape: [shape], lambda arrays: arrays[0])
 
 
 def joined(*names: str) -> Origin:
-  """Returns the origin of a vector: these vectors, concatenated."""
+  """Returns the origin of a vector that concatenates the named vectors, all of one length."""
   count = len(names)
   return Origin(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
 
 
 def linear(*names: str) -> Origin:
-  """Returns the origin of a kernel [in, out]: torch's weights [out, in], outputs concatenated."""
+  """Returns the origin of a kernel [in, out]: one or several weights [out, in] of torch, with their
+  outputs concatenated."""
   count = len(names)
   return Origin(
     names,
@@ -232,15 +234,15 @@ def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
 
 
 def convolution(name: str) -> Origin:
-  """Returns the origin of a kernel [h, w, in, out]: torch's weight [out, in, h, w]."""
+  """Returns the origin of a kernel [h, w, in, out] that is torch's weight [out, in, h, w]."""
   return Origin(
     (name,), lambda shape: [_torch_shape(shape)], lambda arrays: _hwio(arrays[0])
   )
 
 
 def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
-  """Returns the origin of a kernel [h, w, in, out], times scale / standard deviation of the batch
-  norm after it."""
+  """Returns the origin of a kernel [h, w, in, out] with the batch norm after it folded in. The norm
+  multiplies the kernel by scale / standard deviation."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     weight, scale, variance = arrays

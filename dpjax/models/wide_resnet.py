@@ -35,14 +35,14 @@ def standardize_kernel(
   """
   mean = kernel.mean(axis=(0, 1, 2), keepdims=True)
   square = jnp.square(kernel - mean).sum(axis=(0, 1, 2), keepdims=True)  # fan_in * var
-  # A constant kernel has no variance to divide by.
+  # The bound `epsilon` keeps a constant kernel from a division by zero.
   return (
     (kernel - mean) * lax.rsqrt(jnp.maximum(square, epsilon)) * gain.reshape(1, 1, 1, -1)
   )
 
 
 class WsConv(nn.Module):
-  """SAME convolution with a standardised kernel, a learnt gain and a bias, NHWC."""
+  """SAME convolution of NHWC images with a standardised kernel, a learnt gain and a bias."""
 
   features: int
   kernel_size: int = 3
@@ -66,12 +66,13 @@ class WsConv(nn.Module):
 class WideResNet(nn.Module):
   """WRN-depth-width with GroupNorm and standardised kernels: images -> logits.
 
-  It has three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels. A
-  block is twice (activation, GroupNorm, conv 3x3) beside a skip path. In the first block of a
-  stage that path is (activation, GroupNorm, conv 1x1). Then come activation, GroupNorm, the mean
-  over positions and a linear head. Order and normalisation are those of De et al. (2022),
-  "Unlocking high-accuracy differentially private image classification through scale". WRN-16-4 has
-  2,753,818 parameters, WRN-40-4 8,961,306. Images may have any size.
+  After a convolution of 16 channels come three stages of (depth - 4) / 6 blocks each, with 16, 32
+  and 64 times `width` channels. A block applies (activation, GroupNorm, conv 3x3) twice, and adds a
+  skip path. In the first block of a stage the skip path is (activation, GroupNorm, conv 1x1). Then
+  come activation, GroupNorm, the mean over positions and a linear head. Order and normalisation are
+  from De et al. (2022), "Unlocking high-accuracy differentially private image classification
+  through scale". WRN-16-4 has 2,753,818 parameters, WRN-40-4 has 8,961,306. Images may have any
+  size.
 
   >>> model = WideResNet(depth=10, width=1, num_classes=10)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))

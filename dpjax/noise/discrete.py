@@ -35,12 +35,13 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# For larger variances the integers of the rejection step would exceed 64 bits.
+# Largest variance for which the integers of the rejection step fit into 64 bits.
 MAX_VARIANCE = 2**24
-# A standard deviation of 2^56. Draws beyond 64 bits then lie 128 deviations away.
+# Largest variance for Python's integers: a standard deviation of 2^56. Draws that exceed 64 bits
+# are then 128 standard deviations away.
 MAX_WIDE_VARIANCE = 2**112
-# For larger variances NumPy's rejection in float64 is inexact; from 2^54 on it gives only even
-# numbers.
+# Largest variance of Skellam noise. For larger variances NumPy's rejection in float64 is inexact.
+# From 2^54 on it gives only even numbers.
 MAX_SKELLAM = 2.0**32
 # Default bound on the chance that rounding must be repeated (Kairouz et al. 2021).
 BETA = math.exp(-0.5)
@@ -55,10 +56,14 @@ Shape = int | tuple[int, ...]
 def discrete_gaussian(
   rng: np.random.Generator, shape: Shape, *, variance: int
 ) -> np.ndarray:
-  """Draws int64 [shape] of N_Z(0, variance), P(x) prop. to exp(-x^2 / (2 variance)), without
-  rounding. Only values beyond 60 sigma, of mass below e^-1700, are never drawn.
+  """Draws int64 [shape] of the discrete Gaussian N_Z(0, variance), without rounding.
+
+  P(x) is proportional to exp(-x^2 / (2 variance)). Only values beyond 60 sigma, of mass below
+  e^-1700, are never drawn.
 
   Args:
+    rng: random generator, whose state must be secret.
+    shape: shape of the result.
     variance: sigma^2, an integer in 1 .. 2^24, in units of the grid.
 
   >>> discrete_gaussian(np.random.default_rng(0), 3, variance=4).dtype
@@ -74,11 +79,11 @@ def discrete_gaussian(
   size = int(np.prod(shape))
   accepted = np.zeros(0, np.int64)
   while accepted.size < size:
-    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, each kept with probability
-    # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
+    # Algorithm 3 draws discrete Laplace proposals y of scale t = floor(sigma) + 1. It keeps each
+    # with probability exp(-(|y| - variance / t)^2 / (2 variance)).
     scale = math.isqrt(variance) + 1
     y = _discrete_laplace(rng, 2 * (size - accepted.size), scale)
-    # Keeps the next line within 64 bits. It drops a proposal with chance e^-60.
+    # This limit keeps the numerator within 64 bits. A proposal exceeds the limit with chance e^-60.
     y = y[np.abs(y) < 60 * scale]
     numerator = (np.abs(y) * scale - variance) ** 2
     accepted = np.append(
@@ -88,10 +93,10 @@ def discrete_gaussian(
 
 
 def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
-  """Draws at most `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  """Draws at most `size` integers x by algorithm 2, with P(x) proportional to exp(-|x| / scale)."""
   low = rng.integers(0, scale, size)
   low = low[_bernoulli_exp(rng, low, scale)]
-  # Successes in a row of Bernoulli(1 / e): a geometric draw.
+  # `high` counts successes in a row of Bernoulli(1 / e), so it is a geometric draw.
   high = np.zeros(low.size, np.int64)
   alive = np.arange(low.size)
   while alive.size:
@@ -99,7 +104,7 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
     high[alive] += 1
   negative = rng.integers(0, 2, low.size).astype(bool)
   x = low + scale * high
-  # Otherwise zero would count twice, as 0 and as -0.
+  # A negative zero is dropped. Otherwise zero would count twice, as 0 and as -0.
   keep = ~(negative & (x == 0))
   return np.where(negative, -x, x)[keep]
 
@@ -108,7 +113,8 @@ def _bernoulli_exp(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
   """Returns [n] bool, true with probability exactly exp(-numerator / denominator): algorithm 1."""
-  # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and the fraction's coin must all succeed.
+  # exp(-(w + f)) = exp(-1)^w exp(-f). So w coins of chance exp(-1) and a coin of chance exp(-f)
+  # must all succeed.
   whole, remainder = np.divmod(numerator, denominator)
   result = _bernoulli_exp_of_fraction(rng, remainder, denominator)
   for left in range(int(whole.max(initial=0))):
@@ -133,7 +139,7 @@ def _bernoulli_exp_of_fraction(
   while alive.size:
     k += 1
     draws[alive] = k
-    # Compared as integers, so that the probability fraction / k is not rounded.
+    # Integers are compared, so that the probability fraction / k is not rounded.
     uniform = rng.integers(0, denominator * k, alive.size)
     alive = alive[uniform < numerator[alive]]
   return draws % 2 == 1
@@ -144,18 +150,19 @@ def wide_discrete_gaussian(
 ) -> np.ndarray:
   """Draws int64 [shape] of N_Z(0, variance) modulo 2^64, exactly, for large variances too.
 
-  It runs the algorithms of `discrete_gaussian` with Python's integers, which have no largest one. A
-  draw takes half a millisecond, so use it for at most some thousand numbers.
+  The algorithms are those of `discrete_gaussian`, with Python's integers, which have no size limit.
+  A draw takes half a millisecond, so use this function for at most some thousand numbers.
 
   Args:
     rng: random generator, whose state must be secret.
+    shape: shape of the result.
     variance: sigma^2, an integer in 1 .. 2^112, in units of the grid.
 
   Returns:
     Integers modulo 2^64, in two's complement; the reduction is post-processing.
 
   Raises:
-    UserError: a variance out of this range.
+    UserError: the variance is out of this range.
 
   >>> draws = wide_discrete_gaussian(np.random.default_rng(0), 100, variance=2**60)
   >>> bool(0.8 < draws.std() / 2**30 < 1.2)
@@ -178,18 +185,18 @@ def wide_discrete_gaussian(
 
 
 def _wide_laplace(rng: np.random.Generator, scale: int) -> int:
-  """Draws P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  """Draws one integer x by algorithm 2, with P(x) proportional to exp(-|x| / scale)."""
   while True:
     low = _below(rng, scale)
     if not _wide_coin(rng, low, scale):
       continue
-    # Successes in a row of Bernoulli(1 / e): a geometric draw.
+    # `high` counts successes in a row of Bernoulli(1 / e), so it is a geometric draw.
     high = 0
     while _wide_coin(rng, 1, 1):
       high += 1
     x = low + scale * high
     is_negative = bool(_below(rng, 2))
-    # Otherwise zero would count twice, as 0 and as -0.
+    # A negative zero is drawn again. Otherwise zero would count twice, as 0 and as -0.
     if not (is_negative and x == 0):
       return -x if is_negative else x
 
@@ -197,9 +204,10 @@ def _wide_laplace(rng: np.random.Generator, scale: int) -> int:
 def _wide_coin(rng: np.random.Generator, numerator: int, denominator: int) -> bool:
   """Returns True with probability exp(-numerator / denominator), exactly: algorithm 1."""
   whole, fraction = divmod(numerator, denominator)
-  # exp(-(w + f)) = exp(-1)^w exp(-f): all coins must succeed.
+  # exp(-(w + f)) = exp(-1)^w exp(-f), so w coins of chance exp(-1) and a coin of chance exp(-f)
+  # must all succeed.
   for top, bottom in [(1, 1)] * whole + [(fraction, denominator)]:
-    # As in `_bernoulli_exp_of_fraction`: the number of draws is odd with this coin's probability.
+    # As in `_bernoulli_exp_of_fraction`, the number of draws is odd with the coin's probability.
     count = 1
     while _below(rng, bottom * count) < top:
       count += 1
@@ -221,8 +229,8 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
   """Draws int64 [shape] of Skellam noise: differences of two Poisson draws of mean variance / 2.
 
   Sums of independent Skellam variables are Skellam again, so clients may add the noise in shares.
-  The variance may be at most 2^32. NumPy's sampler works in float64, and for far larger variances
-  its draws would not cover the low bits of the numbers they are added to.
+  The variance may be at most 2^32, since NumPy's sampler works in float64. For far larger variances
+  draws would not cover the low bits of the numbers to which they are added.
 
   >>> skellam(np.random.default_rng(0), (2, 3), variance=0.5).shape
   (2, 3)
@@ -239,13 +247,16 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
 def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float:
   """Returns a bound on the L2 norm of a vector of norm `l2_norm` after `round_randomly`.
 
-  It is min(l2 + sqrt(d), sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2))) in R^d, on a
-  grid of step 1 (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, proposition 22). Account for
-  noise with this sensitivity, not with `l2_norm`.
+  In R^d, on a grid of step 1, the bound is the smaller one of l2 + sqrt(d) and
+  sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2)). The source is proposition 22 of
+  Kairouz, Liu and Steinke 2021, arXiv:2102.06387. Account for noise with this sensitivity, not with
+  `l2_norm`.
 
   Args:
-    beta: in [0, 1): one random rounding is within the bound with probability >= 1 - beta. 0 gives
-      the bound for the worst case, which always holds.
+    l2_norm: L2 norm before rounding, in steps of the grid.
+    dim: number of coordinates d.
+    beta: largest chance, in [0, 1), that one random rounding exceeds the bound. 0 gives the bound
+      for the worst case, which always holds.
 
   >>> rounded_norm_bound(3.0, dim=4, beta=0.0), round(rounded_norm_bound(100.0, dim=4), 3)
   (5.0, 100.509)
@@ -271,9 +282,10 @@ def round_randomly(
 
   Args:
     l2_norm: bound on the vector's norm, in steps of the grid: scale * clip norm.
+    beta: as for `rounded_norm_bound`.
 
   Raises:
-    UserError: a vector longer than `l2_norm`, or not finite: it was not clipped.
+    UserError: the vector has a norm above `l2_norm`, since it was not clipped, or is not finite.
 
   >>> round_randomly(np.random.default_rng(0), [2.0, -1.0], l2_norm=2.3)
   array([ 2, -1])
@@ -282,7 +294,7 @@ def round_randomly(
   if vector.ndim != 1 or not np.isfinite(vector).all():
     raise UserError(f"must be finite and flat, got shape {vector.shape}", field="vector")
   bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
-  # Allows for float rounding of the clip. The norm of the rounded vector is checked exactly.
+  # The factor allows for float rounding of the clip. `within` checks the rounded vector exactly.
   if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
     raise UserError(
       f"its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it",
@@ -293,7 +305,7 @@ def round_randomly(
     rounded = (low + (rng.random(vector.size) < vector - low)).astype(np.int64)
     if within(rounded, bound):
       return rounded
-  # Ends the search: rounding towards zero never makes a vector longer.
+  # Rounding towards zero ends the search, since it never makes a vector longer.
   return np.trunc(vector).astype(np.int64)
 
 
@@ -375,8 +387,8 @@ def scale_for(
 
   A larger scale makes rounding cost less. Each of `num_clients` vectors of norm `l2_clip_norm` is
   scaled, and rounded up by at most 1. The noise has a standard deviation of
-  noise_multiplier * l2_clip_norm * scale, of which `num_stds` must fit. All terms with one sign
-  then fill half of the range of 2^bits.
+  noise_multiplier * l2_clip_norm * scale, and `num_stds` standard deviations must fit. If all these
+  terms have one sign, they fill half of the range of 2^bits.
 
   Args:
     spread: largest coordinate of a vector of norm 1. After a rotation it is far below 1, except
@@ -401,11 +413,11 @@ def scale_for(
 
 
 def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:
-  """Returns min(1, sqrt(2 ln(2 dim / chance) / dim)), which bounds the largest coordinate of a unit
-  vector in R^dim after a rotation H D with random signs D, by Hoeffding's inequality.
+  """Returns a bound on the largest coordinate of a unit vector in R^dim after a random rotation.
 
-  The bound fails with probability at most `chance`, if the signs are independent of the vector. It
-  is used against wrapping around, on which privacy does not depend.
+  The rotation is H D, with random signs D. The bound is min(1, sqrt(2 ln(2 dim / chance) / dim)),
+  by Hoeffding's inequality. It fails with probability at most `chance`, if the signs are
+  independent of the vector. It serves against wrapping around, on which privacy does not depend.
 
   >>> round(rotated_spread(4096), 3), rotated_spread(4)
   (0.106, 1.0)
@@ -423,9 +435,10 @@ def encode(
   scale: float,
   beta: float = BETA,
 ) -> np.ndarray:
-  """Clips, scales and rounds a client's vector [d]: int64 [d], to which noise is added later.
+  """Clips, scales and rounds a client's vector [d], to int64 [d] without noise.
 
-  Guarantee: its norm is at most rounded_norm_bound(scale * l2_clip_norm, dim=d, beta=beta).
+  Guarantee: the norm of the result is at most
+  rounded_norm_bound(scale * l2_clip_norm, dim=d, beta=beta).
 
   >>> encode(np.random.default_rng(0), [30.0, 40.0], l2_clip_norm=5.0, scale=2.0)
   array([6, 8])

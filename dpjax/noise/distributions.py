@@ -1,9 +1,9 @@
 """From random bits to noise: one pure function for each distribution, in float32 and float64.
 
 Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
-is exponential. u is read from its first bit that is not zero; near 1, 1 - u is read so instead. So
-tails reach further than with a uniform float, and E has the full resolution of its type at every
-size.
+is exponential. u is read from its first bit that is not zero. Near 1, 1 - u is read in this way
+instead. So tails reach further than with a uniform float, and E has the full resolution of its type
+at every size.
 
 | distribution | from                         | float32 and float64 end at         |
 | ------------ | ---------------------------- | ---------------------------------- |
@@ -30,17 +30,20 @@ import jax.numpy as jnp
 from dpjax.noise import threefry
 from dpjax.types import Array, ArrayLike, DType
 
-# Words of 32 bits behind one exponential: 192 bits let it reach 192 log 2 = 133.
+# Number of 32-bit words for one exponential draw. With 192 bits a draw reaches 192 log 2 = 133.
 WORDS = 6
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
-# From 1 - 2^-8 on, -log(u) keeps its digits only if computed from 1 - u.
+# First word of u from which Laplace noise is computed from 1 - u, here u = 1 - 2^-8. Nearer to 1,
+# -log(u) would lose digits.
 NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
 
 
 def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
-  """Returns the first non-zero word, the two after it, and the number of leading zero bits."""
+  """Returns the first non-zero word, the two words after it, and the number of bits before it.
+
+  If only the last two words may be non-zero, the last three are returned."""
   first, second, third = words[-3:]
   shift = jnp.full(jnp.shape(words[0]), 32 * (len(words) - 3), jnp.int32)
   for place in reversed(range(len(words) - 3)):
@@ -63,7 +66,7 @@ def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
 def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> Array:
   """Returns E = -log(u) > 0 for the number u in (0, 1) whose bits are `words`.
 
-  E falls as u rises. From u = near_one / 2^32 on it is computed from 1 - u, so that an E near 0 has
+  E falls as u rises. From u = near_one / 2^32 on, E is computed from 1 - u, so that an E near 0 has
   full relative precision.
 
   Args:
@@ -76,7 +79,7 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   133.8
   """
   high, shift = _fraction(words, dtype)
-  # Rounding may lift m above 1, where E would be negative.
+  # Rounding may lift `high` above 1, and then E would be negative.
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
   # The inverted words represent 1 - u.
   low, small = _fraction([~word for word in words], dtype)
@@ -109,10 +112,11 @@ def normal(words: Sequence[Array], turn: Sequence[Array], dtype: DType) -> Array
 
 
 def bernoulli(words: Sequence[Array], prob: float) -> Array:
-  """Returns whether u < prob, compared bit by bit; `prob` is rounded up to a multiple of 2^-128.
+  """Returns whether u < prob, exactly, for the number u in [0, 1) whose bits are `words`.
 
   Args:
     words: `BERNOULLI_WORDS` arrays of uint32, the most significant first.
+    prob: probability, which is rounded up to a multiple of 2^-128.
 
   >>> one = (jnp.uint32(0), jnp.uint32(2**31), jnp.uint32(0), jnp.uint32(0))  # u = 2^-33
   >>> bool(bernoulli(one, 2**-33)), bool(bernoulli(one, 1.01 * 2**-33))
@@ -122,7 +126,8 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
   if bound >= 2 ** (32 * BERNOULLI_WORDS):
     return jnp.ones(jnp.shape(words[0]), bool)
   below = jnp.zeros(jnp.shape(words[0]), bool)
-  # Starts at the least significant word; where a word ties, the words below it have decided.
+  # The loop starts at the least significant word. Where a word equals its limit, less significant
+  # words have decided.
   for word in reversed(words):
     limit = jnp.uint32(bound % 2**32)
     below = (word < limit) | ((word == limit) & below)
@@ -131,7 +136,8 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
 
 
 def integers(words: Sequence[Array], span: ArrayLike) -> Array:
-  """Returns integers uniform on 0 .. span - 1, int32: the number of all these bits modulo `span`.
+  """Returns integers uniform on 0 .. span - 1, int32: the number with bits `words`, modulo `span`.
+
   Each probability is off by a factor of at most 1 + 2^-97.
 
   `jax.random.randint` is not used: in JAX 0.10 it is not uniform for spans above 2^16, where
@@ -139,7 +145,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 
   Args:
     words: `INTEGER_WORDS` arrays of uint32, the most significant first.
-    span: 1 .. 2^31 - 1, a number or an array that broadcasts against them.
+    span: number in 1 .. 2^31 - 1, or an array of such numbers that broadcasts against each word.
 
   >>> zero, one = jnp.uint32(0), jnp.uint32(1)
   >>> int(integers((zero, zero, one, zero), 1000))  # 2^32 mod 1000
@@ -152,7 +158,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   def step(place: Array, remainder: Array) -> Array:
     # Without jit `place` is a Python integer, so the shift is converted.
     bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
-    # Below 2 * span, which is below 2^32, so it does not overflow.
+    # `twice` is below 2 * span, which is below 2^32, so it does not overflow.
     twice = 2 * remainder + bit
     return jnp.where(twice >= span, twice - span, twice)
 
@@ -161,9 +167,10 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 
 
 def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
-  """Returns (the `WORDS` words of u, two words for a sign or an angle), all from one key.
+  """Returns the `WORDS` words of u, and two words for a sign or an angle, all from one key.
 
-  The first draw of three words is that of older versions, whose float32 noise must not change.
+  Each word is uint32 [shape]. The first three words are drawn as in older versions, so that the
+  float32 noise of a key does not change.
   """
   high, low, turn = threefry.rows(key, 3, shape)
   more = threefry.rows(jax.random.fold_in(key, 1), WORDS - 1, shape)

@@ -24,15 +24,17 @@ from dpjax.validate import UserError
 
 
 def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
-  """Returns the state before the first draw. It holds a copy of the key, so that donating the
-  state to a jitted function does not delete the caller's key.
+  """Returns the state before the first draw.
+
+  The state holds a copy of the key. So the caller's key is not deleted if the state is donated to a
+  jitted function.
 
   Args:
     key: one typed key.
     params: parameters that the noise is for; they only serve to detect `jax.vmap` over models.
 
   Raises:
-    UserError: a vmap over several models with one key. They would get the same noise, which
+    UserError: a vmap over several models with one key. The models would get the same noise, which
       cancels in the difference of their sums. Map over as many keys, too.
   """
   arrays = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
@@ -73,7 +75,7 @@ def _several_models(
   repeated = lambda part: jnp.broadcast_to(part, (size, *jnp.shape(part)))
   rows = [part if is_mapped else repeated(part) for part, is_mapped in whole]
   distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)
-  # Calls itself on the mapped arrays, so that an outer vmap is checked, too.
+  # `_one_model` is called on the mapped arrays, so that an outer vmap is checked, too.
   return distinct & _one_model(params, rows), False
 
 
@@ -81,7 +83,7 @@ def _distinct(words: Array, draws: Array) -> jax.Array:
   """Returns whether no two models have the same key and count, [] bool.
 
   Args:
-    words: data of their keys, [..., words].
+    words: data of the models' keys, [..., words].
     draws: number of draws of each key so far, [...].
   """
   columns = [words[..., i].ravel() for i in range(words.shape[-1])]
@@ -119,8 +121,9 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
   """Draws independent N(0, std^2) noise for every scalar of `like`, in float32 or wider.
 
   The tails reach 9.49 std in float32 and 16.3 std in float64. `jax.random.normal` in float32 ends
-  at 5.42 std. An output beyond its end, which only one of two neighbours can produce, would come
-  about once in 10^6 to 10^7 draws of a coordinate. Over a run that is not small against delta.
+  at 5.42 std. An output beyond 5.42 std, which only one of two neighbours can produce, would come
+  about once in 10^6 to 10^7 draws of a coordinate. Over a run this chance is not small against
+  delta.
 
   >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
   >>> noise["w"].shape, noise["w"].dtype
@@ -138,8 +141,8 @@ def add_gaussian(
     state: key, draws and their checksum, as `init` or the last draw returned it.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; with 0 no noise is added.
-    num_steps: draws that were accounted for. A later one raises, or gives NaN if the state is
-      traced. None for no limit.
+    num_steps: number of draws that are accounted for; None for no limit. A later draw raises
+      UserError, or gives NaN if the state is traced.
 
   Raises:
     UserError: a state that other code has changed (NaN if it is traced); a raw key; one state for
@@ -167,9 +170,10 @@ def add_gaussian(
 
 
 def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:
-  """Returns whether a key is the noise key, or that of one of its first draws.
+  """Returns whether a key is the noise key, or the key of one of its first `num_draws` draws.
 
-  Whoever knows such a key can compute noise. Under jit keys have no values; the answer is False.
+  Whoever knows one of these keys can compute noise. Under jit keys have no values, so the answer is
+  False.
 
   >>> key = jax.random.key(0)
   >>> is_key_of_noise(key, key), is_key_of_noise(jax.random.key(1), key, num_draws=9)
@@ -187,7 +191,7 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
     return True
   if not num_draws:
     return False
-  # Draw t has fold_in(noise_key, t), which `split` gives, too.
+  # Draw t uses the key fold_in(noise_key, t). For JAX's own keys, `split` gives this key, too.
   draws = jnp.arange(num_draws, dtype=jnp.uint32)
   of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
   words_of_draws = np.asarray(jax.random.key_data(of_draws))  # [t, words]
@@ -195,7 +199,7 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
 
 
 def key_id(key: jax.Array) -> str:
-  """Returns a fingerprint of a key for the ledger; a hash, which does not show the key.
+  """Returns a fingerprint of a key for the ledger: digits of a hash, which do not show the key.
 
   >>> key_id(jax.random.key(0)) == key_id(jax.random.key(0))
   True

@@ -16,10 +16,10 @@ MAX_NOISE_LEVELS = 32
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
-  """Properties of noise other than its level. By default it is independent, and equal everywhere.
+  """Properties of noise other than its level. By default noise is independent and equal everywhere.
 
   Args:
-    schedule: public factors of the noise multiplier, one for each step; () for 1 throughout.
+    schedule: public factors of the noise multiplier, one for each step; () for 1 at every step.
     correlation: a strategy of `dpjax.noise.correlated` (DP-FTRL); None for noise that is
       independent from step to step.
     shares: each group's share of the privacy budget, a tree like the clip norms; None for equal
@@ -43,7 +43,7 @@ class NoiseShape:
 
   @property
   def by_step(self) -> bool:
-    """Whether a step's noise depends on the step, or on other steps."""
+    """Returns whether a step's noise depends on the step, or on other steps."""
     return self.correlation is not None or bool(self.schedule)
 
   @property

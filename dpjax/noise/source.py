@@ -97,12 +97,12 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
   """Returns blocks of the ChaCha20 stream (RFC 8439, section 2.3).
 
   Args:
-    key: [8] uint32.
+    key: words of the key, [8] uint32.
     counters: number of each block, [n] uint32.
-    nonce: three uint32.
+    nonce: three words, uint32.
 
   Returns:
-    [n, 16] uint32 words.
+    Words of the blocks, [n, 16] uint32.
   """
   like = jnp.zeros_like(counters)
   start = tuple(
@@ -184,7 +184,9 @@ def is_secure(key: Array) -> bool:
 
 
 def noise_dtype(dtype: DType, name: str = "tree") -> Any:
-  """Returns the type in which numbers of `dtype` get noise: their own, but at least float32.
+  """Returns the type in which numbers of `dtype` get noise: `dtype`, but at least float32.
+
+  Raises UserError for a `dtype` that is not real floating-point.
 
   >>> noise_dtype(jnp.bfloat16)
   dtype('float32')
@@ -197,15 +199,15 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
 
 
 def as_floats(tree: ArrayTree) -> Any:
-  """Casts every leaf to the type in which it gets noise; UserError if it is not real floats."""
+  """Casts each leaf to the type in which it gets noise; UserError for a leaf that is not floats."""
   tree = jax.tree.map(jnp.asarray, tree)
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 
 
 def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
-  """Returns the scale as a float; UserError if its noise would overflow or vanish in `dtype`.
+  """Returns the scale as a float; a traced scale is returned unchecked.
 
-  A traced scale is returned unchecked.
+  Raises UserError if noise of this scale would overflow or vanish in `dtype`.
 
   >>> check_scale(1e37, jnp.float32)  # doctest: +ELLIPSIS
   Traceback (most recent call last):
@@ -250,8 +252,10 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _per_leaf(
   sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """Draws noise for each leaf by sample(words, two more words, dtype). With `short`, float32 leaves
-  get normal noise from 96 bits instead, which is faster and has shorter tails."""
+  """Draws noise for each leaf by sample(words, two more words, dtype), times `scale`.
+
+  With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
+  shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
 
@@ -305,7 +309,7 @@ def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
-  """Draws coins [shape] of probability `prob`, rounded up to a multiple of 2^-128.
+  """Draws coins [shape] whose probability is `prob`, rounded up to a multiple of 2^-128.
 
   Comparing with a uniform float32 would round `prob` to a multiple of 2^-23.
 
@@ -313,7 +317,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   5
   """
   validate.number_in(0, 1, prob=prob)
-  # A fraction is kept as it is, since `distributions.bernoulli` reads it exactly.
+  # A rational number is kept as it is, since `distributions.bernoulli` reads it exactly.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
@@ -326,7 +330,7 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
   """Draws int32 [shape], uniform on 0 .. span - 1; probabilities are exact to a factor 1 + 2^-97.
 
   Args:
-    span: 1 to 2^31 - 1, one number for all or one for each, [shape].
+    span: number from 1 to 2^31 - 1 for all draws, or an array [shape] with one for each draw.
 
   >>> integers(key_from_bytes(bytes(32)), (5,), 1).tolist()
   [0, 0, 0, 0, 0]
@@ -390,8 +394,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
 
   The result is exact. A number beyond 2^23 steps in float32, 2^52 in float64, is a multiple already
   and is kept. All halves go up, so that equally many floats round to each multiple. With halves to
-  even, every second multiple would get one more float at each end, and which multiple a sum hits
-  would reveal something of its last bits.
+  even, every second multiple would get one more float at each end. Then the multiple of a sum would
+  reveal something of the sum's last bits.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)

@@ -29,8 +29,8 @@ _ODD = 0x9E3779B1
 class NoiseState(NamedTuple):
   """State of white noise. Keep it secret: whoever knows it can compute and subtract the noise.
 
-  Give each update the state that the last one returned. `state_at` makes a state from a key and a
-  count.
+  Give each update the state that the last update returned. `state_at` makes a state from a key and
+  a count.
   """
 
   key: jax.Array  # typed key array, never changes
@@ -41,8 +41,8 @@ class NoiseState(NamedTuple):
 def checksum(count: Array, key: Array | None = None) -> jax.Array:
   """Returns the uint32 checksum of a count, and of a key if given.
 
-  Each of its steps is a bijection, so under one key no two counts share a checksum. A state whose
-  numbers were all set to 0 has a wrong checksum.
+  Each step of its computation is a bijection, so under one key no two counts share a checksum. A
+  state whose numbers were all set to 0 has a wrong checksum.
 
   >>> checksum(jnp.int32(0)) == checksum(jnp.int32(1))
   Array(False, dtype=bool)
@@ -68,7 +68,7 @@ def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
 
 
 def with_key(state: NoiseState, key: Array) -> NoiseState:
-  """Returns the state with another key. A right checksum stays right, and a wrong one wrong.
+  """Returns the state with another key. A right checksum stays right, a wrong checksum wrong.
 
   >>> after = with_key(state_at(jax.random.key(0), 3), jax.random.key(1))
   >>> is_sound(after.draws, after.checksum, after.key)
@@ -80,9 +80,10 @@ def with_key(state: NoiseState, key: Array) -> NoiseState:
 
 
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
-  """Returns the checksum of the next count `after`; it is wrong if `seen`, the last one, is wrong.
+  """Returns the checksum of the next count `after`; a wrong one if the last checksum is wrong.
 
-  Otherwise a caller who skips updates that are NaN would go on with repeated noise.
+  The last checksum is `seen`. If a wrong checksum became right, a caller who skips NaN updates
+  would go on with repeated noise.
 
   >>> wrong = next_checksum(jnp.int32(0), jnp.uint32(0), jnp.int32(1))
   >>> is_sound(jnp.int32(1), wrong)
@@ -146,7 +147,7 @@ def check_accounted(state: Any, num_steps: int | None) -> None:
 
   Args:
     state: a `NoiseState`, or another state with its fields.
-    num_steps: draws that were accounted for; None for no limit.
+    num_steps: number of draws that are accounted for; None for no limit.
 
   >>> check_accounted(state_at(jax.random.key(0), 20), 20)
   Traceback (most recent call last):
@@ -171,7 +172,7 @@ def check_accounted(state: Any, num_steps: int | None) -> None:
     done = int(state.draws)
     sound = bool(is_sound(state.draws, state.checksum, state.key))
   except jax.errors.ConcretizationTypeError:
-    # Traced: `poisoned` gives NaN in place of an error.
+    # A traced state has no values. For it `poisoned` gives NaN in place of an error.
     return
   if not sound:
     raise changed("state.draws", done)
@@ -186,7 +187,7 @@ def check_accounted(state: Any, num_steps: int | None) -> None:
 def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
   """Returns the tree; all NaN if the state was changed, or its next draw is not accounted for.
 
-  So under jit, too, no number is released that is not accounted for.
+  So also under jit, no number is released that is not accounted for.
 
   >>> poisoned(jnp.ones(2), state_at(jax.random.key(0), 20), 20)
   Array([nan, nan], dtype=float32)

@@ -23,21 +23,21 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 _NAME = "threefry2x32"
-# Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": four rounds turn by the first
-# row, the next four by the second, and so on.
+# Rotations of the rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Four
+# rounds rotate by the first row, the next four by the second row, and so on.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _GROUPS = 5
 _PARITY = 0x1BD11BDA
-# Counters have 32 bits here. JAX's own code draws longer arrays.
+# Number of words from which JAX's own code draws an array, since counters here have 32 bits.
 _MOST_WORDS = 2**32
 
 
 def threefry_2x32(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[Any, Any]:
-  """Encrypts counters of two words: Threefry-2x32 with 20 rounds.
+  """Encrypts counters of two words by Threefry-2x32 with 20 rounds.
 
   Args:
-    key: [2] uint32.
-    high, low: uint32, of one shape.
+    key: words of the key, [2] uint32.
+    high, low: words of the counters, uint32 of one shape.
 
   Returns:
     Two words of uint32 for each counter.
@@ -62,14 +62,14 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
   """Returns the index of each entry in the flattened array, uint32 [shape]."""
   places = jnp.zeros(shape, jnp.uint32)
   for axis, _ in enumerate(shape):
-    # A sum over axes, not a reshaped range: XLA can keep it sharded as the array is.
+    # The index is a sum over axes, not a reshaped range, so XLA can shard it as the array is.
     stride = jnp.uint32(math.prod(shape[axis + 1 :]))
     places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
   return places
 
 
 def _words_at(key: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns both words of each counter."""
+  """Returns two random words, uint32, for each counter in `places`."""
   # Without the barrier XLA would compute a derived key again for every number.
   return threefry_2x32(jax.lax.optimization_barrier(key), jnp.uint32(0), places)
 
@@ -116,8 +116,9 @@ def fused(key: Array) -> Any:
   """Returns a key with the same random bits, whose draws XLA can fuse.
 
   Args:
-    key: a typed key or an array of them. It is returned unchanged if it belongs to another
-      generator, or if `jax_threefry_partitionable` is off: bits then need more than their index.
+    key: typed key, or an array of typed keys. It is returned unchanged if it belongs to another
+      generator, or if `jax_threefry_partitionable` is off: then bits depend on more than their
+      index.
 
   >>> key = jax.random.key(0)
   >>> bool((jax.random.bits(fused(key), (3,)) == jax.random.bits(key, (3,))).all())

@@ -1,5 +1,7 @@
-"""Runs of several processes: meeting, exchanges, and detection of a lost process. Also
-compiling for machines that are absent."""
+"""Runs of several processes: how they meet, exchange arrays and detect a lost process.
+
+`targets` compiles programs for machines that are absent.
+"""
 
 from typing import TYPE_CHECKING
 

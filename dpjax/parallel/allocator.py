@@ -1,50 +1,53 @@
-"""Memory of this machine, and the C library's allocator, set to keep freed memory."""
+"""Makes the C library's allocator keep freed memory, and tells how much memory a machine has."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-# Parameters of mallopt(3), and below their values.
+# Option numbers of mallopt(3); `_SETTINGS` holds their values.
 _TRIM_THRESHOLD = -1
 _TOP_PAD = -2
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _SETTINGS = {
-  # Blocks of up to this many bytes are kept; mallopt takes no larger value. It is set first, since
-  # glibc before 2.35 refuses it, and then the others are left alone. Without it they would
-  # switch off glibc's own adjustment of this threshold.
+  # Blocks of up to this many bytes are kept; mallopt takes no larger value. glibc before 2.35
+  # refuses this setting. It comes first, so that the others are then not set: alone they would
+  # only switch off glibc's own adjustment of this threshold.
   _MMAP_THRESHOLD: 2**31 - 1,
-  # Other arenas hold no block above 64 MiB, and would ask the system for each.
+  # Only the main arena keeps blocks above 64 MiB. Other arenas ask the system for each such block.
   _ARENA_MAX: 1,
-  _TRIM_THRESHOLD: -1,  # never
+  _TRIM_THRESHOLD: -1,  # never trim
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-# Stored here, since the C library cannot be asked.
+# Whether the C library took the settings; it has no call that tells.
 _taken = False
 
 
 def chosen_by_user() -> list[str]:
-  """Returns the environment variables by which a user has chosen the allocator's behaviour:
-  MALLOC_ variables, GLIBC_TUNABLES (even empty), another allocator (LD_PRELOAD)."""
+  """Returns the names of the set environment variables that choose an allocator's behaviour.
+
+  These are MALLOC_*, GLIBC_TUNABLES (even if empty) and LD_PRELOAD (another allocator).
+  """
   named = ("GLIBC_TUNABLES", "LD_PRELOAD")
   return [name for name in os.environ if name in named or name.startswith("MALLOC_")]
 
 
 def keep_freed_memory() -> bool:
-  """Lets this process use freed blocks of up to 2 GiB again instead of giving them back.
+  """Lets this process use freed blocks of up to 2 GiB again. They do not go back to the system.
 
-  It helps steps on wide examples on a CPU, which free a batch and intermediate arrays above 32 MiB.
-  By default glibc gives such blocks back to the system, which zeroes them page by page at the next
-  step. On scattering features that took more than half of the time. Steps of many small operations
-  become slower, since all threads then share one heap (`python -m launch.benchmark
-  --suite=allocator` measures both). The process keeps its peak of memory until it ends or calls
-  `give_back`. No number of a run changes. Launchers call it for central training on scattering
-  features. Elsewhere call it before JAX is first used: existing threads keep their heaps.
+  On a CPU this helps if each step frees arrays above 32 MiB: a batch of wide examples, and
+  intermediate results. By default glibc gives such blocks back to the system, which zeroes them
+  page by page at the next step. On scattering features the zeroing took over half of the time.
+  Steps of many small operations become slower, since all threads then share one heap. `python -m
+  launch.benchmark --suite=allocator` measures both. The process keeps its peak of memory until it
+  ends or calls `give_back`. No number of a run changes. Launchers call it for central training on
+  scattering features. Elsewhere call it before JAX is first used: existing threads keep their
+  heaps.
 
   Returns:
-    Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or
-    newer, and where the user has chosen an allocator (`chosen_by_user`).
+    True if the C library took the settings. False if nothing was changed: glibc 2.35 or newer is
+    missing, or the user has chosen an allocator (`chosen_by_user`).
 
   >>> import dpjax
   >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP
@@ -63,7 +66,9 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-  """Returns whether `keep_freed_memory` took effect here, for a parent that sets it in children.
+  """Returns whether `keep_freed_memory` took effect in this process.
+
+  A parent reads it to give its child processes the same settings.
 
   >>> keeps_freed_memory()
   False

@@ -1,8 +1,8 @@
-"""Client states between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
+"""Stores client states between rounds: SCAFFOLD's c_i, APFL's models, errors of compression.
 
-They lie on the host, in memory or on disk, as one row of bytes for each client that has one.
-Clients that no round has touched have no row, and a round reads and writes the rows of its cohort.
-Devices are given these rows, never all.
+A state lies on the host, in memory or on disk, as one row of bytes. Clients that no round has
+touched have no row. A round reads and writes the rows of its cohort, and devices are given these
+rows alone.
 
 Which clients have a row reveals who was drawn, a secret under Poisson sampling. A row holds what
 its client alone would know. Keep both as secret as the data.
@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 
 # Record of a client that still has its first state.
 _NONE = b""
-# Rows in memory during a pass over all.
+# Number of rows that are read at once in a pass over all clients.
 _AT_ONCE = 64
 
 
@@ -32,7 +32,7 @@ class ClientStates:
   """States of `num_clients` clients, in memory. Immutable: `replaced` returns new states,
   which share the rows that did not change.
 
-  In a pytree it is one leaf.
+  JAX treats it as one leaf of a pytree.
 
   Args:
     initial: state of ONE client before its first round, a tree of arrays.
@@ -58,19 +58,19 @@ class ClientStates:
 
   @property
   def row_bytes(self) -> int:
-    """Returns the bytes of one client's state."""
+    """Size of one client's state in bytes."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.initial))
 
   @property
   def touched(self) -> np.ndarray:
-    """Clients that have their own row, in ascending order. They are as secret as who was drawn."""
+    """Ids of the clients that have a row, ascending. Keep them as secret as who was drawn."""
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
-    """Returns the states of these clients: leaves [K, ...], NumPy.
+    """Returns the states of these clients. Leaves are NumPy arrays [K, ...].
 
     Raises:
-      UserError: a client beyond num_clients, or a negative one.
+      UserError: an id is negative, or not below num_clients.
 
     >>> ClientStates(np.zeros(2), num_clients=3).rows([5])
     Traceback (most recent call last):
@@ -80,20 +80,22 @@ class ClientStates:
     return self._unpacked(self.records(self._checked(ids)))
 
   def all(self) -> Any:
-    """Returns the states of all clients: leaves [N, ...], in memory. For few clients."""
+    """Returns the states of all clients, leaves [N, ...]. Memory must hold them all."""
     return self.rows(np.arange(self.num_clients))
 
   def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
-    """Returns the states with the rows of these clients replaced, leaves [K, ...].
+    """Returns new states in which these clients have the given rows, leaves [K, ...].
 
     Raises:
-      UserError: a client beyond num_clients, or a negative one.
+      UserError: an id is negative, or not below num_clients.
     """
     return self.with_records(self._checked(ids), self._packed(rows))
 
   def _checked(self, ids: ArrayLike) -> np.ndarray:
-    """Returns [K] int64. Refuses a negative index, which would silently name another
-    client."""
+    """Returns the ids, [K] int64.
+
+    Raises UserError for an id that is too large, or negative, which would index another client.
+    """
     ids = np.asarray(ids, np.int64)
     wrong = ids[(ids < 0) | (ids >= self.num_clients)]
     if wrong.size:
@@ -105,7 +107,10 @@ class ClientStates:
     return ids
 
   def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
-    """Returns (clients, their rows) replaced since `before`, from which these states were made."""
+    """Returns (ids, rows) of the clients whose rows were replaced since `before`.
+
+    These states must have been made from `before`.
+    """
     pairs = enumerate(zip(self._held, before._held))
     # States share their rows, so a row that is the same object was not replaced.
     ids = np.array([i for i, (new, old) in pairs if new is not old], np.int64)
@@ -151,10 +156,10 @@ class ClientStates:
 
 
 class OnDisk(ClientStates):
-  """Client states whose rows are in a journal: memory holds an index, 16 bytes a client.
+  """Client states whose rows are in a journal. Memory holds an index of 16 bytes a client.
 
-  Rows of states older than the newest two that `Journal.keep` was given may be removed. To read
-  one that is gone raises a UserError.
+  `Journal.keep` may remove rows that its newest two indexes do not use. Reading a removed row
+  raises a UserError.
 
   >>> import pathlib, tempfile
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
@@ -194,16 +199,16 @@ class OnDisk(ClientStates):
 
 
 class Keeper:
-  """Writes the changed rows of one `ClientStates` between checkpoints of a run.
+  """Stores the client states of a run at its checkpoints, and writes only rows that changed.
 
-  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that
-  belong to no checkpoint do no harm. `committed` removes files that the newest two do not need.
+  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that belong
+  to no checkpoint do no harm. `committed` removes files that the newest two checkpoints do not use.
 
   Args:
     folder: folder of the rows.
     states: states that a run begins with.
-    on_disk: whether rows are on disk between checkpoints, too; False: they are in memory.
-    segment_bytes: size at which a file is closed, as in `Journal`.
+    on_disk: True keeps rows on disk between checkpoints, too; False keeps them in memory.
+    segment_bytes: size in bytes at which a file is closed, as in `Journal`.
   """
 
   def __init__(
@@ -220,9 +225,12 @@ class Keeper:
     self._index: np.ndarray = row_journal.no_rows(states.num_clients)
 
   def saved(self, states: ClientStates) -> np.ndarray:
-    """Returns the index [N, 4] of these states, with every row on disk."""
+    """Writes rows that changed, and returns the index [N, 4] of these states.
+
+    Every row is then on disk.
+    """
     if isinstance(states, OnDisk):
-      # Compacted in place: moving a row does not change its value.
+      # `compact` may change this index in place: a row that moves keeps its value.
       self._index = states.index
     else:
       ids, records = states.changed(self._before)
@@ -230,13 +238,16 @@ class Keeper:
       self._index = self._index.copy()
       self._index[ids] = places
       self._before = states
-    # Compacting appends, too, so everything is made durable only afterwards.
+    # `compact` appends rows, too, so `sync` comes after it.
     self.journal.compact(self._index)
     self.journal.sync()
     return self._index.copy()
 
   def committed(self) -> None:
-    """Records that the index of `saved` is stored, so earlier files may be removed."""
+    """Removes files that the newest two checkpoints do not use.
+
+    Call it once the index of `saved` is stored.
+    """
     self.journal.keep(self._index)
 
   def restored(self, index: np.ndarray) -> ClientStates:
@@ -250,7 +261,7 @@ class Keeper:
     in_memory = not isinstance(self.begun, OnDisk)
     ids = row_journal.with_rows(self._index)
     for start in range(0, len(ids), _AT_ONCE):
-      # Read even if rows stay on disk: a torn row is reported now, not in a later round.
+      # Rows are read even if they stay on disk: a torn row is reported now, not in a later round.
       loaded = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
       records += loaded if in_memory else []
     self.journal.resume(self._index)

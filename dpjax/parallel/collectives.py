@@ -1,4 +1,4 @@
-"""Exchanges of a compiled program between devices, read from its HLO text."""
+"""Collective operations between devices in a compiled program, read from its HLO text."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\
 
 
 class Collective(NamedTuple):
-  """An exchange between devices. `arrays`: (type, shape) of its results on each device."""
+  """A collective operation between devices, such as an all-reduce.
+
+  Attributes:
+    kind: name of the operation in HLO.
+    arrays: (type, shape) of each result on each device.
+    group: number of devices that exchange with one another. None: pairs, or not stated.
+  """
 
   kind: str
   arrays: tuple[tuple[str, tuple[int, ...]], ...]
-  group: int | None  # devices that exchange with one another; None: pairs, or not said
+  group: int | None
 
   @property
   def size(self) -> int:
-    """Number of entries of its results on each device."""
+    """Number of entries of the results on each device."""
     return sum(math.prod(shape) for _, shape in self.arrays)
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of its results on each device."""
+    """Bytes of the results on each device."""
     return sum(math.prod(shape) * width(kind) for kind, shape in self.arrays)
 
 
 def collectives(hlo: str) -> list[Collective]:
   """Lists the collective operations in `jax.jit(f).lower(...).compile().as_text()`.
 
-  One inside a loop is listed once.
+  A collective operation inside a loop is listed once.
 
   >>> hlo = "%r = (f32[2,3]{1,0}, f32[]) all-reduce(%a, %b), replica_groups=[1,8]<=[8]"
   >>> collectives(hlo)[0].arrays, collectives(hlo)[0].group, collectives(hlo)[0].num_bytes
@@ -62,7 +68,7 @@ def _read(line: re.Match[str]) -> Collective:
 
 
 def width(kind: str) -> int:
-  """Returns the bytes of one number of an HLO type, at least 1.
+  """Returns the number of bytes of one number of an HLO type, at least 1.
 
   >>> [width(kind) for kind in ("bf16", "f32", "c64", "pred", "s4", "f8e4m3fn")]
   [2, 4, 8, 1, 1, 1]

@@ -1,8 +1,8 @@
-"""Exchanges between the processes of a run, on one machine or many, while it runs.
+"""Exchanges of arrays between the processes of a run, on one machine or on many.
 
-They run on a mesh of one device per process, over JAX's multi-process runtime. Every process must
-make the same calls in the same order. Where a process is gone, the others get `PeerLost`.
-`meeting` is how processes find each other.
+Exchanges run on a mesh of one device per process, over JAX's multi-process runtime. Every process
+must make the same calls in the same order. If a process is gone, the others raise `PeerLost`.
+Processes find each other by `meeting`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ class PeerLost(Exception):
 
 
 def is_first() -> bool:
-  """Returns whether this process is the one that writes."""
+  """Returns whether this is process 0, the only process that writes files."""
   return jax.process_index() == 0
 
 
 @functools.cache
 def _sharding(spread: bool) -> NamedSharding:
-  """Returns a sharding over one device of each process: one row each, or everything on all."""
+  """Returns a sharding over one device of each process.
+
+  If `spread`, each device holds one row; otherwise every device holds the whole array.
+  """
   of = lambda index: next(d for d in jax.devices() if d.process_index == index)
   mesh = Mesh(np.array([of(index) for index in range(jax.process_count())]), (_AXIS,))
   return NamedSharding(mesh, PartitionSpec(_AXIS) if spread else PartitionSpec())
@@ -59,11 +62,13 @@ def _spread(leaf: Any) -> jax.Array:
 
 
 def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
-  """Returns (the sum of `added` over processes, `gathered` with a leading axis of
-  processes).
+  """Sums arrays over the processes, and gathers others from all processes.
 
-  Leaves are NumPy arrays, of the same shapes and dtypes in every process. The results are
-  NumPy arrays, the same in every process.
+  Leaves are NumPy arrays, of the same shapes and dtypes in every process.
+
+  Returns:
+    (sum of `added`, `gathered` with a leading axis of processes): NumPy arrays, the same in every
+    process.
 
   Raises:
     PeerLost: a process did not take part.
@@ -72,13 +77,13 @@ def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
   try:
     whole = _program()(*spread)
     return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
-  # Errors of gloo and NCCL.
+  # gloo and NCCL raise these errors if a process is gone.
   except (ValueError, jax.errors.JaxRuntimeError) as error:
     raise PeerLost(first_line(error)) from error
 
 
 def largest(number: int) -> int:
-  """Returns the largest of the processes' numbers, in all of them."""
+  """Returns the largest number that a process gave, in every process. Numbers must fit int32."""
   if jax.process_count() == 1:
     return number
   return int(np.max(exchange((), np.int32(number))[1]))
@@ -91,8 +96,8 @@ def _bytes(data: bytes) -> np.ndarray:
 def same(**named: str) -> None:
   """Raises UserError in all processes unless all give the same texts.
 
-  Processes send digests, not the texts. Process 0 draws a word for each call, and every digest
-  covers it. A bare digest of data would confirm a guess to anyone who reads it later.
+  Processes send digests, not the texts. Process 0 draws a random nonce for each call, which every
+  digest covers. Without a nonce, anyone who reads a digest later could confirm a guess of the text.
 
   >>> same(config="learning_rate=0.1")
   """
@@ -114,7 +119,7 @@ def same(**named: str) -> None:
 def _from_first(data: bytes) -> bytes:
   """Returns the bytes of process 0 in all processes; bytes of the others are ignored."""
   length = int(exchange((), np.int32(len(data)))[1][0])
-  # Powers of two: few shapes, so few compilations.
+  # The length is padded to a power of two: few shapes need few compilations.
   row = np.zeros(1 << length.bit_length(), np.uint8)
   if is_first():
     row[:length] = _bytes(data)
@@ -151,7 +156,7 @@ def arrays_from_first(tree: ArrayTree) -> Any:
   """Returns the arrays of process 0, bit for bit, in all processes.
 
   Args:
-    tree: arrays of the same shapes and dtypes in every process; keys as `key_data`.
+    tree: arrays of the same shapes and dtypes in every process. Give keys as `key_data`.
   """
   if jax.process_count() == 1:
     return tree

@@ -1,15 +1,15 @@
-"""Meeting of the processes of a run: process 0 listens, and each other one identifies
-itself.
+"""Meeting of the processes of a run: process 0 listens, and all others identify themselves.
 
-Each connection has its own few seconds and bytes, after which it is closed, so none keeps the
-others waiting. If too many wait, the oldest from the most frequent address is closed first. A peer
-that was closed tries again until its time is over. Process 0 gives each a word that its hello
-must repeat, so an overheard hello is of no use later. Every wait ends at a known time.
+A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
+the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
+peer that was closed tries again until its time is over. Process 0 sends each peer a random word
+that the peer's hello must repeat, so an overheard hello is of no use later. Every wait ends at a
+known time.
 
 A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
-that claims an id without it is told what differs and is let go. The others wait on, so a stranger
-ends no meeting. A peer that knows `config` and differs in anything else was started wrongly. That
-ends the meeting for all, with the same line, unless `fewest` is given.
+that claims an id without it is told what differs, and is disconnected. The others wait on, so a
+stranger ends no meeting. A peer that knows `config` but differs in anything else was started
+wrongly. It ends the meeting for all, with the same line, unless `fewest` is given.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dpjax.validate import UserError, Verbatim
 
 # Largest number of bytes of one message.
 _MOST = 4096
-# Largest number of connections without identification; twice the number of processes if that is
-# more.
+# Largest number of connections that have not identified themselves. With more than 32 processes
+# it is twice the number of processes.
 _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0
@@ -37,14 +37,17 @@ _RETRY = 0.1
 
 
 class Address(NamedTuple):
-  """Address of process 0."""
+  """Host and port at which process 0 listens."""
 
   host: str
   port: int
 
 
 def address(coordinator: str) -> Address:
-  """Parses "HOST:PORT".
+  """Parses "HOST:PORT"; an IPv6 host may stand in brackets.
+
+  Raises:
+    UserError: another form, or a port that is not in [1, 65535].
 
   >>> address("10.0.0.1:9000")
   Address(host='10.0.0.1', port=9000)
@@ -63,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def message(data: bytes) -> dict[str, Any]:
-  """Parses a JSON object; {} for anything else."""
+  """Returns the parsed JSON object, or {} for anything else."""
   try:
     message = json.loads(data)
   except (ValueError, RecursionError):
@@ -76,10 +79,10 @@ def _say(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
-  """Reads a message that arrives by the deadline; {} for anything malformed."""
+  """Returns the message that arrives by the deadline; {} if it is late, missing or malformed."""
   data = b""
   try:
-    # An unknown peer may send without end.
+    # The length is limited, since an unknown peer may send without end.
     while not data.endswith(b"\n") and len(data) < _MOST:
       connection.settimeout(max(deadline - time.monotonic(), 0.001))
       more = connection.recv(_MOST)
@@ -120,7 +123,7 @@ def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | 
 
 
 class _Guest:
-  """A peer that has connected."""
+  """A connected peer that has not identified itself yet."""
 
   def __init__(self, connection: socket.socket, address: Any = ("",)):
     self.connection = connection
@@ -133,7 +136,7 @@ class _Guest:
       _say(connection, {"word": self.word})
 
   def read(self) -> dict[str, Any] | None:
-    """Returns its hello; {} for an unknown or departed peer, None while it is incomplete."""
+    """Returns the peer's hello: {} if it is invalid or the peer left, None while incomplete."""
     try:
       more = self.connection.recv(_MOST)
     except BlockingIOError:
@@ -143,14 +146,14 @@ class _Guest:
     self.data += more
     if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
       return None
-    # True is an int, too, but no process id.
+    # JSON's true is read as True, which Python takes for an int, but it is no process id.
     theirs = message(self.data)
     mine = type(theirs.get("process_id")) is int and theirs.pop("word", "") == self.word
     return theirs if mine else {}
 
 
 class _Lobby:
-  """The place where process 0 waits for the others, without blocking on any single one."""
+  """Connections of process 0 while it waits for the others. No peer can block it."""
 
   def __init__(
     self,
@@ -163,7 +166,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
-    # A peer that has left again must not block the wait.
+    # Without this, `accept` would block if a peer has left again.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -172,14 +175,17 @@ class _Lobby:
     self._refused: dict[int, str] = {}  # id -> why the first who claimed it was let go
 
   def gather(self, deadline: float) -> str | None:
-    """Returns None when all (or in the end `fewest`) are there, otherwise what is wrong."""
+    """Waits until all peers are there; after the deadline, `fewest` of them are enough.
+
+    Returns None, or what is wrong.
+    """
     wanted = {*range(1, self._mine["num_processes"])}
     while {*self.present} != wanted:
       if time.monotonic() > deadline:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # An absent one may be a process of this run that was given another config.
+        # An absent process may have claimed its id with another config. The message then says so.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (
@@ -205,8 +211,8 @@ class _Lobby:
     return next((wrong for wrong in wrongs if wrong), None)
 
   def _let_go(self) -> None:
-    """Disconnects guests whose time is over; of a crowd, the oldest from the address with the
-    most."""
+    """Disconnects guests whose time is over. If too many are left, disconnects the oldest guests
+    of the address that has the most."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:
       self._dismiss(guest)
@@ -223,7 +229,7 @@ class _Lobby:
       with contextlib.suppress(OSError):
         self._waiting.append(_Guest(*self._server.accept()))
       return None
-    # A peer that was admitted sends nothing more, so a readable one has left.
+    # An admitted peer sends nothing more, so its socket is readable only once it has left.
     if isinstance(guest, int):
       gone = self.present.pop(guest)
       self.heard.remove(gone)
@@ -245,7 +251,7 @@ class _Lobby:
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # Said without waiting for the peer, which need not listen.
+      # The socket does not block, since the peer need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
@@ -258,7 +264,7 @@ class _Lobby:
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
       self.present[theirs["process_id"]] = guest.connection
-    # The others continue without it.
+    # If `fewest` is given, the others go on without a peer that differs.
     elif self._fewest is not None:
       self.heard.remove(guest.connection)
       _tell(guest.connection, wrong)
@@ -267,7 +273,7 @@ class _Lobby:
     return wrong
 
   def close(self) -> None:
-    """Disconnects peers that have not identified themselves."""
+    """Disconnects the peers that have not identified themselves."""
     for guest in self._waiting:
       guest.connection.close()
 
@@ -280,12 +286,12 @@ def host(
   fewest: int | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
-  """Returns the connections to all peers. Any error is sent to all that are there.
+  """Returns the connections to the peers, by process id. Errors are sent to all that are there.
 
   Args:
-    report: called once for each id with the news that somebody claimed it without the right config.
-    fewest: number of peers that are enough when the time is over. A peer that is wrong in
-      anything is then told so, and let go alone. None: all must come.
+    report: called with one line for each id that a peer claims without the right config.
+    fewest: number of peers that are enough when the time is over. A peer that differs in anything
+      is told so, and disconnected alone. None: all must come.
 
   Raises:
     UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.
@@ -296,7 +302,7 @@ def host(
     contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
   ):
     wrong = lobby.gather(deadline)
-  # All of them are informed, or they would wait until their own time is up.
+  # Every peer is told the outcome; otherwise it would wait until its own time is over.
   for connection in lobby.heard:
     _tell(connection, wrong)
     if wrong:
@@ -314,7 +320,7 @@ def _tell(connection: socket.socket, wrong: str | None) -> None:
 
 def _reach(at: Address, deadline: float) -> socket.socket:
   while True:
-    # There is at least one attempt, however late.
+    # At least one attempt is made, even after the deadline.
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
@@ -330,20 +336,23 @@ def _reach(at: Address, deadline: float) -> socket.socket:
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
-    # Process 0 may start to listen later, so the call is repeated.
+    # Process 0 may start to listen later, so the attempt is repeated.
     time.sleep(_RETRY)
 
 
 def _ask(
   at: Address, mine: dict[str, Any], deadline: float, timeout: float
 ) -> tuple[socket.socket, dict[str, Any]]:
-  """Returns a connection and the answer of process 0 on it; {}: disconnected, or nobody is
-  there."""
+  """Returns (connection, answer of process 0). The answer is {} if none arrives.
+
+  The connection is closed unless process 0 admits this process.
+  """
   connection = _reach(at, deadline)
   greeting = _hear(connection, deadline)
   with contextlib.suppress(OSError):
     _say(connection, mine | {"word": greeting.get("word")})
-  # Process 0 may have started a little later, and waits equally long for the others.
+  # Process 0 may have started later and waits `timeout` seconds from then, so its answer may
+  # come after the deadline.
   answer = _hear(connection, deadline + timeout + _PATIENCE) if greeting else {}
   if answer.get("wrong", "no answer"):
     connection.close()
@@ -353,7 +362,7 @@ def _ask(
 def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
   deadline = time.monotonic() + timeout
   connection, answer = _ask(at, mine, deadline, timeout)
-  # It was dropped in a crowd, and tries again.
+  # Process 0 may drop a peer in a crowd, so the peer tries again.
   while "wrong" not in answer and time.monotonic() < deadline:
     time.sleep(_RETRY)
     connection, answer = _ask(at, mine, deadline, timeout)

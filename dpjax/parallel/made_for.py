@@ -1,4 +1,4 @@
-"""The machine that programs of a block are built for: the one that runs, or an absent one.
+"""Says for which machine a `with` block builds its programs: for this or for an absent one.
 
 Code that builds a program asks here, not JAX, for its platform and its devices. `targets`
 describes the absent machines, and compiles for them.
@@ -22,7 +22,7 @@ _CURRENT: contextvars.ContextVar[Machine | None] = contextvars.ContextVar(
 
 
 def current() -> Machine | None:
-  """Returns the machine that this block compiles for; None: the one that it runs on."""
+  """Returns the absent machine that this block compiles for, or None for the present machine."""
   return _CURRENT.get()
 
 
@@ -30,7 +30,7 @@ def current() -> Machine | None:
 def compiling_for(target: Machine | None) -> Iterator[None]:
   """Makes `current`, `platform` and `local_devices` answer for this target within the block.
 
-  None changes nothing.
+  A target of None changes nothing.
 
   Functions that were traced before keep their trace, so build them inside the block.
 
@@ -49,12 +49,12 @@ def compiling_for(target: Machine | None) -> Iterator[None]:
 def platform() -> str:
   """Returns "cpu", "gpu" or "tpu": the platform that programs are built for here.
 
-  Inside `compiling_for` it is the target's, otherwise that of this machine."""
+  Inside `compiling_for` this is the target's platform, otherwise that of JAX's default device."""
   target = current()
   if target is not None:
     return target.chip.platform
-  # A machine with an accelerator may be told to compute on its CPU, whose compiler drops what
-  # others keep, such as optimization barriers.
+  # A machine with an accelerator may be told to compute on its CPU. The CPU's compiler drops
+  # operations that other compilers keep, such as optimization barriers.
   config: Any = jax.config
   device = config.jax_default_device
   if device is None:
@@ -77,10 +77,10 @@ class StepProgram(NamedTuple):
 
   Attributes:
     lowered: result of `jax.jit(f).lower(...)`.
-    calls: number of times that a step calls it.
+    calls: number of times that a step calls the program.
     num_parameters: number of parameters that the run releases.
-    rows: examples that a device is given in a call; 0 where it is given clients.
-    data_bytes: bytes that lie on each device beside the arguments, such as the data set.
+    rows: number of examples that a device gets in a call; 0 if it gets clients.
+    data_bytes: bytes on each device beside the arguments, such as those of the data set.
   """
 
   lowered: Any
@@ -91,7 +91,7 @@ class StepProgram(NamedTuple):
 
 
 class Reached(Exception):
-  """Ends a step where it would have called its program: it was lowered for a target instead."""
+  """Raised in place of calling a step's program, when the program is lowered for a target."""
 
   def __init__(self, program: StepProgram):
     super().__init__("a step's program was lowered")
@@ -99,16 +99,23 @@ class Reached(Exception):
 
 
 def on_device(tree: Any) -> Any:
-  """Returns the shapes of a tree of arrays, on the first device of the block's target."""
+  """Returns the shape and dtype of each array of a tree, placed on the first local device.
+
+  Inside `compiling_for` that is the first device of the target.
+  """
   device = jax.sharding.SingleDeviceSharding(local_devices()[0])
   return placed(tree, lambda leaf: device)
 
 
 def placed(tree: Any, sharding: Callable[[Any], Any]) -> Any:
-  """Returns the shapes of a tree of arrays (or of shapes), each leaf where `sharding` says."""
+  """Returns the shape and dtype of each leaf, with the sharding that `sharding(leaf)` returns.
+
+  Args:
+    tree: tree of arrays or of `jax.ShapeDtypeStruct`.
+  """
 
   def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    # `typeof` knows whatever JAX takes: a number, a NumPy array, a key.
+    # `typeof` accepts all that JAX takes: a number, a NumPy array, a key.
     kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding(leaf))
 

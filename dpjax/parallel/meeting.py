@@ -1,11 +1,11 @@
-"""Start of a run of several processes, and detection of one that died or hangs.
+"""Start of a run of several processes, and detection of a process that died or hangs.
 
-JAX's runtime ends a process with a stack trace where a peer does not come, where two have the
-same number or where the first one dies. So the processes meet before it starts, over a plain
+JAX's runtime ends a process with a stack trace if a peer does not come, if two processes have the
+same id, or if process 0 dies. So the processes meet before JAX's runtime starts, over a plain
 socket at the same address. Each says who it is and what it wants to run. Process 0 compares, and
-all go on or all end with the same line. A peer that does not know what is to be run is let go,
-alone. The sockets stay open. A connection that closes without a farewell is a dead peer, known at
-once, whatever is being computed. A peer without a sign of life for `peer_timeout` seconds hangs.
+all go on or all end with the same line. A peer that does not know what is to be run is
+disconnected alone. The sockets stay open. A connection that closes without a farewell means a dead
+peer, whatever is being computed. A peer without a sign of life for `peer_timeout` seconds hangs.
 
 Nothing here is encrypted or authenticated, and neither is JAX's runtime: use trusted networks
 only. `lobby` holds the code of the meeting itself.
@@ -33,11 +33,11 @@ from dpjax.validate import UserError, Verbatim
 _MOST = 4096
 _FAREWELL = b"bye"
 _ALIVE = b"alive"
-# Number of intervals in the time limit. A peer that is silent for all of them hangs.
+# Number of equal parts of `peer_timeout`. A peer that is silent in all of them counts as hanging.
 _TICKS = 8
-# JAX's own heartbeat gets this multiple of the limit, so that it does not fail before ours.
+# JAX's heartbeat waits this multiple of `peer_timeout`, so that `Meeting` reports a loss first.
 _LATER = 10
-# Shortest limit in seconds; a busy process may be silent for a fraction of one.
+# Shortest `peer_timeout` in seconds: a busy process may be silent for part of a second.
 SHORTEST = 1.0
 
 
@@ -45,11 +45,10 @@ Lost = Callable[["Meeting", int, str], None]  # (meeting, process id, what happe
 
 
 class Meeting:
-  """The open connections of a process: process 0 has one to each peer, the others one to
-  process 0.
+  """Open connections of a process: from process 0 to each peer, or from a peer to process 0.
 
   Args:
-    connections: connections by process id.
+    connections: sockets by process id.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging.
   """
 
@@ -61,9 +60,11 @@ class Meeting:
     self._threads: list[threading.Thread] = []
 
   def watch(self, lost: Lost) -> None:
-    """Calls `lost(self, process id, what happened)` from another thread when a peer is
-    gone. A peer is gone if it closes without a farewell, gives no sign of life, or reports
-    another one as lost."""
+    """Calls `lost(self, process id, what happened)` from another thread when a process is lost.
+
+    A peer is lost if it closes without a farewell or gives no sign of life. It may also report
+    another process as lost.
+    """
     for who, connection in self._connections.items():
       connection.settimeout(self._limit / _TICKS)
       arguments = (who, connection, lost)
@@ -73,7 +74,7 @@ class Meeting:
     threading.Thread(target=self._live, daemon=True).start()
 
   def _live(self) -> None:
-    """Sends signs of life, two in each interval of the listeners."""
+    """Sends two signs of life in each interval in which peers expect one."""
     while not self._left.wait(self._limit / _TICKS / 2):
       self._tell(_ALIVE)
 
@@ -83,10 +84,13 @@ class Meeting:
       lost(self, *_loss(said, who))
 
   def _last_word(self, connection: socket.socket) -> bytes:
-    """Returns the last message that is no sign of life; b"": the peer closed silently.
+    """Waits for a peer's end, and returns its first message that is no sign of life.
 
-    Silence is counted in ticks of our own, so a process that was itself suspended does not
-    take the others for dead when it wakes up.
+    Returns b"" if the peer closes without a farewell. After `peer_timeout` seconds of silence
+    returns a report of the loss.
+
+    Silence is counted in receive timeouts of this process. So a process that was itself suspended
+    does not take the others for dead when it wakes up.
     """
     silent = 0
     data = b""
@@ -118,8 +122,8 @@ class Meeting:
     """Sends a farewell: this process will end normally.
 
     Args:
-      seconds: wait so long for the others to leave too; one that is lost meanwhile is
-        reported. JAX ends with a stack trace in a process that outlives process 0.
+      seconds: longest wait for the others to leave, too. A process lost meanwhile is reported.
+        JAX ends with a stack trace in a process that outlives process 0.
     """
     self._tell(_FAREWELL)
     deadline = time.monotonic() + seconds
@@ -138,21 +142,26 @@ class Meeting:
   def abandon(
     self, who: int | None = None, why: str = "has ended", seconds: float = 1.0
   ) -> None:
-    """Announces that the run is over, and gives the others a moment.
+    """Tells the others that the run is over. Process 0 then waits, so that they end first.
 
     Args:
-      who: the process that was lost; None: this one cannot go on.
-      why: what happened to it.
+      who: id of the lost process; None: this process cannot go on.
+      why: what happened to that process.
+      seconds: time that process 0 waits.
     """
     self._left.set()
     self._tell(json.dumps({"lost": who, "why": why}).encode())
-    # This is process 0. In a process that outlives it, JAX ends with a stack trace.
+    # Only process 0 has no connection to process 0. It waits, since JAX ends with a stack trace
+    # in a process that outlives it.
     if 0 not in self._connections:
       time.sleep(seconds)
 
 
 def _loss(said: bytes, sender: int) -> tuple[int, str]:
-  """Returns (who is lost, what happened) from a peer's last message."""
+  """Returns (id of the lost process, what happened) from a peer's last message.
+
+  A message that names no process reports the loss of its sender.
+  """
   message = lobby.message(said)
   who = message.get("lost")
   why = message.get("why")
@@ -171,21 +180,21 @@ def meet(
   peer_timeout: float = 30.0,
   report: Callable[[str], None] = lambda line: None,
 ) -> Meeting:
-  """Waits until all processes are there and agree; uses no device.
+  """Waits until all processes are there and agree. Uses no device.
 
   Args:
     coordinator: "HOST:PORT" of process 0, where it listens until all have come.
-    same: {name: text} that all must give alike. `config` is a digest of what this process is
-      going to run; it is never shown. Other texts are shown where they differ.
+    same: texts by name, which must be equal in all processes. `config` is a digest of what this
+      process is going to run; it is never shown. Other texts are shown where they differ.
     timeout: seconds to wait for the others.
-    peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
-      same in all.
-    report: called in process 0 with one line about anyone who claimed a number without knowing
-      `config`. It is let go, for it may be a stranger; its number stays free until `timeout`.
+    peer_timeout: seconds without a sign of life after which a peer counts as hanging. It must be
+      equal in all processes.
+    report: called in process 0 with one line about each id that a peer claimed without knowing
+      `config`. The peer may be a stranger, so it is disconnected, and the id stays free.
 
   Raises:
     UserError: a bad argument, a port in use, a peer that does not come, that has the same
-      number, or that wants another run; the same line in all processes that are there.
+      id, or that wants another run. All processes that are there raise the same line.
   """
   at = lobby.address(coordinator)
   validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)
@@ -213,7 +222,7 @@ def meet(
   else:
     connections = lobby.join(at, mine, timeout)
   for connection in connections.values():
-    # No timeout until `Meeting.watch` sets one.
+    # `Meeting.watch` sets a timeout. Before that a call may wait for any time.
     connection.settimeout(None)
   return Meeting(connections, peer_timeout)
 
@@ -227,18 +236,18 @@ def start(
   peer_timeout: float = 30.0,
   local_devices: Sequence[int] | None = None,
 ) -> None:
-  """Starts JAX's multi-process runtime, after `meet` and before anything touches a device.
+  """Starts JAX's multi-process runtime. Call it after `meet`, and before any device is used.
 
   Args:
-    local_devices: ids of the accelerators of this process, None for all of this machine; on
-      a CPU only their number matters.
+    local_devices: ids of this process's accelerators; None: all of this machine. On a CPU only
+      the number of ids matters.
 
   Raises:
-    PeerLost: a process died meanwhile.
+    PeerLost: a process died since `meet`.
   """
   if local_devices is not None and len(local_devices) > 1:
     jax.config.update("jax_num_cpu_devices", len(local_devices))
-  # SIGTERM is handled by the run's own loop.
+  # JAX's preemption service would catch SIGTERM, which the run's own loop handles.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator,
@@ -251,5 +260,5 @@ def start(
     if lobby.is_loopback(lobby.address(coordinator).host)
     else None,
   )
-  # A first exchange, which fails if a process has died meanwhile.
+  # The first exchange raises PeerLost if a process has died meanwhile.
   processes.exchange(np.zeros((), np.int32), ())

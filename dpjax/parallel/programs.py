@@ -7,12 +7,12 @@ TPU's small fast memory as if it were the large one. Here:
 | ------------- | --------------------------------------------------------------------------- |
 | flops         | two for each product of a matrix product or convolution, padding left out   |
 | memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
-| slices        | of an array that a kernel only slices or updates: the slice, or the update  |
-| a loop        | its body times its trips; where the compiler states none: once, and said so |
-| a conditional | the branch of most memory bytes, but none of constants, and none marked     |
-|               | as rarely taken (`dpjax.branches`): only unusual examples need those        |
+| slices        | only the slice or the update, where a kernel slices or updates an array     |
+| a loop        | its body times its trips; once if no trips are stated (`unknown_loops`)     |
+| a conditional | the branch of the largest number of memory bytes. Branches of constants     |
+|               | are left out, and those marked as rarely taken (`dpjax.branches`)           |
 
-Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
+Elementwise operations count as no flops: they run beside the matrix units, bound by memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import numpy as np
 from dpjax.branches import RARE
 from dpjax.parallel.collectives import collectives, width
 
-# Instructions without a kernel of their own. A "-done" or "-update" ends what was counted when
-# it began.
+# Instructions that run no kernel. Those that end in "-done" or "-update" run none either: they
+# end an operation that was counted at its start.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
   "partition-id", "replica-id", "opt-barrier", "optimization-barrier", "domain",
@@ -49,13 +49,13 @@ class ProgramCounts(NamedTuple):
   narrow_flops: float = 0.0  # of these, those with operands of at most 16 bits
   memory_bytes: float = 0.0  # read from and written to the device's memory
   sent_bytes: float = 0.0  # results of exchanges between devices
-  kernels: int = 0  # that run, those in a loop once a trip
+  kernels: int = 0  # that run; in a loop, once per trip
   fusions: int = 0  # in the text, outside of other fusions
   loops: int = 0  # in the text
   unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
-    """Returns the work of a loop's trips; counts of the text (fusions, loops) stay."""
+    """Returns the work of a body that runs `trips` times. Counts of the text stay as they are."""
     return self._replace(
       flops=self.flops * trips,
       narrow_flops=self.narrow_flops * trips,
@@ -65,7 +65,7 @@ class ProgramCounts(NamedTuple):
     )
 
   def plus(self, other: ProgramCounts) -> ProgramCounts:
-    """Returns the work of both."""
+    """Returns the sum of both counts, field by field."""
     return ProgramCounts._make(a + b for a, b in zip(self, other))
 
 
@@ -106,7 +106,7 @@ class _Computation(NamedTuple):
     return [each for each in self.instructions.values() if name in each.operands]
 
   def parameter(self, number: int) -> str | None:
-    """Returns the name of a parameter."""
+    """Returns the name of parameter `number`, or None if there is none."""
     for each in self.instructions.values():
       if each.opcode == "parameter" and each.inside == str(number):
         return each.name
@@ -114,7 +114,7 @@ class _Computation(NamedTuple):
 
 
 def _closing(text: str) -> int:
-  """Returns the place after the parenthesis that closes the one at the start."""
+  """Returns the index after the parenthesis that closes the first one, or the text's length."""
   depth = 0
   for place, letter in enumerate(text):
     depth += (letter == "(") - (letter == ")")
@@ -124,7 +124,8 @@ def _closing(text: str) -> int:
 
 
 def _instruction(name: str, text: str) -> _Instruction:
-  # A layout holds parentheses and no space; a tuple of types holds both.
+  # The type of the result comes first. A layout holds parentheses, but no space, so the type ends
+  # at a space. A tuple of types holds both, so it ends at its closing parenthesis.
   end = _closing(text) if text.startswith("(") else text.index(" ")
   result = text[:end]
   opcode, _, call = text[end:].strip().partition("(")
@@ -136,14 +137,15 @@ def _instruction(name: str, text: str) -> _Instruction:
     space = re.search(r"S\((\d+)\)", layout)
     sizes = tuple(int(size) for size in shape.split(",") if size)
     arrays.append(_Array(kind, sizes, int(space[1]) if space else 0))
-  # In some dialects each name follows its type, whose brackets hold commas.
+  # In some dialects each name follows its type. A type has brackets with commas, so these brackets
+  # are removed first.
   names = re.sub(r"/\*.*?\*/|\[[^\]]*\]|\{[^}]*\}", "", inside).split(",")
   operands = tuple(part.split()[-1].lstrip("%") for part in names if part.strip())
   return _Instruction(name, opcode, tuple(arrays), operands, inside, call[end:], text)
 
 
 def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
-  """Returns (computations by name, the name of the first that runs)."""
+  """Returns (computations by name, the name of the entry computation)."""
   computations: dict[str, _Computation] = {}
   entry = ""
   current: dict[str, _Instruction] = {}
@@ -168,8 +170,10 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _pairs(inputs: int, outputs: int, window: dict[str, int]) -> int:
-  """Returns how often a kernel's place meets an input, along one axis: neither padding nor the
-  holes of a dilation are met."""
+  """Returns the number of pairs of a kernel entry and an input entry that meet along one axis.
+
+  Padding and the holes of a dilated input do not count.
+  """
   place = np.arange(outputs)[:, None] * window["stride"] - window["pad"]
   place = place + np.arange(window["size"])[None, :] * window["rhs_dilate"]
   hole = window["lhs_dilate"]
@@ -177,7 +181,7 @@ def _pairs(inputs: int, outputs: int, window: dict[str, int]) -> int:
 
 
 def _windows(attributes: str, axes: int) -> list[dict[str, int]]:
-  """Returns size, stride, padding in front and dilations of each axis of space."""
+  """Returns the window of each spatial axis: size, stride, padding in front, and dilations."""
   text = re.search(r"\bwindow=\{([^}]*)\}", attributes)
   parts = dict(part.split("=") for part in text[1].split()) if text else {}
   default = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
@@ -194,7 +198,7 @@ def _windows(attributes: str, axes: int) -> list[dict[str, int]]:
 def _convolution_flops(
   attributes: str, inputs: _Array, kernel: _Array, outputs: _Array
 ) -> float:
-  """Returns the flops of a convolution of these shapes, in whichever direction it runs."""
+  """Returns the flops of a convolution of these shapes; 0 if `attributes` name no axes."""
   labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
   if labels is None:
     return 0.0
@@ -209,7 +213,10 @@ def _convolution_flops(
 
 
 def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
-  """Returns the flops of an instruction itself, without what it calls."""
+  """Returns the flops of a matrix product or convolution; 0 for other instructions.
+
+  What the instruction calls is not counted.
+  """
   target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
   called = target[1] if target else ""
   if each.opcode == "dot":
@@ -222,8 +229,8 @@ def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
     inputs, kernel = operands[:2]
     return _convolution_flops(each.attributes, inputs, kernel, each.arrays[0])
   elif called.startswith("__cudnn$conv"):
-    # Flops are counted by the shapes of the forward convolution. The result is its input, its
-    # kernel or its output.
+    # cuDNN's call is described by the axes of the forward convolution. Its result is the forward
+    # convolution's input, kernel or output, so the arrays are put in that order.
     places = [*operands[:2], each.arrays[0]]
     order = {"Input": (2, 1, 0), "Filter": (0, 2, 1)}
     chosen = next((order[name] for name in order if called.endswith(name)), (0, 1, 2))
@@ -239,14 +246,14 @@ def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
 
 
 class _Reader:
-  """The computations of one program; each is counted once."""
+  """The computations of one program. Counts of a computation are made once, and then kept."""
 
   def __init__(self, hlo: str):
     self.computations, self.entry = _parsed(hlo)
     self.counted = functools.cache(self._counted)
 
   def _counted(self, name: str) -> ProgramCounts:
-    """Returns the counts of a computation that runs by itself."""
+    """Returns the counts of a computation, with those of the computations that it calls."""
     computation = self.computations[name]
     total = ProgramCounts()
     for each in computation.instructions.values():
@@ -290,14 +297,15 @@ class _Reader:
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # The branch with the most memory bytes counts; one whose trips are all stated goes first.
+    # The branch with the fewest loops of unknown length counts. Among equals, it is the branch
+    # with the largest number of memory bytes.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
   def _is_rare(self, name: str) -> bool:
     """Returns whether a branch is marked as rarely taken, in the name of one of its operations."""
     computation = self.computations[name]
     for each in computation.instructions.values():
-      # A conditional in a branch has branches of its own.
+      # Only fusions are searched: a conditional inside the branch has branches of its own.
       fused = each.called("calls") if each.opcode == "fusion" else []
       if f"/{RARE}/" in each.attributes or any(map(self._is_rare, fused)):
         return True
@@ -328,8 +336,8 @@ class _Reader:
     stated = _TRIPS.search(each.attributes)
     if stated:
       return int(stated[1])
-    # The compiler for TPUs states none. JAX's loops of known length count from 0 by 1 and go on
-    # while the count, which is part of the carry, is below a constant.
+    # The compiler for TPUs states no trips. JAX's loops of known length count from 0 by 1. They go
+    # on while the count, a part of the carry, is below a constant.
     (condition,) = each.called("condition")
     (body,) = each.called("body")
     ends = self.computations[condition]
@@ -357,7 +365,7 @@ class _Reader:
     return any(term and term.opcode == "constant" and term.inside == "1" for term in terms)
 
   def _flops(self, computation: _Computation, each: _Instruction) -> tuple[float, float]:
-    """Returns (flops, those of narrow operands) of an instruction and of what it fuses."""
+    """Returns (flops, flops with operands of at most 16 bits), including fused instructions."""
     operands = [
       array for name in each.operands for array in computation.arrays_of(name)[:1]
     ]
@@ -373,12 +381,12 @@ class _Reader:
     return count, narrow
 
   def _traffic(self, computation: _Computation, each: _Instruction) -> float:
-    """Returns the bytes that an instruction reads and writes."""
+    """Returns the number of bytes of device memory that an instruction reads and writes."""
     inner = None
     if each.opcode == "fusion":
       (name,) = each.called("calls")
       inner = self.computations[name]
-    # A product of an array with itself reads its blocks once.
+    # An operand that occurs twice, as in x @ x, is read once.
     shares: dict[str, float] = {}
     for place, operand in enumerate(each.operands):
       if inner is not None:
@@ -397,23 +405,23 @@ class _Reader:
   ) -> float:
     results = each.arrays
     if each.opcode == "custom-call":
-      # The rest of the tuple is scratch memory of the library, whose use is not known.
+      # The first result is the output. The others are scratch memory, whose use is not known.
       results = results[:1]
     if each.opcode.startswith("copy-start"):
-      # (destination, source, token)
+      # The results are (destination, source, token), and only the destination is written.
       results = results[:1]
     size = sum(array.num_bytes for array in results)
     root = each if inner is None else inner.instructions.get(inner.root)
     place = computation if inner is None else inner
     if root is not None and root.opcode == "dynamic-update-slice":
-      # In place: only the update is written.
+      # The update is made in place, so only its size is written.
       whole = math.prod(root.arrays[0].shape) or 1
       update = place.arrays_of(root.operands[1])
       return size * math.prod(update[0].shape) / whole if update else size
     return size
 
   def _share(self, inner: _Computation, parameter: str) -> float:
-    """Returns the share of a parameter that a fusion reads: 1 unless all users only slice it."""
+    """Returns the share of a parameter that a fusion reads: the sum over its users, at most 1."""
     users = inner.users(parameter)
     shares = []
     for user in users:
@@ -430,7 +438,10 @@ class _Reader:
   def _share_of(
     self, computation: _Computation, user: _Instruction, operand: str, place: int
   ) -> float:
-    """Returns the share of an operand that one instruction reads."""
+    """Returns the share of an operand that one instruction reads.
+
+    A slice reads the part that it returns. An update in place does not read the old array.
+    """
     held = computation.arrays_of(operand)
     whole = math.prod(held[0].shape) if held else 0
     if place == 0 and whole and user.opcode in _SLICES:
@@ -444,7 +455,7 @@ def counted(hlo: str) -> ProgramCounts:
   """Returns the work of `jax.jit(f).lower(...).compile().as_text()`, on one device.
 
   Args:
-    hlo: text of a compiled program, of whichever platform.
+    hlo: text of a compiled program for any platform.
 
   >>> import jax, jax.numpy as jnp
   >>> product = jax.jit(jnp.dot).lower(jnp.ones((8, 32)), jnp.ones((32, 16))).compile()

@@ -21,7 +21,7 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax.validate import UserError
 
-# A file of this size is closed, and rows go to the next one.
+# Size in bytes at which a file is closed; later rows go to a new file.
 SEGMENT_BYTES = 64 * 2**20
 # Number of newest indexes whose rows stay on disk.
 KEPT = 2
@@ -37,7 +37,7 @@ def no_rows(num_clients: int) -> np.ndarray:
 
 
 def with_rows(index: np.ndarray) -> np.ndarray:
-  """Returns the clients that have a row, in order."""
+  """Returns the ids of the clients that have a row, ascending."""
   return np.flatnonzero(index[:, 0] != _NOWHERE)
 
 
@@ -54,10 +54,10 @@ class Journal:
   """Rows of one length, in numbered files of a folder.
 
   Args:
-    folder: folder of the files, made if it is missing. Rows that an earlier process has written
-      there are read if an index names them, and are never written over.
-    row_bytes: bytes of every row.
-    segment_bytes: size at which a file is closed.
+    folder: folder of the files, made if it is missing. Rows of an earlier process there are
+      readable by its index, and are never overwritten.
+    row_bytes: number of bytes of every row.
+    segment_bytes: size in bytes at which a file is closed.
 
   >>> import tempfile
   >>> journal = Journal(pathlib.Path(tempfile.mkdtemp()), row_bytes=2)
@@ -73,8 +73,8 @@ class Journal:
     self.folder = pathlib.Path(folder)
     self.row_bytes = row_bytes
     self._segment_rows = max(1, segment_bytes // max(1, row_bytes))
-    self._rows: dict[int, int] = {}  # of each file, those that nobody names included
-    self._named: list[set[int]] = []  # the files of the newest indexes
+    self._rows: dict[int, int] = {}  # rows in each file, with those that no index names
+    self._named: list[set[int]] = []  # files that each of the newest indexes uses
     self._open: int | None = None  # the file that is written to
     self._unsynced: set[int] = set()
     processes.on_first(self._look)
@@ -86,15 +86,16 @@ class Journal:
         self._rows[int(path.stem)] = path.stat().st_size // max(1, self.row_bytes)
 
   def path(self, segment: int) -> pathlib.Path:
-    """Returns the path of the file of that number."""
+    """Returns the path of the file with this number."""
     return self.folder / f"{segment:06d}{_SUFFIX}"
 
   def append(self, records: Sequence[bytes]) -> np.ndarray:
-    """Writes rows, and returns their places in an index, [K, 4]. They are durable after
-    `sync`.
+    """Writes rows, and returns their entries of an index, [K, 4].
+
+    The rows survive a loss of power after `sync`.
 
     Raises:
-      OSError: the disk is full; what was written before is as it was.
+      OSError: the disk is full. Rows that were written before stay intact.
     """
     places = no_rows(len(records))
     if records:
@@ -112,14 +113,13 @@ class Journal:
       # Rows are as secret as the data: only the owner may read the file.
       file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
-        # The system may write only a part of it: a full disk or a signal ends a write
-        # early.
+        # The system may write only a part of the row: a full disk or a signal ends a write early.
         done = 0
         while done < len(record):
           done += os.pwrite(file, record[done:], slot * self.row_bytes + done)
       finally:
         os.close(file)
-      # Counted after the write: on a full disk the next row uses this place.
+      # The row is counted after its write: if the disk is full, the next row uses this place.
       self._rows[self._open] += 1
       self._unsynced.add(self._open)
       places.append((self._open, slot))
@@ -129,7 +129,7 @@ class Journal:
     """Reads the rows at these places [K, 4] of an index.
 
     Raises:
-      UserError: a file is gone, or holds something else there.
+      UserError: a file is gone, or holds other bytes there.
     """
     records: list[bytes] = []
     processes.on_first(lambda: records.extend(self._read_at(places)))
@@ -149,7 +149,7 @@ class Journal:
         try:
           if segment not in files:
             files[segment] = held.enter_context(open(path, "rb", buffering=0))
-          # pread reads only this row, at any file position.
+          # `pread` reads this row alone, and needs no seek.
           record = os.pread(files[segment].fileno(), self.row_bytes, slot * self.row_bytes)
         except OSError as error:
           raise _unreadable(path, error.strerror or "cannot be opened") from error
@@ -164,7 +164,7 @@ class Journal:
 
   def _synced(self) -> None:
     written = [self.path(segment) for segment in sorted(self._unsynced)]
-    # The folder as well: a new file's name is not durable before.
+    # The folder is synced, too: until then a power loss may remove the name of a new file.
     for path in (*written, self.folder):
       file = os.open(path, os.O_RDONLY)
       try:
@@ -174,9 +174,10 @@ class Journal:
     self._unsynced.clear()
 
   def compact(self, index: np.ndarray) -> None:
-    """Moves rows out of closed files that are mostly unused, so that `keep` can remove these.
+    """Moves rows out of closed files that are mostly unused, so that `keep` can remove the files.
 
-    Changes `index` in place. Files then hold at most twice the used rows, and one file more.
+    Changes `index` in place. Afterwards the closed files that `index` uses hold at most twice as
+    many rows as it names.
     """
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot
@@ -186,7 +187,7 @@ class Journal:
     closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
       clients = np.flatnonzero(index[:, 0] == segment)
-      # A file of which at least half is in use is not worth copying.
+      # A file is not worth copying if at least half of its rows are in use.
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():
@@ -195,11 +196,11 @@ class Journal:
     return moved
 
   def resume(self, index: np.ndarray) -> None:
-    """Resumes from this index; removes nothing before the next call of `keep`."""
+    """Continues from this index, whose files the next call of `keep` does not remove."""
     self._named = [_segments(index)]
 
   def keep(self, index: np.ndarray) -> None:
-    """Removes the files that neither this index nor the one before it uses."""
+    """Removes the files that neither this index nor the previous one uses."""
     self._named = [*self._named, _segments(index)][-KEPT:]
     processes.on_first(self._pruned)
 

@@ -1,5 +1,4 @@
-"""Arrays on devices of several processes: assembled from the parts of each, and taken
-apart."""
+"""Places arrays on devices of several processes, and reads them back."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
 
   Args:
     leaf: an array or keys of any shape, the same in every process of the sharding. Each process
-      gives its own devices their parts, and nothing is sent. Or an array that spans processes
-      already: it is laid out anew.
+      gives its own devices their parts, and nothing is sent. An array that already spans
+      processes is laid out anew.
 
   >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   >>> placed(np.ones(2, np.float32), device)
@@ -38,16 +37,18 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def placed_like(leaf: HostArray, like: object) -> jax.Array:
-  """Places the leaf like `like`, if that spans processes; else on a device of this process."""
+  """Places the leaf as `like` is placed if `like` spans processes, else on this process's
+  default device."""
   if isinstance(like, jax.Array) and not like.is_fully_addressable:
     return placed(leaf, like.sharding)
   return jnp.asarray(leaf)
 
 
 def own_copy(tree: ArrayTree) -> Any:
-  """Returns the tree with leaves that span processes assembled from the parts on this
-  process's own devices, which must cover the leaf. Nothing is sent, so one process may do
-  it alone.
+  """Returns the tree with a local array in place of each leaf that spans processes.
+
+  The local array is assembled from the parts on this process's devices. These parts must cover
+  the leaf, which is not checked. Nothing is sent, so one process may call it alone.
 
   >>> own_copy({"x": np.ones(1)})
   {'x': array([1.])}

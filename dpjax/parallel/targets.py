@@ -1,4 +1,4 @@
-"""Machines that are not here, as targets of the compiler: `tpu:v5e:2x4`, `gpu:h100:8`.
+"""Compiles for machines that are absent, such as `tpu:v5e:2x4` or `gpu:h100:8`.
 
 XLA compiles for a chip that is absent. So a program's memory, its exchanges and its work are known
 before anybody rents the chip; its running time is not. `CHIPS` holds the published figures of
@@ -42,28 +42,29 @@ INSTALL = "pip install 'dpjax[targets]'"
 _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
 _GPUS_PER_HOST = 8
 _GIB = 2**30
-# libtpu looks for what it runs on, in the cloud's metadata server, unless it is told not to.
+# Without these variables libtpu asks the cloud's metadata server which machine it runs on.
 _QUIET = {
   "TPU_SKIP_MDS_QUERY": "1",
   "TF_CPP_MIN_LOG_LEVEL": "3",
   # No chip is used, so several processes may compile at once.
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Without a GPU no kernel can be timed; then Triton's matrix products have no known tiling.
+# Without a GPU no kernel can be timed, so autotuning is off. Triton's matrix products, which
+# then have no known tiling, are off, too.
 _GPU_OPTIONS = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
 
 
 class Chip(NamedTuple):
-  """Published figures of one accelerator chip; peaks without sparsity.
+  """Published figures of one accelerator chip; its peaks are those without sparsity.
 
   Attributes:
     platform: "tpu" or "gpu".
-    device: name of the chip, as JAX has it.
-    memory_bytes: size of its memory.
-    flops_bfloat16: peak of matrix products, per second.
+    device: name of the chip in JAX.
+    memory_bytes: size of its memory in bytes.
+    flops_bfloat16: peak of matrix products in bfloat16, in flops per second.
     flops_float32: the same for float32 operands at JAX's default precision, which rounds them:
       to bfloat16 on a TPU, to TF32 on a GPU.
-    bandwidth: bytes per second of its memory.
+    bandwidth: bytes that its memory transfers per second.
     source: page with the figures.
     card: figures of a GPU for the compiler; None for a TPU.
   """
@@ -81,8 +82,8 @@ class Chip(NamedTuple):
   def usable_bytes(self) -> int:
     """Bytes of memory that JAX takes by default.
 
-    On a GPU these are three quarters of its memory (XLA_CLIENT_MEM_FRACTION takes more). Of a TPU's
-    memory, libtpu keeps .25 GiB for itself.
+    On a GPU they are three quarters of the memory; XLA_CLIENT_MEM_FRACTION changes this share.
+    On a TPU they are all but .25 GiB, which libtpu keeps for itself.
     """
     if self.platform == "gpu":
       return self.memory_bytes * 3 // 4
@@ -152,7 +153,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """A machine of equal chips: `parse` reads it from text.
+  """A machine of equal chips, which `parse` reads from text.
 
   Attributes:
     text: text that `parse` was given.
@@ -173,10 +174,10 @@ class Machine:
     return math.prod(self.sizes)
 
   def devices(self) -> list[Any]:
-    """Returns its devices, which a program can be compiled for and nothing runs on.
+    """Returns its devices. Programs can be compiled for them, but nothing runs on them.
 
     Raises:
-      UserError: its compiler is not installed or is of another version of JAX, or knows no such
+      UserError: the compiler is not installed, is of another version of JAX, or knows no such
         machine.
     """
     _check_installed(self.chip.platform, jax.__version__)
@@ -196,16 +197,18 @@ class NotFitting(Exception):
 
 
 class Compiled(NamedTuple):
-  """Program for one device of a target; sizes in bytes, as the compiler states them."""
+  """Figures of a compiled program on one device; sizes in bytes, as the compiler states them."""
 
   counts: ProgramCounts
   arguments: int
   outputs: int
-  aliased: int  # of the outputs, those that take the place of arguments
+  aliased: int  # bytes of the outputs that take the place of arguments
   temporaries: int
   code: int
-  compiler_flops: float | None = None  # XLA's own count: elementwise too, loops once; TPUs
-  compiler_bytes: float | None = None  # XLA's own count: fast memory too, loops once; TPUs
+  # XLA's own counts. They include elementwise operations and fast memory, count each loop once,
+  # and exist for TPUs alone.
+  compiler_flops: float | None = None
+  compiler_bytes: float | None = None
 
   @property
   def held(self) -> int:
@@ -215,8 +218,8 @@ class Compiled(NamedTuple):
   def seconds(self, chip: Chip) -> float:
     """Returns the seconds of the program by the roofline model (Williams et al. 2009).
 
-    They are the larger of flops / peak and bytes / bandwidth, by the chip's published peaks, and no
-    timing. Exchanges between devices and the start of kernels come on top.
+    This is the larger of flops / peak and bytes / bandwidth, by the chip's published figures. It
+    is no measured time, and leaves out exchanges between devices and kernel launches.
     """
     wide = self.counts.flops - self.counts.narrow_flops
     products = self.counts.narrow_flops / chip.flops_bfloat16 + wide / chip.flops_float32
@@ -224,7 +227,7 @@ class Compiled(NamedTuple):
 
 
 def parse(text: str) -> Machine:
-  """Returns the machine of a text: a TPU by the sides of its slice, GPUs by their number.
+  """Returns the machine that a text names: a TPU by the sides of its slice, GPUs by their number.
 
   Raises:
     UserError: text of another form, or a chip that `CHIPS` does not have.
@@ -249,11 +252,11 @@ def parse(text: str) -> Machine:
 
 
 def _check_installed(platform: str, version: str) -> None:
-  """Raises UserError, one line, unless the compiler of this version of JAX is installed."""
+  """Raises UserError of one line unless the compiler for this version of JAX is installed."""
   packages = ("libtpu",) if platform == "tpu" else ("jax-cuda12-plugin", "jax-cuda12-pjrt")
   wanted = version
   if platform == "tpu":
-    # JAX's extra names the libtpu that it was tested with, such as libtpu==0.0.42.*.
+    # The extra `jax[tpu]` pins the libtpu that JAX was tested with, such as libtpu==0.0.42.*.
     pins = [pin for pin in importlib.metadata.requires("jax") or () if "libtpu" in pin]
     numbers = re.search(r"libtpu==([\d.]*\d)", pins[0]) if pins else None
     wanted = numbers[1] if numbers else ""
@@ -300,8 +303,10 @@ def card(chip: Chip) -> str:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-  """Discards what native code writes to stderr: both compilers warn, in many lines, that the
-  machine is not there."""
+  """Discards what native code writes to stderr.
+
+  Both compilers warn, in many lines, that the machine is absent.
+  """
   kept = os.dup(2)
   nothing = os.open(os.devnull, os.O_WRONLY)
   try:
@@ -328,7 +333,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
         field="target",
         value=target.text,
       )
-    # partitions x machines x GPUs of each
+    # Numbers of partitions, of hosts in each partition, and of GPUs in each host.
     options["topology"] = f"1x{hosts}x{_GPUS_PER_HOST}" if hosts else f"1x1x{layout}"
     options["target_config"] = card(target.chip)
     name = ""
@@ -336,7 +341,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
   else:
     name = f"{target.name}:{layout}"
     platform = "tpu"
-    # A slice of up to 8 chips is one machine, where libtpu would assume machines of 2x2.
+    # A slice of up to 8 chips is one host. By default libtpu would assume hosts of 2x2 chips.
     if target.num_devices <= 8 and len(sizes) == 2:
       options["chips_per_host_bounds"] = [*sizes, 1]
     elif target.num_devices == 1:
@@ -358,11 +363,11 @@ def _devices(target: Machine) -> tuple[Any, ...]:
 
 
 def compiled(lowered: Any, target: Machine) -> Compiled:
-  """Compiles what `jax.jit(f).lower(...)` made for devices of a target.
+  """Compiles a program that `jax.jit(f).lower(...)` lowered for devices of a target.
 
   Raises:
-    NotFitting: it needs more memory than a TPU has. The compiler for GPUs never refuses: compare
-      `Compiled.held` with the card's memory.
+    NotFitting: the program needs more memory than a TPU has. The compiler for GPUs never refuses:
+      compare `Compiled.held` with the card's memory.
   """
   gpu = target.chip.platform == "gpu"
   try:
@@ -372,7 +377,7 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise NotFitting(_wanted(str(error))) from error
-  # Imported here: only a plan for a machine that is absent reads a program.
+  # Imported here, since only plans for absent machines count the work of a program.
   from dpjax.parallel.programs import counted
 
   memory = program.memory_analysis()
@@ -390,7 +395,7 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
 
 
 def _wanted(message: str) -> float | None:
-  """Reads the bytes that a refused program would need.
+  """Reads the bytes that a refused program would need; None if the message has no number.
 
   >>> _wanted("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.") / 2**30
   20.5

@@ -21,26 +21,27 @@ from dpjax import noise as noise_lib
 from dpjax.relevance.settings import AdLM
 from dpjax.types import Array
 
-# Weight of the old running statistics of the batch normalisation.
+# Weight of the old running statistics when the statistics of a batch are mixed in.
 _MOMENTUM = 0.9
-# Added to a variance, so that no unit divides by zero.
+# Number that is added to a variance, so that no unit divides by zero.
 _TINY = 1e-3
 
 
 class Net(NamedTuple):
-  """init(key, x) -> params; apply(params, x) -> logits, with running statistics."""
+  """A net with batch normalisation. init(key, x) -> params; apply(params, x) -> logits, which uses
+  running statistics."""
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
-  refresh: Callable[..., Any]  # (params, statistics) -> params with newer running ones
-  in_batch: Callable[..., Any]  # (params, x) -> (logits by the batch's statistics, those)
+  refresh: Callable[..., Any]  # (params, batch statistics) -> updated params
+  in_batch: Callable[..., Any]  # (params, x) -> (logits, batch statistics)
 
 
 def net(body: Any, num_classes: int) -> Net:
-  """Returns a net: a body whose outputs [B, h] are normalised, clipped to [-1, 1] and read
-  linearly.
+  """Returns a net that normalises the outputs [B, h] of a body, clips them to [-1, 1], and maps
+  them linearly to logits.
 
-  The normalisation mixes the examples of a batch: one more reason why nothing holds for a
+  The normalisation mixes the examples of a batch, which alone would rule out a guarantee for a
   single record.
   """
 
@@ -48,7 +49,7 @@ def net(body: Any, num_classes: int) -> Net:
     params = body.init(key, x)
     h = jax.eval_shape(body.apply, params, x).shape[1]
     unit = jax.nn.initializers.normal(1.0)(jax.random.fold_in(key, 1), (h, num_classes))
-    # With normalised outputs, logits then have about unit variance.
+    # This scale gives logits of about unit variance, since outputs are normalised.
     draw = unit / math.sqrt(h)
     return {
       "body": params,
@@ -80,7 +81,7 @@ def net(body: Any, num_classes: int) -> Net:
 def input_scales(
   beta: np.ndarray, how: AdLM, *, epsilon: float, batch_size: int
 ) -> np.ndarray:
-  """Scales [d] of the input noise: Delta_h0 / (d beta_j eps2) / L.
+  """Returns the scales [d] of the input noise: Delta_h0 / (d beta_j eps2) / L.
 
   Delta_h0 is `how.first_layer_sensitivity`, eps2 is `epsilon` and L is `batch_size`.
 
@@ -97,7 +98,8 @@ def input_scales(
 def loss_noise(
   key: Array, how: AdLM, *, num_classes: int, epsilon: float, batch_size: int
 ) -> Array:
-  """Draws N [h, K] once, Laplace of scale K (h + h^2 / 4) / eps3 / L; 0 without `loss_noise`.
+  """Draws the noise N [h, K] of the loss: Laplace of scale K (h + h^2 / 4) / eps3 / L, or 0 if
+  `how.loss_noise` is False.
 
   h is `how.hidden`, K is `num_classes`, eps3 is `epsilon` and L is `batch_size`.
   """
@@ -110,7 +112,7 @@ def loss_noise(
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
   """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
-  less sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
+  minus sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
   z are the logits, y is 1 for the label's class, N is `noise`, W are the weights of the last layer.
 
   The loss returns (value, statistics of the batch).

@@ -16,7 +16,7 @@ from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 
 
 def no_dp(job: Inputs) -> Outcome:
-  """Trains without privacy."""
+  """Trains the second net on the raw records, without privacy."""
   net = job.nets.second
   records = (job.train.x, job.train.y)
   loss = train.cross_entropy(net.apply)
@@ -27,7 +27,7 @@ def no_dp(job: Inputs) -> Outcome:
 
 
 def radp_paper(job: Inputs) -> Outcome:
-  """Runs RADP as in the paper, algorithms 1 to 3. The result is claimed, never proved."""
+  """Runs RADP as in the paper, algorithms 1 to 3. Its epsilon is a claim, never proved."""
   share = _share(job, job.paper.rel_norm)
   features = paper.features(
     job.keys.key(RELEVANCE),
@@ -55,7 +55,8 @@ def radp_paper(job: Inputs) -> Outcome:
 
 
 def _share(job: Inputs, norm: str) -> np.ndarray:
-  """Computes R [d] by model 1, trained on the raw records: NOT private. Cached in the memo."""
+  """Computes the mean relevance shares R [d] by model 1, trained on the raw records: NOT private.
+  The memo of the job keeps them."""
 
   def make() -> np.ndarray:
     # Model 1 does not depend on the norm, so it is trained once for all norms.
@@ -70,7 +71,8 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
 def _paper_feed(
   job: Inputs, features: paper.Features, how: Any
 ) -> tuple[Callable, Callable]:
-  """Returns (epoch -> records, (x of a batch, step) -> x with noise), by `how.reading.draw`."""
+  """Returns two functions: epoch -> records, and (x of a batch, step) -> x. `how.reading.draw`
+  decides which of them adds the noise."""
   key = job.keys.key(FEATURES)
   draw = how.reading.draw
   mechanism = how.mechanism
@@ -87,7 +89,7 @@ def _paper_feed(
     at = (lambda step: step) if draw == "batch" else (lambda step: 0)
     return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
   ids = np.arange(len(y))
-  # The paper does not round to a grid.
+  # The paper does not round noisy records to a grid.
   noisy = lambda key: record_noise.noisy_records(
     key, ids, x, features.scales, grid=None, mechanism=mechanism, shared_channels=shared
   )
@@ -109,7 +111,7 @@ def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
     kind="claimed",
     epsilon=job.epsilon,
     delta=0.0 if how.mechanism == "laplace" else how.delta,
-    # The relation of the paper's definition 1.
+    # Definition 1 of the paper has this relation.
     neighboring_relation="add_or_remove_one",
     failed_assumptions=tuple(failed),
     details={
@@ -130,8 +132,9 @@ def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
 
 
 def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
-  """Runs AdLM, or ILM without relevance: one noise map per batch, a noisy loss. Claimed only."""
-  # Equal parts of the budget: relevance (AdLM only), inputs and loss.
+  """Runs AdLM, or ILM if `with_relevance` is False. A batch shares one noise map, and the loss is
+  noisy. The epsilon is only a claim."""
+  # The budget is divided equally among relevance (AdLM only), inputs and loss.
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds
   beta = feature_budget.uniform(job.num_features)
@@ -181,7 +184,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
 def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   share = _share(job, "abs")
   spread = share - share.min()
-  # Scaled to [0, 1] by the data's own range, which no noise protects.
+  # Shares are scaled to [0, 1] by their range in the data, which no noise protects.
   scaled = spread / max(spread.max(), 1e-30)
   d = len(share)
   n = len(job.for_relevance())

@@ -21,7 +21,8 @@ DRAWS = ("record_once", "record_fresh", "batch", "run")
 
 
 def entropy_bits(shares: HostArray) -> np.ndarray:
-  """Entropies -R_j log2 R_j in bits (eq. 15), 0 where R_j is 0; at most 0.5307, at R_j = 1 / e.
+  """Returns the entropies -R_j log2 R_j in bits (eq. 15). They are 0 for R_j = 0, and at most
+  0.5307, at R_j = 1 / e.
 
   >>> entropy_bits([0.5, 0.5, 0.0]).tolist()
   [0.5, 0.5, 0.0]
@@ -29,7 +30,7 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
   shares = np.asarray(shares, np.float64)
   if (shares < 0).any():
     raise UserError("must be >= 0 to have an entropy; see relevance.shares", field="shares")
-  # A share of 0 gives 0 * log2(1), its limit.
+  # A share of 0 gives 0 * log2(1) = 0, which is the limit of the entropy.
   return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
 
 
@@ -56,7 +57,7 @@ def value_frequencies(values: HostArray) -> np.ndarray:
 
 
 def default_entropy_floor(num_features: int) -> float:
-  """Entropy log2(d) / d of a feature when all d are alike. It reads no data.
+  """Returns log2(d) / d, the entropy of each of d equal shares. It reads no data.
 
   >>> round(default_entropy_floor(784), 4)
   0.0123
@@ -65,10 +66,11 @@ def default_entropy_floor(num_features: int) -> float:
 
 
 def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> np.ndarray:
-  """Scales (1 / n) / max(eps_j, floor) of the noise on R_j of entropy eps_j (Alg. 2, step 14).
+  """Returns the scales (1 / n) / max(eps_j, floor) of the noise on R_j (Alg. 2, step 14).
 
-  The paper has floor 0, where a feature without relevance gets infinite noise. The scale
-  depends on the data, so no epsilon holds for this noise.
+  eps_j is the entropy of R_j, and n is `num_records`. The paper has floor 0, which gives a feature
+  without relevance infinite noise. The scale depends on the data, so no epsilon holds for this
+  noise.
   """
   validate.non_negative(floor=floor)
   with np.errstate(divide="ignore"):
@@ -76,9 +78,9 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
 
 
 def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
-  """Probability exp(-n R_j eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0, as in the paper.
+  """Returns the probability exp(-n R_j eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0.
 
-  eps_j is the entropy of R_j.
+  eps_j is the entropy of R_j, and n is `num_records`. The noise is that of the paper.
 
   >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
   0.196
@@ -88,7 +90,8 @@ def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
 
 
 def default_floor(num_features: int) -> float:
-  """Default floor 0.1 / d, to which smaller noisy relevances are raised. It reads no data.
+  """Returns the default floor 0.1 / d, to which smaller noisy relevances are raised. It reads no
+  data.
 
   >>> default_floor(100)
   0.001
@@ -97,9 +100,9 @@ def default_floor(num_features: int) -> float:
 
 
 def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.ndarray:
-  """Returns beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
+  """Returns shares beta_j proportional to max(R_j, floor)^power, which are > 0 and sum to 1.
 
-  This is post-processing of the noisy shares, so it costs no privacy. The paper has no floor,
+  This is post-processing of the noisy shares R, so it costs no privacy. The paper has no floor,
   and so gets negative shares and negative noise scales.
 
   >>> floor_normalized([0.6, -0.2, 0.2], floor=0.2).tolist()
@@ -114,7 +117,7 @@ def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.n
 
 
 def uniform(num_features: int) -> np.ndarray:
-  """Equal shares: beta without a relevance stage.
+  """Returns d equal shares 1 / d, which are beta without a relevance stage.
 
   >>> uniform(4).tolist()
   [0.25, 0.25, 0.25, 0.25]
@@ -124,7 +127,7 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """An interpretation of Algorithm 3, or of the AdLM code before it. Its noise has the scale
+  """An interpretation of Algorithm 3, or of the AdLM code before it. The noise has the scale
   m / (beta'_j eps2), with m = L (the batch size) or 1, and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()
@@ -157,8 +160,11 @@ PRESETS = {
 
 
 def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -> float:
-  """Epsilon sum_j channels * width / b_j that independent, one-time Laplace noise proves. It is
-  pure and local, under replace_one, for records with entries in an interval of this width.
+  """Returns the epsilon sum_j channels * width / b_j that independent Laplace noise of scales b_j
+  proves, if it is drawn once.
+
+  The epsilon is pure and local, under replace_one, for records with entries in an interval of this
+  width.
 
   >>> local_epsilon([2.0, 4.0], channels=2)
   1.5
@@ -170,8 +176,8 @@ def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -
 
 
 def best_power_shares(weights: HostArray) -> np.ndarray:
-  """Shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, the weighted
-  variance of the noise, with minimum (sum_j w_j^(1/3))^3.
+  """Returns shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, the weighted
+  variance of the noise. The minimum is (sum_j w_j^(1/3))^3.
 
   >>> best_power_shares([8.0, 1.0]).round(4).tolist()
   [0.6667, 0.3333]

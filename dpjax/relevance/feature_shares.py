@@ -22,7 +22,7 @@ from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
 NORMS = ("abs", "relu", "raw")
-# A row with a smaller sum carries no information.
+# A relevance map whose weights have at most this sum carries no information.
 _NOTHING = 1e-12
 
 
@@ -53,7 +53,7 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   """
   validate.one_of(NORMS, rel_norm=norm)
   by_channel = np.asarray(scores, np.float64)
-  # Channels of a pixel are one feature: its relevance is their sum.
+  # The channels of a pixel are one feature, whose relevance is the sum over the channels.
   summed = by_channel.sum(axis=3) if by_channel.ndim == 4 else by_channel
   places = summed.reshape(len(summed), -1)
   if norm == "raw":
@@ -62,7 +62,7 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   total = weights.sum(axis=1, keepdims=True)
   useful = np.isfinite(total) & (total > _NOTHING)
   uniform = 1 / places.shape[1]
-  # The inner choices avoid NumPy's warnings about rows without information.
+  # The inner calls of `where` avoid NumPy's warnings about rows without information.
   return np.where(
     useful, np.where(useful, weights, 0) / np.where(useful, total, 1), uniform
   )
@@ -96,11 +96,11 @@ def mean_shares(
   norm: str = "abs",
   batch_size=200,
 ) -> np.ndarray:
-  """Mean R [d] over `data` of each feature's share; it sums to 1. NOT private.
+  """Returns the mean R [d] over `data` of each feature's share. R sums to 1. NOT private.
 
   Args:
-    apply: function of the net. Pass the same one each time, so that it is compiled once.
-    data: anything with arrays `.x` [n, ...] and `.y` [n].
+    apply: function of the net. Pass the same object each time, so that it is compiled once.
+    data: object with arrays `.x` [n, ...] and `.y` [n].
 
   Guarantee: replacing one record of `data` changes R by at most 2 / n in the L1 norm and
   sqrt(2) / n in the L2 norm. It needs the norm "abs" or "relu", and parameters that do not depend
@@ -115,7 +115,7 @@ def mean_shares(
   for start in range(0, len(data.y), batch_size):
     x = data.x[start : start + batch_size]
     y = data.y[start : start + batch_size]
-    # The last of several batches is padded: one compilation serves all.
+    # The last of several batches is padded, so that one compilation serves all batches.
     missing = batch_size - len(y) if start else 0
     x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     scores = np.asarray(run(params, x, np.pad(y, (0, missing))))[: len(y)]
@@ -124,7 +124,7 @@ def mean_shares(
 
 
 def l1_sensitivity(num_records: int, neighboring_relation: str = "replace_one") -> float:
-  """Bound on the L1 move of the mean share by one record.
+  """Returns the bound on how far one record moves the mean share, in the L1 norm.
 
   Under add_or_remove_one the divisor must be a public constant, not the realised number.
 

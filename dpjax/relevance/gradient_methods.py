@@ -42,7 +42,7 @@ _PAIRS = (
 
 
 def steps_per_epoch(num_records: int, batch_size: int) -> int:
-  """Number of steps after which each record was drawn once, on average."""
+  """Number of steps, rounded, after which each record was drawn once on average."""
   return max(1, round(num_records / min(batch_size, num_records)))
 
 
@@ -55,11 +55,12 @@ def make_plan(
   delta: float | None = None,
   relation: str | None = None,
 ) -> Plan:
-  """Makes the plan of a gradient method.
+  """Makes the plan of a gradient method, with noise calibrated to `epsilon`.
 
   Args:
-    before: a pure epsilon that the same total must also cover (radp_dpsgd's relevance).
-    delta, relation: None for those of `job.private`.
+    before: pure epsilon that was spent before, and that `epsilon` must cover, too (for the
+      relevance of radp_dpsgd).
+    delta, relation: delta and neighbouring relation; None for those of `job.private`.
   """
   how = job.private
   size = min(job.training.batch_size, num_records)
@@ -70,7 +71,7 @@ def make_plan(
   return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
 
 
-# Calibration is slow, so runs that differ only in their seed share it.
+# Calibration is slow, so runs that differ only in their seed share the cached plan.
 @functools.lru_cache(maxsize=32)
 def _plan(
   num_records: int,
@@ -88,7 +89,7 @@ def _plan(
   sampler: Any = (
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
-    # No draw exceeds this capacity; a fitted one replaces it below.
+    # No draw exceeds this capacity. The fitted sampler below has a smaller one.
     else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
   )
   plan = Plan(
@@ -110,8 +111,8 @@ def _plan(
   plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
   if fixed:
     return plan
-  # An abort costs (1 + e^epsilon) times its chance, with the epsilon of the WHOLE run. The plan's
-  # epsilon leaves `before` out, so its delta is divided by e^before.
+  # An abort costs (1 + e^epsilon) times its probability, with the epsilon of the WHOLE run. The
+  # plan's epsilon leaves `before` out, so the plan's delta is divided by e^before.
   careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
   return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
 
@@ -167,7 +168,8 @@ def _outcome(
   loss_fn: LossFn | None = None,
   **more: Any,
 ) -> Outcome:
-  """Trains `model` by `plan` on `data`, by default the job's own; returns the outcome."""
+  """Trains `model` by `plan` on `data`, and returns the outcome. `data` defaults to the training
+  data of the job."""
   apply = model.apply
   initial = job.initial(model, job.test.x)
   params = train.fit_private(
@@ -195,17 +197,17 @@ def _sgd(job: Inputs) -> optax.GradientTransformation:
 
 
 def dpsgd(job: Inputs) -> Outcome:
-  """DP-SGD (Abadi et al. 2016). Guarantee: (epsilon, delta) of the plan."""
+  """Runs DP-SGD (Abadi et al. 2016). Guarantee: (epsilon, delta) of the plan."""
   return _standard(job, _sgd(job), job.nets.second)
 
 
 def tempered(job: Inputs) -> Outcome:
-  """DP-SGD on the same net with tempered sigmoids (Papernot et al. 2021)."""
+  """Runs DP-SGD on the same net with tempered sigmoids (Papernot et al. 2021)."""
   return _standard(job, _sgd(job), job.nets.tempered)
 
 
 def dp_adam(job: Inputs) -> Outcome:
-  """Adam on the private gradient: post-processing, so DP-SGD's epsilon."""
+  """Runs Adam on the private gradient. This is post-processing, so DP-SGD's epsilon holds."""
   return _standard(job, optax.adam(job.private.adaptive_learning_rate), job.nets.second)
 
 
@@ -216,10 +218,10 @@ def iterative(job: Inputs) -> optax.GradientTransformation:
 
 
 def dpdligdo(job: Inputs) -> Outcome:
-  """DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
+  """Runs DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
 
-  With `legacy_microbatch` 2, as in its published code, pairs are clipped together. The epsilon
-  is then only a claim, and the details hold `corrected_epsilon`.
+  With `legacy_microbatch` 2, as in the published code, two examples are clipped together. The
+  epsilon is then only a claim, and the details hold `corrected_epsilon`.
   """
   if job.private.legacy_microbatch == 1:
     return _standard(job, iterative(job), job.nets.second)
@@ -227,7 +229,7 @@ def dpdligdo(job: Inputs) -> Outcome:
 
 
 class _Pairs:
-  """Examples in pairs, each pair as one element; an odd last one is left out."""
+  """Data set of pairs of examples, each pair as one element. An odd last example is left out."""
 
   def __init__(self, data: Any):
     n = len(data.y) // 2 * 2
@@ -244,7 +246,7 @@ class _Pairs:
 
 
 def pair_loss(loss_fn: LossFn) -> LossFn:
-  """Mean loss of a pair, as the loss of one example."""
+  """Returns the loss of a pair as one element: the mean loss of its two examples."""
 
   def loss(params: Any, pair: Example) -> Any:
     first, second = (Example(pair.x[i], pair.y[i]) for i in range(2))
@@ -260,7 +262,7 @@ def _in_pairs(job: Inputs) -> Outcome:
     )
   model = job.nets.second
   pairs = _Pairs(job.train)
-  # A pair is one element, so half as many make a batch.
+  # A pair is one element, so a batch has half as many elements.
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
@@ -289,7 +291,7 @@ def _in_pairs(job: Inputs) -> Outcome:
 
 
 def dp_sgld(job: Inputs) -> Outcome:
-  """Langevin dynamics that samples with the plan's noise; accounted as the equivalent
+  """Runs Langevin dynamics that samples with the plan's noise. It is accounted as the equivalent
   DP-SGD."""
   plan = make_plan(job, job.size, job.epsilon)
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
@@ -302,7 +304,7 @@ def dp_sgld(job: Inputs) -> Outcome:
 
 
 def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
-  """Trains model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
+  """Trains model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for the records `data`."""
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),
     job.initial(model, data.x),
@@ -310,7 +312,7 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     plan,
     _sgd(job),
     noise_key=job.keys.key(MODEL_1),
-    # Model 2's batches come from `secret` itself; the two must be independent.
+    # Batches of model 1 must be independent of those of model 2, whose seed is `secret` itself.
     batch_seed=job.keys.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
@@ -319,15 +321,15 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 
 
 def radp_dpsgd(job: Inputs) -> Outcome:
-  """Weights inputs by DP relevance, (d beta_j)^kappa, then runs DP-SGD; both are composed.
+  """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD. Both are composed.
 
-  Model 1 is untrained, so that it costs nothing. Images have one relevance for each block of
-  `private.relevance_pool` by as many places: the same noise distorts a larger block less. The
-  weights are scaled so that their square, averaged with weights beta, is 1: inputs keep their usual
-  size. Between the centres of blocks, the weights are interpolated.
+  Model 1 is untrained, so that it costs nothing. A square block of an image, with a side of
+  `private.relevance_pool` places, has one relevance. The same noise distorts a larger block less.
+  The weights are scaled so that their square, averaged with weights beta, is 1. So inputs keep
+  their usual size. Between the centres of blocks, the weights are interpolated.
 
-  Guarantee: (epsilon, delta) of the relevance's Laplace mechanism composed with the plan,
-  under the plan's relation, with the number of records public.
+  Guarantee: (epsilon, delta) of the Laplace mechanism on the relevance, composed with the plan,
+  under the plan's relation. The number of records is public.
   """
   relation = job.private.neighboring_relation
   weights, beta = _weights(job, relation)
@@ -358,7 +360,7 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
     job.keys.key(RELEVANCE),
-    # Turns the mean into the sum divided by the PUBLIC number of records.
+    # This factor turns the mean into the sum divided by the PUBLIC number of records.
     blocks * (len(job.train) / job.size),
     num_records=job.size,
     epsilon=job.private.epsilon_b,
@@ -371,13 +373,14 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
 def input_weights(
   beta: np.ndarray, kappa: float, shape: tuple[int, ...], pool: int
 ) -> np.ndarray:
-  """Weights w ~ (d beta_j)^kappa with sum_j beta_j w_j^2 = 1, in the shape of one example.
+  """Returns weights w_j proportional to (d beta_j)^kappa, with sum_j beta_j w_j^2 = 1.
+
+  They have the shape of one example. This is post-processing of beta, so it costs no privacy.
 
   Args:
     beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.
-    shape: shape of one example; an image's channels share the weight of their place.
-
-  Blocks are interpolated after the scaling. Post-processing of a private beta costs nothing.
+      Weights of blocks are interpolated after the scaling.
+    shape: shape of one example. The channels of an image share the weight of their place.
 
   >>> input_weights(np.array([0.5, 0.5]), 0.5, (2,), 1).tolist()
   [1.0, 1.0]

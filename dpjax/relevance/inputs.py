@@ -20,20 +20,20 @@ from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.types import Params
 
-# Purposes of fold_in(noise, purpose).
+# Purposes of noise, each of which is folded into the noise key.
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
 
 class Keys(NamedTuple):
   """Every source of randomness. `noise` and `secret` determine the noise: keep them secret.
 
-  `run` mixes the method, the settings and the records into these two. So the same keys give
-  other noise and other batches for other data or other settings.
+  `run` mixes the method, the settings and the records into `noise` and `secret`. So the same keys
+  give other noise and other batches for other data or other settings.
   """
 
   init: jax.Array  # key of initial parameters
   noise: jax.Array  # key from which all noise comes
-  order: int  # seed of the order of batches where nothing is sampled for privacy
+  order: int  # seed of the order of batches that are not sampled for privacy
   secret: int  # seed of Poisson batches and of the shuffler
 
   def key(self, purpose: int) -> jax.Array:
@@ -42,11 +42,11 @@ class Keys(NamedTuple):
 
 
 class Nets(NamedTuple):
-  """Linen modules (or anything with init and apply)."""
+  """The nets of a run: linen modules, or anything with init and apply."""
 
   first: Any  # model 1, whose relevance is propagated
   second: Any  # model 2, which is released
-  body: Any  # of AdLM: outputs the last hidden layer
+  body: Any  # AdLM's net up to the last hidden layer
   tempered: Any  # model 2 with tempered sigmoids
 
 
@@ -66,14 +66,14 @@ class Inputs:
   private: Private = dataclasses.field(default_factory=Private)
   adlm: AdLM = dataclasses.field(default_factory=AdLM)
   public: Any = None  # data of the public model 1
-  relevance_records: int | None = None  # use only the first so many for relevance
+  relevance_records: int | None = None  # number of first records used for relevance
   # Number of records that plans are made for; None: len(train).
   public_size: int | None = None
-  on_epoch: train.OnEpoch | None = None  # gets the test scores, from the trainer below
-  trainer: train.Trainer | None = None  # carries trainings out; None: in one go
-  # Cache that several jobs share (model 1 of the paper, its relevance); see `once`.
+  on_epoch: train.OnEpoch | None = None  # function that gets the test scores of an epoch
+  trainer: train.Trainer | None = None  # runs trainings; None: `train.in_one_go`
+  # Cache for model 1 of the paper and its relevance, which several jobs may share; see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
-  # Old name, for one release; the constructor takes it, too.
+  # `streams` is the old name of `keys`, kept for one release. The constructor takes it, too.
   streams = _moved.OldName("keys")
 
   @property
@@ -88,7 +88,7 @@ class Inputs:
 
   @property
   def channels(self) -> int:
-    """Returns the channels of an image; 1 for anything else."""
+    """Number of channels of an image; 1 for inputs that are no images."""
     return self.shape[2] if len(self.shape) == 3 else 1
 
   @property
@@ -97,8 +97,8 @@ class Inputs:
     return feature_shares.num_features(self.shape)
 
   def initial(self, model: Any, x: Any, index: int | None = None) -> Any:
-    """Calls `model.init` on zeros in the shape of one of these examples, so that no
-    initialiser sees a record.
+    """Calls `model.init` on zeros in the shape of one example of x, so that no initialiser sees a
+    record. Returns the first parameters.
 
     Args:
       index: number of the net, folded into the initial key; None: the initial key itself.
@@ -108,23 +108,24 @@ class Inputs:
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
-    """Returns make(), or its cached result. Jobs share it if they share the memo, `what`, the
-    training data and settings, model 1, the initial key and the order of batches. Not for
-    anything that draws noise.
+    """Returns make(), or its cached result. Do not use it for anything that draws noise.
+
+    Jobs share a result if they share the memo, `what`, the training data, the training settings,
+    model 1, the initial key and the order of batches.
     """
     init = np.asarray(jax.random.key_data(self.keys.init)).tobytes()
     mine = (id(self.train), self.nets.first, self.training, init, self.keys.order)
     if (*mine, *what) not in self.memo:
-      # The cache keeps the training data alive, so that their id stays theirs.
+      # The cache keeps the training data alive, so that no other object can get their id.
       self.memo[*mine, *what] = self.train, make()
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
     """Returns this job with keys that depend on the settings (also `how`) and on the records.
 
-    The same noise at two scales would reveal the records, and the same noise on two data sets
-    would cancel in their difference. Under a secret key, each pair of settings and records gets
-    a separate draw.
+    The same noise at two scales would reveal the records. The same noise on two data sets would
+    cancel in their difference. Under a secret key, each pair of settings and records gets a
+    separate draw.
     """
     settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
     settings += (self.train.num_classes, self.keys.order)
@@ -152,7 +153,8 @@ class Inputs:
     num_records: int,
     **how: Any,
   ) -> Params:
-    """Calls `train.fit` with this job's settings, order of batches and trainer."""
+    """Calls `train.fit` with this job's settings, order of batches and trainer. Returns the last
+    parameters."""
     order = self.keys.order
     trainer = self.carry_out
     return train.fit(
@@ -170,9 +172,10 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Trains a net by `fit` and returns its outcome; `privacy` is what the caller accounted."""
+    """Trains a net by `fit` and returns its outcome. `privacy` is the guarantee that the caller has
+    accounted."""
     seen = self.test if test is None else test
-    # Each net has its own initial key: model 1 has index 1.
+    # Each net has another initial key. Index 1 is that of model 1.
     initial = self.initial(net, seen.x, 2)
     scored = self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
@@ -207,26 +210,26 @@ class Inputs:
 
 
 class RecordNoise(NamedTuple):
-  """The noise on records, for an audit."""
+  """Description of the noise on records, for an audit."""
 
-  shape: tuple[int, ...]  # of one noised record
+  shape: tuple[int, ...]  # shape of one noisy record
   beta: np.ndarray  # [d]
   scales: np.ndarray  # [d]
   mechanism: str
   shared_channels: bool = False
-  grid: float | None = None  # the least step
-  l1_clip: float | None = None  # of a record before the noise, weighted by beta
+  grid: float | None = None  # smallest step of the grid; None: no rounding
+  l1_clip: float | None = None  # bound on a record's L1 norm, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
-  # Transformation of records [n, *shape] before the noise; the noise's proof depends on it.
+  # Transformation of records [n, *shape] before the noise. The proof of the noise needs it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 
-# Wrapped here: a dataclass writes its constructor itself.
+# The constructor is wrapped here, since the dataclass decorator writes it.
 Inputs.__init__ = _moved.rename_keywords(streams="keys")(Inputs.__init__)
 
 
 class Outcome(NamedTuple):
-  """The outcome of a method."""
+  """The outcome of a method: a trained model, its guarantee, and what an audit needs."""
 
   apply: Callable
   initial: Any  # parameters before training
@@ -234,6 +237,6 @@ class Outcome(NamedTuple):
   privacy: Privacy
   num_steps: int
   test: Any  # the test set as the model sees it
-  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of other inputs alike
+  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # transforms other inputs
   noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

@@ -16,7 +16,7 @@ from dpjax.relevance.record_noise import distinct_ids
 from dpjax.types import Array, Example, HostArray, LossFn
 from dpjax.validate import UserError
 
-# An estimated share may be 0 or negative; its logarithm must be finite.
+# Smallest share of a class. An estimate may be 0 or negative, but its logarithm must be finite.
 _LEAST_PRIOR = 0.01
 
 
@@ -28,21 +28,21 @@ def noisy_labels(
   epsilon: float,
   num_classes: int,
 ) -> np.ndarray:
-  """Keeps each label with probability e^eps / (e^eps + K - 1), else draws another one; [n]
-  int32.
+  """Keeps each label with probability e^eps / (e^eps + K - 1), else draws another class. Returns
+  int32 [n].
 
   The randomness of record i is a function of (key, i), so repeated calls give the same label.
 
   Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
 
   Raises:
-    UserError: two records of one id, which would share their coins; labels that are not one
-      integer for each record.
+    UserError: two records have the same id, and would share their randomness; the labels are not
+      one integer in [0, K) for each record.
 
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  # Called for its checks: `_responses` may come from a cache.
+  # This call checks epsilon and the number of classes, since `_responses` may come from a cache.
   keep_probability(epsilon, num_classes)
   true = finite.indices("labels", labels, 0, int(num_classes) - 1)
   if true.ndim != 1:
@@ -62,7 +62,7 @@ def _responses(epsilon: float, num_classes: int) -> Callable:
 
 
 def keep_probability(epsilon: float, num_classes: int) -> float:
-  """Probability e^eps / (e^eps + K - 1) that randomised response gives the true label.
+  """Returns the probability e^eps / (e^eps + K - 1) that randomised response gives the true label.
 
   >>> round(keep_probability(2.0, 10), 4), round(keep_probability(1.0, 10), 4)
   (0.4509, 0.232)
@@ -71,7 +71,7 @@ def keep_probability(epsilon: float, num_classes: int) -> float:
 
 
 def transition(epsilon: float, num_classes: int) -> np.ndarray:
-  """Matrix T [K, K] with T[a, b] = P(the response is b | the label is a).
+  """Returns the matrix T [K, K] with T[a, b] = P(the response is b | the label is a).
 
   >>> transition(np.log(3.0), 2).round(6).tolist()
   [[0.75, 0.25], [0.25, 0.75]]
@@ -82,7 +82,8 @@ def transition(epsilon: float, num_classes: int) -> np.ndarray:
 
 
 def priors(responses: HostArray, epsilon: float, num_classes: int) -> np.ndarray:
-  """Estimated shares [K] of the true labels, from the responses alone: post-processing.
+  """Returns estimated shares [K] of the true labels. They depend on the responses alone, so this is
+  post-processing.
 
   >>> priors([0, 0, 0, 1], np.log(3.0), 2).round(3).tolist()  # 3/4 kept: all were 0
   [0.99, 0.01]
@@ -95,19 +96,19 @@ def priors(responses: HostArray, epsilon: float, num_classes: int) -> np.ndarray
 def forward_corrected(
   apply: Callable, transitions: HostArray, class_priors: HostArray | None = None
 ) -> LossFn:
-  """Cross-entropy of T^T softmax(logits) with the noisy label (Patrini et al. 2017).
+  """Returns the cross-entropy of T^T softmax(logits) with the noisy label (Patrini et al. 2017).
 
-  Its minimiser over noisy labels is that of the cross-entropy over the true ones. With
-  `class_priors` their logarithms are added to the logits, in training alone (Menon et al.
-  2021). Without them, where noise leaves little evidence in a record, a net would learn the priors
-  and answer with the largest of them, also for clean inputs.
+  This loss has the same minimiser over noisy labels as the cross-entropy has over true labels. With
+  `class_priors`, the logarithms of the priors are added to the logits, only in training (Menon et
+  al. 2021). Without priors, a net learns them if noise leaves little evidence in a record. It then
+  answers with the most frequent class, also for clean inputs.
 
   >>> loss = forward_corrected(lambda params, x: x @ params, np.eye(2))
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
   >>> round(float(loss(jnp.eye(2), example)), 4)  # T = 1: -log(3 / 4)
   0.2877
   """
-  # T holds zeros where no label is noised; their logarithm must be finite.
+  # T holds zeros if labels get no noise. The logarithm of a zero must be finite.
   log_transitions = jnp.log(jnp.maximum(jnp.asarray(transitions, jnp.float32), 1e-30))
   shift = jnp.zeros(()) if class_priors is None else jnp.log(jnp.asarray(class_priors))
 

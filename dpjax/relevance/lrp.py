@@ -40,7 +40,7 @@ from dpjax.validate import UserError
 RULES = ("epsilon", "z_plus", "alpha_beta")
 INPUT_RULES = ("same", "z_box")
 TARGETS = ("true_class", "predicted_class", "all_logits")
-# Least divisor of a relative gap: smaller than any relevance that matters.
+# Smallest divisor of a relative gap. It is smaller than any relevance that matters.
 _TINY = 1e-9
 Apply = Callable[[Params, Any], Array]
 
@@ -56,6 +56,7 @@ class Lrp:
       "all_logits".
     stabilizer: e of the epsilon rule, >= 0; larger is smoother and conserves less.
     alpha: alpha of alpha_beta, >= 1; beta is alpha - 1.
+    low, high: bounds of the inputs, for "z_box".
 
   >>> Lrp(rule="epsilo")
   Traceback (most recent call last):
@@ -87,7 +88,7 @@ class Lrp:
     """Returns (alpha, beta) for sums of positive and of negative contributions."""
     if self.rule == "z_plus":
       return 1.0, 0.0
-    # If one sign is missing the other gets everything, so that nothing is lost.
+    # If contributions of one sign are missing, the other sign gets all relevance.
     alpha = jnp.where(below == 0, 1.0, self.alpha)
     return jnp.where(above == 0, 0.0, alpha), jnp.where(above == 0, -1.0, alpha - 1)
 
@@ -97,7 +98,7 @@ class Relevance(NamedTuple):
 
   scores: Array  # [B, *x.shape[1:]], the relevance of each input entry
   logits: Array  # [B, K]
-  start: Array  # [B], the relevance that was handed down
+  start: Array  # [B], the relevance that the propagation starts with
 
 
 def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Relevance:
@@ -107,7 +108,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     y: [B] integer labels; used by target "true_class" only.
 
   Raises:
-    UserError: while tracing, naming an operation that has no rule.
+    UserError: an operation has no rule (raised while tracing; the message names the operation).
 
   >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
   >>> how = Lrp(target="true_class", stabilizer=0.0)
@@ -131,9 +132,11 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 
 @_moved.rename_keywords(found="scored")
 def conservation_gap(scored: Relevance) -> Array:
-  """Gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), start as in `Relevance`.
+  """Returns the gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), where start is
+  `scored.start`.
 
-  Zero where there are no biases and no stabilizer; otherwise the relevance that they absorbed.
+  A gap is the share of relevance that is lost. Biases and the stabilizer take some, and so does a
+  sum without contributions of the sign that the rule needs.
   """
   total = scored.scores.reshape(scored.scores.shape[0], -1).sum(axis=1)
   return jnp.abs(total - scored.start) / jnp.maximum(jnp.abs(scored.start), _TINY)
@@ -174,7 +177,7 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
   done = set()
   credits.add(recorded.out, start)
   for node in reversed(recorded.nodes):
-    # A bias is processed with the weighted sum before it.
+    # A bias may already be processed, together with the weighted sum before it.
     if id(node) in done:
       continue
     layer = _layer(node, recorded.x)
@@ -186,12 +189,12 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
 
 
 class _Layer(NamedTuple):
-  """Nodes that form one layer: a single node, or a weighted sum and what follows up to its
+  """Nodes that form one layer: a single node, or a weighted sum and the nodes after it up to the
   last bias."""
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
   scales: tuple[Any, ...]  # scalar factor behind each node
-  is_first: bool  # its operand is the input, perhaps moved
+  is_first: bool  # whether the operand is the input, perhaps moved
 
   @property
   def data(self) -> tuple[Cell, ...]:
@@ -209,7 +212,7 @@ def _layer(node: Node, x: Cell) -> _Layer:
   while nodes[0].kind is not NodeKind.LINEAR and node.kind is NodeKind.BIAS:
     before = _only_before(nodes[0])
     if before is None:
-      # A bias without a weighted sum.
+      # The bias has no weighted sum before it, so it is a layer alone.
       nodes = [node]
       scales = [1.0]
       break
@@ -219,7 +222,8 @@ def _layer(node: Node, x: Cell) -> _Layer:
 
 
 def _only_before(node: Node) -> Node | None:
-  """Returns the node before, if nothing else uses the values between; else None."""
+  """Returns the node before `node` if it can be in the same layer and only `node` uses its result;
+  else None."""
   cell = node.data[0]
   before = cell.root.node
   if cell.nonlinear or before is None or cell.uses != 1 or cell.root.uses != 1:
@@ -238,13 +242,13 @@ def _comes_from(cell: Cell, x: Cell) -> bool:
 
 
 def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Array, ...]:
-  """Returns the relevance of each data operand."""
+  """Returns the relevance that each data operand of a layer gets from the layer's outputs."""
   node = layer.nodes[0]
   values = tuple(cell.value for cell in layer.data)
   # The derivative of a move, or of a maximum, shows where its entries came from.
   if layer.kind in (NodeKind.MOVE, NodeKind.WINNER):
     return jax.vjp(node.of_data, *values)[1](list(arrived))
-  # A factor changes values, but not shares.
+  # A factor changes values, but not shares of relevance.
   if layer.kind is NodeKind.SCALE:
     return (arrived[0],)
   if layer.kind is NodeKind.LINEAR:
@@ -255,8 +259,8 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
 def _contributed(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
-  """Distributes relevance over a sum of branches, or a lone bias. Each operand is its own
-  contribution."""
+  """Distributes relevance over the operands of a sum of branches, or to the operand of a lone bias.
+  The contribution of an operand is its value."""
   if node.kind is NodeKind.BIAS:
     parts: tuple[Array, ...] = (values[0],)
   else:
@@ -312,14 +316,14 @@ def _transposed(f: Callable[[Array], Array], a: Array, cotangent: Array) -> Arra
 
 
 def _linear(layer: _Layer, a: Array) -> Array:
-  """Returns the layer without its biases."""
+  """Returns the output of the layer for operand a, without the layer's biases."""
   positive, negative = _parted(layer, a, split=False)
   return positive + negative
 
 
 def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
-  """Returns (f+(a), f-(a)): the layer with only its positive, and with only its negative
-  weights."""
+  """Returns (f+(a), f-(a)): outputs of the layer with only its positive weights, and with only its
+  negative weights. Without `split` they are (f(a), 0)."""
   node = layer.nodes[0]
   has_weights = len(node.operands) > 1
   if split and has_weights:
@@ -336,7 +340,7 @@ def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
 
 def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
   above, below = parts
-  # A negative factor exchanges the two.
+  # A negative factor exchanges the positive and the negative part.
   up = jnp.maximum(factor, 0)
   down = jnp.minimum(factor, 0)
   return up * above + down * below, up * below + down * above
@@ -347,7 +351,7 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return parts
   if step.kind is NodeKind.MOVE:
     return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
-  # The remaining kind is SCALE: applied to ones it gives its factor.
+  # The remaining kind is SCALE. Such a node gives its factor if it is applied to ones.
   (factor,) = step.of_data(jnp.ones_like(parts[0]))
   return _scaled(parts, factor)
 

@@ -18,8 +18,8 @@ from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
 from dpjax.types import HostArray
 
-# Reasons why the claims of a run do not hold: one line for each name. docs/relevance.md
-# lists the codes that earlier published results use.
+# Reasons why the claims of a run do not hold, by name. docs/relevance.md lists the codes that
+# earlier published results use for them.
 CRITIQUE = {
   "neighbors": "definition 1 adds or removes a record, theorem 2 replaces one, theorem 4 "
   "changes every record of a batch: the three are never reconciled",
@@ -91,21 +91,21 @@ def features(
   with jax.enable_x64(True):
     unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
-  # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite: the
-  # feature then gets the least share, or nearly all.
+  # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite. The feature
+  # then gets the smallest share, or nearly the whole budget.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))
   beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
   bits = float(feature_budget.entropy_bits(relevance).sum())
   if how.mechanism != "laplace":
     # The paper's Gaussian uses the same "sensitivity" L and the classic formula, also for
-    # epsilon >= 1, where that is not proved (eq. 21, test 4).
+    # epsilon >= 1, where the formula is not proved (eq. 21, test 4).
     scales = scales * math.sqrt(2 * math.log(1.25 / how.delta))
   return Features(relevance, beta, scales, bits)
 
 
 def claims(paper_features: Features, epsilon: float) -> dict[str, float]:
-  """Returns the claimed epsilons: as reported, and by the paper's own theorem 7."""
+  """Returns the claimed epsilons: the reported one, and that of the paper's theorem 7."""
   return {
     "claimed_epsilon": epsilon,
     "claimed_epsilon_thm7": epsilon + paper_features.epsilon_1,
@@ -115,8 +115,8 @@ def claims(paper_features: Features, epsilon: float) -> dict[str, float]:
 def failed_assumptions(
   how: Paper, *, num_features: int, num_channels: int, num_records: int
 ) -> list[str]:
-  """Returns the reasons why the claims fail, for the settings of this run: "name: reason"
-  in order.
+  """Returns the reasons why the claims fail for the settings of a run, as lines "name: reason" in
+  the order of `CRITIQUE`.
 
   >>> failed = failed_assumptions(Paper(entropy_floor=0.0), num_features=784, num_channels=1,
   ...                             num_records=60_000)
@@ -146,9 +146,9 @@ def failed_assumptions(
 
 
 def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
-  """Returns the differences of this run from the paper: "name: difference" in order.
+  """Returns the differences of a run from the paper, as lines "name: difference".
 
-  These lines do not judge the privacy: `failed_assumptions` says what fails there.
+  These lines do not judge the privacy. `failed_assumptions` does that.
 
   Args:
     how: the settings of the run.
@@ -182,8 +182,9 @@ def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
 def theorem_6_series(z: float, num_terms: int) -> float:
   """Returns the sum of the first terms of theorem 6's series for ln(1 + e^-z).
 
-  A counter-example, used by nothing. The proof expands ln(1 + x) at x = e^-z and at x = e^z in
-  one line. The series converges for x <= 1 alone, so one of the two diverges for each z but 0.
+  It is a counter-example, which no method uses. The proof takes the series of ln(1 + x) for
+  x = e^-z and for x = e^z in one line. The series converges only for x <= 1. So one of the two
+  series diverges, unless z is 0.
 
   >>> round(theorem_6_series(0.5, 60), 3), round(math.log1p(math.exp(-0.5)), 3)
   (0.474, 0.474)
@@ -196,10 +197,10 @@ def theorem_6_series(z: float, num_terms: int) -> float:
 
 
 def local_epsilon(paper_features: Features, how: Paper, num_channels: int) -> float:
-  """Epsilon that independent, one-time Laplace noise of these scales WOULD prove.
+  """Returns the epsilon that independent Laplace noise of these scales WOULD prove, if drawn once.
 
-  It covers a record's features only, not its label, model 1 or beta. Infinite for Gaussian,
-  shared or repeated noise. Information only: no epsilon of the whole method.
+  It covers a record's features only, not its label, model 1 or beta. It is infinite for Gaussian,
+  shared or repeated noise. It is only information, and no epsilon of the whole method.
   """
   once = how.reading.draw == "record_once" and how.mechanism == "laplace"
   if not once or (how.shared_channels and num_channels > 1):

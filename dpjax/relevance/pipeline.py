@@ -41,7 +41,8 @@ NAMES = ("radp", *METHODS)
 
 
 def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Names the optional parts of an Inputs that a method reads; `run` refuses the others.
+  """Returns the names of the optional parts of an Inputs that a method reads. `run` refuses other
+  parts.
 
   >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
   (['relevance_records'], [])
@@ -88,8 +89,8 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
   the settings and the records: see `Keys`.
 
   Raises:
-    UserError: an unknown method or mode, a part or setting of the job that the method does not
-      read, or what rigorous mode refuses; by name.
+    UserError: the method or the mode is unknown; the method does not read a part or a setting of
+      the job; rigorous mode refuses a setting. The message names what is wrong.
   """
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)
@@ -105,7 +106,7 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)
-  # Noise must differ if any of these does: see `Keys`.
+  # Noise must differ if any of these settings differs; see `Keys`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
   return play(job.bound(*settings))

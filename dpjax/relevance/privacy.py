@@ -40,7 +40,7 @@ class Privacy:
 
   @property
   def proved_epsilon(self) -> float | None:
-    """Proved epsilon; None where it is only claimed, or the training has no privacy."""
+    """Proved epsilon; None if the epsilon is only claimed, or the training has no privacy."""
     return self.epsilon if self.kind == "proved" else None
 
   def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def proved(
   """Returns the record of a proved epsilon; `claimed_epsilon` is the same number.
 
   Args:
-    rests_on: assumptions that cannot be checked; with any, the kind is "claimed".
+    rests_on: assumptions that cannot be checked. If there are any, the kind is "claimed".
 
   >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0

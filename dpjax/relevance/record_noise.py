@@ -34,19 +34,19 @@ from dpjax.mechanisms import finite
 from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
-# Least step of the grid.
+# Smallest step of the grid.
 GRID = 2.0**-6
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
   "gaussian": noise_lib.source.gaussian,
 }
-# Number of records noised at a time.
+# Number of records that get their noise at a time.
 _CHUNK = 2000
 
 
 def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reshapes scales [d] to one example; channels of an image share their place's scale.
+  """Reshapes scales [d] for one example. The channels of an image share the scale of their place.
 
   >>> by_feature([1.0, 2.0], (1, 2, 3)).shape
   (1, 2, 1)
@@ -70,12 +70,13 @@ def sample(
   shared_channels: bool = False,
   dtype: DType = jnp.float32,
 ) -> jax.Array:
-  """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
+  """Draws a map of noise in the shape of an example. `scales` is what `by_feature` returns.
 
-  `dtype` is that of the values to be noised: coarser noise would leave their low bits as they are.
+  `dtype` must be the type of the values that get the noise, since coarser noise would not change
+  their low bits.
 
-  For "gaussian" the scales are standard deviations. With `shared_channels` one value is
-  used for all channels of a place (then their differences are noise-free).
+  For "gaussian" the scales are standard deviations. With `shared_channels` all channels of a place
+  get one value, so the differences of channels are noise-free.
   """
   validate.one_of(MECHANISMS, mechanism=mechanism)
   drawn = scales.shape if shared_channels else shape
@@ -90,7 +91,7 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
     if steps is None:
       return x + drawn
-    # Exact, since the steps are powers of two.
+    # Scaling by the steps is exact, since they are powers of two.
     return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
 
   return jax.jit(jax.vmap(noisy_record, in_axes=(None, 0, 0, None, None)))
@@ -100,8 +101,8 @@ def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
   """Returns the ids as uint32 [count]; the noise of a record is drawn from its id.
 
   Raises:
-    UserError: two records of one id, which would share their noise; ids that are no integers
-      in [0, 2^32), since two of them could be cut to one id.
+    UserError: two records have the same id, and would share their noise; an id is no integer in
+      [0, 2^32), so that two ids could be cut to one.
 
   >>> distinct_ids([7, 2**32 - 1], 2)
   array([         7, 4294967295], dtype=uint32)
@@ -131,14 +132,14 @@ def noisy_records(
   """Adds independent noise to each record of x [n, ...]: draw "record_once".
 
   Args:
-    key: secret; the only thing beside the ids that the noise depends on.
-    record_ids: [n] integers, distinct; they may be published, the key may not.
+    key: secret key. The random numbers depend on the key and the ids alone.
+    record_ids: [n] distinct integers. They may be published, the key may not.
     scales: [d] Laplace scales (or Gaussian standard deviations) by feature.
-    grid: least step of the grid of the outputs, a power of two; None: no rounding.
+    grid: smallest step of the grid of the outputs, a power of two; None: no rounding.
 
   Raises:
-    UserError: ids as `distinct_ids` says; scales that are not positive numbers, or so small or
-      large that float32 noise would vanish or overflow; records that are not finite.
+    UserError: `distinct_ids` refuses the ids; a scale is not positive, or so small or large that
+      float32 noise would vanish or overflow; a record is not finite.
 
   Guarantee: each record's output is (sum_j channels / b_j, 0)-DP under replace_one (local), for
   Laplace noise of scales b_j, channels that are not shared, and entries of x in [0, 1]. The proof
@@ -162,7 +163,7 @@ def noisy_records(
   shaped = jnp.asarray(shaped)
   steps = None
   if grid is not None:
-    # The grid of each feature is a power of two. frexp gives the e of scale = m 2^e,
+    # The step of each feature is a power of two. frexp gives e for scale = m 2^e, with
     # 1/2 <= m < 1.
     exponents = np.frexp(np.asarray(scales, np.float32))[1]
     steps_of_features = np.ldexp(0.5, exponents - finite.GRID_BITS)
@@ -173,7 +174,7 @@ def noisy_records(
   parts = []
   for start in range(0, len(x), max(size, 1)):
     take = slice(start, start + size)
-    # Every chunk is padded to one size: one compilation serves all.
+    # Every chunk is padded to one size, so that one compilation serves all chunks.
     missing = size - len(ids[take])
     padded = np.pad(x[take], [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     out = run(key, np.pad(ids[take], (0, missing)), padded, shaped, steps)

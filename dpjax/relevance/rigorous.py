@@ -44,15 +44,16 @@ from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 RELATION = "replace_one"
-# Name of the guarantee where labels are used unchanged: it says what is NOT covered.
+# Name of the relation if labels are used unchanged. It says what is NOT covered.
 FEATURES_ONLY = f"{RELATION} (features only, label public)"
 FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"
 # Largest factor by which float32 may enlarge a clipped norm.
 _SLACK = 1 + 1e-6
-# Relative tolerance of a search, which ends on the private side.
+# Relative tolerance of the searches for an epsilon. The result is on the private side.
 _TOLERANCE = 1e-4
-# Scales per octave in laplace_pld, so that few different events are composed.
+# Number of scales per octave in laplace_pld. Scales are rounded, so that few different events are
+# composed.
 _LEVELS = 4
 
 
@@ -72,7 +73,8 @@ class StageCharge:
 
 
 def total(charges: Sequence[StageCharge]) -> tuple[float, float]:
-  """Total (epsilon, delta) of all stages: sums for the same records, the larger of D1 and D2.
+  """Returns the total (epsilon, delta) of all stages. Costs for the same records are added, and the
+  larger cost of D1 and D2 counts.
 
   >>> a, b = StageCharge("B", "D1", 0.5, 0.0, ""), StageCharge("C", "D2", 2.0, 1e-6, "")
   >>> total([a, b]), total([a, b, dataclasses.replace(b, records="all")])
@@ -89,7 +91,7 @@ def total(charges: Sequence[StageCharge]) -> tuple[float, float]:
 
 
 def split_by_hash(num_records: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (ids of D1, ids of D2): about `share` of the records, by their index alone.
+  """Returns (ids of D1, ids of D2). About `share` of the records are in D1, by a hash of the index.
 
   >>> first, second = split_by_hash(1000, 0.2)
   >>> 150 < len(first) < 250, len(first) + len(second)
@@ -114,13 +116,15 @@ def noisy_relevance(
   delta: float = 0.0,
   neighboring_relation: str = RELATION,
 ) -> np.ndarray:
-  """Adds Laplace noise of scale 2 / (n eps) to the mean share [d]; Gaussian noise where
-  delta > 0.
+  """Adds Laplace noise to the mean share [d], or Gaussian noise if delta > 0.
+
+  The Laplace scale is 2 / (n epsilon), or 1 / (n epsilon) under add_or_remove_one.
 
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
   simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; both 1 / n under
   add_or_remove_one with a public n). Value and noise are float64: float32 noise would leave
-  the low bits of the mean without noise. `mechanisms.finite` says what its grid leaves open.
+  the low bits of the mean without noise. `mechanisms.finite` says what the grid of the noise leaves
+  open.
   """
   l1 = l1_sensitivity(num_records, neighboring_relation)
   l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
@@ -139,8 +143,8 @@ def noisy_relevance(
 
 
 def pooled(x: np.ndarray, factor: int) -> np.ndarray:
-  """Averages over factor x factor blocks of images [n, H, W, C]; uneven edges are cut off
-  equally. Other inputs are unchanged. Public: nothing is estimated.
+  """Averages over factor x factor blocks of images [n, H, W, C]. Uneven edges are cut off equally.
+  Other inputs are unchanged. The transformation is public: nothing is estimated.
 
   >>> pooled(np.arange(4.0).reshape(1, 2, 2, 1), 2).ravel().tolist()
   [1.5]
@@ -153,7 +157,8 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
 def pooled_shares(
   shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
 ) -> np.ndarray:
-  """Sums shares [d] of places over the blocks of `pooled`; `name` is that of the setting."""
+  """Sums shares [d] of places over the blocks of `pooled`. `name` is the setting that an error
+  names."""
   if len(shape) != 3 or factor == 1:
     return shares
   places = np.reshape(shares, (1, *shape[:2], 1))
@@ -184,7 +189,7 @@ def check_domain(**named: Any) -> None:
     x = np.asarray(x)
     why = f"found dtype {x.dtype}"
     if x.dtype == np.float32:
-      # NaN fails this, too.
+      # NaN fails these comparisons, too.
       if x.size == 0 or (x.min() >= 0 and x.max() <= 1):
         continue
       why = f"found {x.min():g} to {x.max():g}"
@@ -195,11 +200,11 @@ def check_domain(**named: Any) -> None:
 
 
 def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
-  """Transforms records for stage C's noise: scaled down to the clip, centred for the
-  Gaussian.
+  """Transforms records for the noise of stage C: centres them for "gaussian", and scales them down
+  to the clip norm for "gaussian" and "laplace_clipped".
 
   Raises:
-    UserError: a record that is not float32 numbers in [0, 1], for which no scale of
+    UserError: a record is not of float32 numbers in [0, 1], for which no scale of
       `feature_noise` proves anything.
   """
   check_domain(x=x)
@@ -212,8 +217,8 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
 
 
 def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
-  """Returns [n] norms, summed in float64: float32 sums of many features err by more than
-  `_SLACK`."""
+  """Returns the norms [n] of records, weighted by beta. They are summed in float64, since float32
+  sums of many features err by more than `_SLACK`."""
 
   def norm(magnitude: np.ndarray) -> float:
     wide = magnitude.astype(np.float64)  # [d] or [height, width, channels]
@@ -223,7 +228,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
-  # A record of zeros has no norm to divide by.
+  # A record of zeros has norm 0, so the divisor needs a bound.
   factor = np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
   return x * factor.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -244,7 +249,8 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """Returns noise that makes a record that passed `clipped` locally (epsilon, delta)-DP.
+  """Returns the noise that makes the release of a record locally (epsilon, delta)-DP, after
+  `clipped`.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
@@ -253,14 +259,14 @@ def feature_noise(
   """
   validate.positive(epsilon=epsilon)
   if how.features == "gaussian":
-    # The vector sqrt(beta_j) x_j has L2 norm <= C, so a record moves it by at most 2 C:
-    # sigma_j = 2 C s / sqrt(beta_j), s the noise multiplier.
+    # The vector sqrt(beta_j) x_j has L2 norm <= C, so replacing a record moves it by at most 2 C.
+    # So sigma_j = 2 C s / sqrt(beta_j), where s is the noise multiplier.
     multiplier = mechanisms.analytic_noise_multiplier(epsilon, how.delta)
     scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
     return FeatureNoise("gaussian", scales, epsilon, how.delta)
   if how.features == "laplace_pld":
-    # Scales proportional to 1 / beta (rounded to a few levels); the PLD accountant gives
-    # the factor.
+    # Scales are proportional to 1 / beta, rounded to a few levels. The PLD accountant gives the
+    # factor.
     shape = 2 ** (np.round(_LEVELS * np.log2(1 / (beta * len(beta)))) / _LEVELS)
     levels, counts = np.unique(shape, return_counts=True)
     factor = _pld_factor(
@@ -268,7 +274,8 @@ def feature_noise(
     )
     return FeatureNoise("laplace", factor * shape, epsilon, how.delta)
   clip = math.inf if how.features == "laplace" else how.clip
-  # Weighted by beta, a record moves by at most `channels`; a clipped one by at most 2 C.
+  # In the L1 norm weighted by beta, a replaced record moves by at most `channels`. A clipped record
+  # moves by at most 2 C.
   sensitivity = min(float(channels), 2 * clip * _SLACK)
   return FeatureNoise("laplace", sensitivity / (beta * epsilon), epsilon, 0.0)
 
@@ -287,8 +294,8 @@ def _pld_factor(levels: tuple, counts: tuple, epsilon: float, delta: float) -> f
 def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
   """Returns the event of Laplace noise on a vector of entries in [0, 1], under replace_one.
 
-  An entry is within 1/2 of the public centre, so the L1 bound of the accountant's
-  convention is 1/2 and the multiplier is 2 b.
+  An entry is within 1/2 of the public centre. So the L1 bound of the accountant's convention is
+  1/2, and the multiplier is 2 b.
   """
   events = [
     accounting.composed(accounting.laplace_event(2 * float(b)), int(count))
@@ -302,8 +309,10 @@ def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> float:
-  """Central epsilon at `delta` of that many shuffled, pure eps0-local reports; never above
-  eps0. Source: numeric clones bound of Feldman, McMillan and Talwar 2021.
+  """Returns the central epsilon at `delta` of `num_records` shuffled reports.
+
+  Each report is pure eps0-local, with eps0 = `local_epsilon`. The result is never above eps0.
+  Source: numeric clones bound of Feldman, McMillan and Talwar 2021.
 
   >>> round(shuffled_epsilon(7.0, 60_000, 1e-5), 2)
   1.14
@@ -314,7 +323,7 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
   )
   private = local_epsilon
   unsafe = 0.0
-  # Too few reports to hide among: only the local epsilon holds.
+  # With too few reports to hide among, only the local epsilon holds.
   if spent(epsilon=local_epsilon * (1 - 1e-9)) > delta:
     return local_epsilon
   while private - unsafe > _TOLERANCE * max(1.0, private):
@@ -327,8 +336,8 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
 
 @functools.lru_cache(maxsize=64)
 def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
-  """Returns the largest local eps0 whose shuffled reports cost at most (epsilon, delta);
-  epsilon itself with too few records.
+  """Returns the largest local eps0 whose shuffled reports cost at most (epsilon, delta). It is
+  epsilon itself if there are too few records.
 
   >>> round(local_epsilon_for(1.5, 60_000, 1e-5), 2)
   7.35

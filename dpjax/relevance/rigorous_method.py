@@ -26,7 +26,7 @@ from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
-# A guess at the signal's variance. It reads no data, so any number keeps the guarantee.
+# Assumed variance of a pixel. It depends on no data, so any number keeps the guarantee.
 _PIXEL_VARIANCE = 0.1
 _FLOAT_NOTE = (
   "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
@@ -38,7 +38,7 @@ _FLOAT_NOTE = (
 class _Prepared(NamedTuple):
   """Records of D2 after stages A to L, and the same transformation for test inputs."""
 
-  records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # of an epoch
+  records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # epoch -> records
   class_priors: np.ndarray
   test: Any
   prepare: Callable[[np.ndarray], np.ndarray]
@@ -61,8 +61,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    # Noise is bound only to what determines stages A and B, so settings of later stages do
-    # not change what A and B release.
+    # The noise of stages A and B depends only on settings that these stages read. So settings of
+    # later stages do not change what A and B release.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
@@ -75,7 +75,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   public = job.rigorous.labels == "public"
   rests_on = ()
   if job.rigorous.model1 == "public":
-    # This cannot be checked: copies may differ in a bit, or in their name.
+    # This assumption cannot be checked, since copies may differ in a bit or in their name.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
   guarantee = privacy.proved(
     epsilon,
@@ -99,7 +99,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     len(ids_2),
     prepared.test,
     weight_decay=job.training.weight_decay,
-    # The noise of the last steps would otherwise drown the small signal.
+    # Without annealing, the noise of the last steps would drown the small signal.
     anneal=True,
   )
   return outcome._replace(
@@ -133,7 +133,7 @@ def _pooled_shape(job: Inputs) -> tuple[int, ...]:
 
 
 def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
-  """Returns beta from the records of D1, and its cost for them."""
+  """Returns (beta from the records of D1, charges of stages A and B for these records)."""
   how = job.rigorous
   where = "D1" if how.split else "all"
   data = job.train.subset(ids)
@@ -168,7 +168,8 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
 def _model_1(
   job: Inputs, data: Any, epsilon: float, where: str
 ) -> tuple[Any, list[StageCharge]]:
-  """Returns parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
+  """Returns (parameters of model 1, charges of stage A). The parameters are untrained, from public
+  data, or from DP-SGD on D1."""
   how = job.rigorous
   model = job.nets.first
   if how.model1 == "untrained":
@@ -191,7 +192,7 @@ def _model_1(
 
 
 def check_public(train: Any, public: Any) -> None:
-  """Raises UserError where supposedly public data hold private records, or cannot be used.
+  """Raises UserError if supposedly public data hold private records, or cannot be used.
 
   Private records in public data would go unaccounted. Only exact copies of an image are found.
 
@@ -218,7 +219,8 @@ def check_public(train: Any, public: Any) -> None:
 
 
 def _delta_s(job: Inputs) -> float:
-  """Returns the delta of the records' stages; without a split, what stages A and B leave."""
+  """Returns the delta of stages C, L and S. If stages A and B use the same records, it is a quarter
+  of the total."""
   how = job.rigorous
   return how.delta if how.split or how.model1 == "none" else how.delta / 4
 
@@ -227,7 +229,7 @@ def _stages_c_l_s(
   job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
 ) -> _Prepared:
   how = job.rigorous
-  # Local budget of a record.
+  # Local epsilon of a record, which equals `epsilon` without a shuffler.
   local = epsilon
   if how.shuffle:
     local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
@@ -246,8 +248,8 @@ def _stages_c_l_s(
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
   )
-  # Centred by the mean of the NOISY records (post-processing) and scaled by the public
-  # noise, every input of model 2 has about unit variance.
+  # Inputs of model 2 are centred by the mean of the NOISY records (post-processing) and scaled by
+  # the public noise scales. So each input has about unit variance.
   per = math.sqrt(2) if drawn.mechanism == "laplace" else 1.0
   std = np.sqrt(_PIXEL_VARIANCE + (per * drawn.scales) ** 2)
   shaped = record_noise.by_feature(std, _pooled_shape(job))
@@ -285,7 +287,7 @@ def _responses(
   k = job.train.num_classes
   # Without a budget the labels are public.
   if not epsilon_l:
-    # One more of each class, since the logarithm of its prior is taken.
+    # Each class gets one more count, so that the logarithm of its prior is finite.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
   key = job.keys.key(LABELS)
@@ -296,11 +298,12 @@ def _responses(
 def _shuffled(
   job: Inputs, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
 ) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-  """Returns epoch -> (x, y) in a secret order, without the records' ids."""
+  """Returns a function epoch -> (x, y), without the records' ids. With a shuffler the order is
+  secret."""
   order = np.arange(len(y))
   if job.rigorous.shuffle:
     order = np.random.default_rng([job.keys.secret, 1]).permutation(len(y))
-  # All copies of a record are one report, so they share its place in the order.
+  # All copies of a record are one report, so they have the same place in the order.
   if copies > 1:
     return lambda epoch: (features(epoch)[order], y[order])
   once = features(0)[order], y[order]
@@ -310,7 +313,7 @@ def _shuffled(
 def _record_charges(
   job: Inputs, drawn: Any, epsilon_l: float, copies: int, epsilon: float
 ) -> list[StageCharge]:
-  """Returns the charges of records. `epsilon` is the central one where there is a shuffler."""
+  """Returns the charges of stages C, L and S. With a shuffler, `epsilon` is the central epsilon."""
   how = job.rigorous
   where = "D2" if how.split and how.model1 != "none" else "all"
   spent = drawn.epsilon * copies

@@ -25,7 +25,7 @@ class Training:
 
   num_epochs: int = 40
   batch_size: int = 600
-  learning_rate: float = 1e-3  # of Adam, where nothing else is said
+  learning_rate: float = 1e-3  # of Adam, unless a method has another setting
   weight_decay: float = 0.0  # decoupled, of model 2 on noisy records (rigorous mode)
 
   def __post_init__(self) -> None:
@@ -66,7 +66,8 @@ class Paper:
 
   @property
   def reading(self) -> Reading:
-    """Returns the reading of Algorithm 3."""
+    """Interpretation of Algorithm 3 by `preset`; for "custom" by `beta_norm`, `times_batch_size`
+    and `draw`."""
     if self.preset == "custom":
       return Reading(self.beta_norm, self.times_batch_size, self.draw)
     return PRESETS[self.preset]
@@ -76,13 +77,14 @@ class Paper:
 class Rigorous:
   """Settings of the mode with a proof; see `relevance.rigorous`. No budget depends on the data.
 
-  `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
+  For `rel_noise`, `labels` and `draw`, the choices of the paper are refused by name.
   """
 
   split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
   split_share: float = 0.2  # share of D1
   budget_share_1: float = 0.2  # unsplit dp_sgd: share of epsilon for model 1 and relevance
-  # none (beta is uniform) | untrained (initial weights) | public (other data) | dp_sgd (D1)
+  # Kind of model 1: none (beta is uniform), untrained (initial weights), public (trained on other
+  # data) or dp_sgd (trained on D1).
   model1: str = "none"
   epsilon_b: float = 0.25  # of the relevance
   rel_noise: str = "laplace"  # laplace | gaussian; "entropy" is refused
@@ -118,7 +120,7 @@ class Rigorous:
     self._refuse()
 
   def _refuse(self) -> None:
-    """Refuses settings that no proof covers, each by its name."""
+    """Raises UserError for a setting that no proof covers. The message names the setting."""
     if self.labels == "raw":
       raise UserError(
         "raw labels are part of the record and are not protected; use "
@@ -179,7 +181,7 @@ class Private:
   legacy_microbatch: int = 1  # 2: DPDLIGDO's pairs, whose epsilon is claimed only
   epsilon_b: float = 0.1  # radp_dpsgd: of the relevance
   kappa: float = 0.5  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
-  relevance_pool: int = 1  # radp_dpsgd: one relevance for so many by so many places
+  relevance_pool: int = 1  # radp_dpsgd: side of blocks with one relevance, in places
 
   def __post_init__(self) -> None:
     validate.one_of(
@@ -205,8 +207,8 @@ class AdLM:
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
   input_clip: float = 10.0  # of the noisy inputs
-  # False: the loss gets no noise, as in the authors' code for MNIST. That code gives its training
-  # step the noise of its tests, of scale 0.
+  # Whether the loss gets noise. It gets none in the authors' code for MNIST, which gives its
+  # training step the noise of its tests, of scale 0.
   loss_noise: bool = True
 
   def __post_init__(self) -> None:

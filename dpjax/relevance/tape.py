@@ -32,11 +32,11 @@ class NodeKind(enum.Enum):
   """The operation of a node on its data operands."""
 
   LINEAR = enum.auto()  # a weighted sum: dense, convolution, sum-pool
-  BIAS = enum.auto()  # plus a constant
-  SCALE = enum.auto()  # times a constant array
-  MOVE = enum.auto()  # entries go elsewhere, unchanged
-  ADD = enum.auto()  # two branches meet
-  WINNER = enum.auto()  # a maximum of several entries
+  BIAS = enum.auto()  # adds a constant
+  SCALE = enum.auto()  # multiplies by a constant array
+  MOVE = enum.auto()  # moves entries to other places, unchanged
+  ADD = enum.auto()  # adds two branches
+  WINNER = enum.auto()  # takes the maximum of several entries
 
 
 _BODIES = {
@@ -82,25 +82,25 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(eq=False)
 class Cell:
-  """A value of the forward pass."""
+  """A value of the forward pass, and how it depends on the input."""
 
   value: Any
-  data: bool = False  # depends on the input
-  node: Node | None = None  # that made it; None: an input, a constant, an activation
-  source: Cell | None = None  # the root, where it is an entrywise function of another cell
+  data: bool = False  # whether the value depends on the input
+  node: Node | None = None  # node that made it; None: an input, a constant, an activation
+  source: Cell | None = None  # the root, if the value is an entrywise function of it
   scale: Any = 1.0  # value == scale * root.value, unless nonlinear
   nonlinear: bool = False
   uses: int = 0
 
   @property
   def root(self) -> Cell:
-    """Returns the cell that holds this one's relevance."""
+    """Returns the cell that holds the relevance of this cell."""
     return self if self.source is None else self.source
 
 
 @dataclasses.dataclass(eq=False)
 class Node:
-  """An equation between cells."""
+  """An equation of the forward pass that depends on the input and has a relevance rule."""
 
   kind: NodeKind
   name: str
@@ -114,7 +114,8 @@ class Node:
     return tuple(cell for cell in self.operands if cell.data)
 
   def of_data(self, *values: Array, change: Callable = lambda constant: constant) -> list:
-    """Computes the results for other values of the data operands, with constants changed."""
+    """Computes the results for other values of the data operands. `change` is applied to
+    constants."""
     remaining = iter(values)
     return self.call(
       *(next(remaining) if cell.data else change(cell.value) for cell in self.operands)
@@ -122,7 +123,7 @@ class Node:
 
 
 class Tape(NamedTuple):
-  """A recorded forward pass."""
+  """A recorded forward pass: its input, its nodes in order, and its output."""
 
   x: Cell
   nodes: tuple[Node, ...]
@@ -133,8 +134,8 @@ def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   """Records the forward pass of `apply(params, x)`, x [B, ...].
 
   Raises:
-    UserError: an operation that relevance has no rule for, by the name of its primitive;
-      or a result that does not depend on x.
+    UserError: relevance has no rule for an operation, whose primitive the message names; the result
+      does not depend on x, or is not one array.
 
   >>> tape = record(lambda w, x: jnp.tanh(x @ w), jnp.ones((3, 2)), jnp.ones((1, 3)))
   >>> [node.kind.name for node in tape.nodes], tape.out.root is tape.nodes[0].outs[0]
@@ -149,7 +150,7 @@ def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   (out,) = recorder.walk(closed, [*map(Cell, leaves), cell])
   if not out.data:
     raise UserError("the logits do not depend on x", field="apply")
-  # The answer itself is a use of its cell.
+  # The output of the net counts as a use of its cell.
   out.uses += 1
   return Tape(cell, tuple(recorder.nodes), out)
 
@@ -181,7 +182,8 @@ class _Recorder:
     body = eqn.params[_BODIES[eqn.primitive.name]]
     if not _is_activation(eqn, operands):
       return self.walk(body, operands)
-    # An activation makes no node, whatever its inner steps: its result shares the root.
+    # An activation makes no node, whatever steps it has inside. Its result shares the root of its
+    # operand.
     (cell,) = (operand for operand in operands if operand.data)
     cell.uses += 1
     (out,) = _Recorder().walk(body, [Cell(operand.value) for operand in operands])
@@ -240,11 +242,11 @@ def _entrywise(of: Cell, value: Any, nonlinear: bool, scale: Any = 1.0) -> Cell:
 
 
 def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
-  """Returns the cell of an affine equation that is entrywise in ONE root; None: it needs a
-  node.
+  """Returns the cell of an affine equation that is entrywise in ONE root, or None if the equation
+  needs a node.
 
-  A scalar factor keeps the root. After a nonlinearity, so does a scalar constant of any
-  kind: it is part of the activation, as in (1 + tanh(x)) / 2.
+  A scalar factor keeps the root. After a nonlinearity, any scalar constant keeps the root, since it
+  is part of the activation, as in (1 + tanh(x)) / 2.
   """
   # Several functions of one root make one function of it: x + x^3, or x * sigmoid(x).
   if len(data) > 1:
@@ -295,7 +297,7 @@ def _kind(name: str, operands: list[Cell]) -> NodeKind:
 
 
 def _is_activation(eqn: Any, operands: list[Cell]) -> bool:
-  """Whether a call is one nonlinear function of the entries of one operand."""
+  """Returns whether a call is one nonlinear function of the entries of one operand."""
   data = [cell for cell in operands if cell.data]
   shape = jnp.shape(data[0].value)
   if len(data) != 1 or len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != shape:

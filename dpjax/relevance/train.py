@@ -17,12 +17,12 @@ from dpjax.relevance import labels
 from dpjax.relevance.settings import Training
 from dpjax.types import Array, Example, HostArray, LossFn, Params
 
-# On a CPU a convolution over 600 images exceeds the caches, and takes twice as long per
-# image as one over 60. So a batch is cut into equal parts whose gradients are added.
+# On a CPU a convolution over 600 images exceeds the caches. It takes twice as long per image as a
+# convolution over 60 images. So a batch is cut into equal parts, whose gradients are added.
 _PART = 64
 
-# Names of a method's trainings: of the net whose relevance is propagated, and of the
-# released one.
+# Names of a method's trainings. Model 1 is the net whose relevance is propagated, and model 2 is
+# the net that is released.
 FIRST = "model 1"
 SECOND = "model 2"
 
@@ -33,17 +33,16 @@ Scored = Callable[[Any], dict[str, float]]  # params -> scores
 class Steps(NamedTuple):
   """Description of a training that a `Trainer` carries out."""
 
-  name: str  # of what is trained: one of the method's trainings
+  name: str  # FIRST or SECOND
   num_steps: int
   steps_per_epoch: int
   init: Callable[[], Any]  # -> state: (params, state of the optimizer)
   step: Callable[[Any, Any], Any]  # (state, draw) -> state
-  draws: Callable[[int], Iterator[Any]]  # from step t on, each a function of t
-  scored: Scored | None = None  # of the parameters after each epoch
+  draws: Callable[[int], Iterator[Any]]  # t -> draws of step t and all later steps
+  scored: Scored | None = None  # evaluates the parameters after each epoch
 
   def epoch_at(self, done: int) -> int | None:
-    """Returns the epoch that ends after `done` steps, counted from 1; None where none
-    does."""
+    """Returns the epoch, from 1, that ends after `done` steps; None if no epoch ends there."""
     ends = done % self.steps_per_epoch == 0 or done == self.num_steps
     return -(-done // self.steps_per_epoch) if ends else None
 
@@ -53,7 +52,8 @@ OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, scores)
 
 
 def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
-  """Carries out all steps at once and saves nothing: the default `Trainer`."""
+  """Runs all steps without saving anything, and returns the last parameters. This is the default
+  `Trainer`."""
   state = steps.init()
   for done, draw in enumerate(steps.draws(0), start=1):
     state = steps.step(state, draw)
@@ -64,7 +64,7 @@ def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
 
 
 def cross_entropy(apply: Callable) -> BatchLoss:
-  """Mean cross-entropy of a batch, in nats."""
+  """Returns a loss: the mean cross-entropy of a batch, in nats."""
 
   def loss(params: Any, x: Any, y: Any) -> Array:
     log_p = jax.nn.log_softmax(trees.at_least_float32(apply(params, x)))
@@ -76,7 +76,7 @@ def cross_entropy(apply: Callable) -> BatchLoss:
 def corrected(
   apply: Callable, transitions: HostArray, class_priors: HostArray | None
 ) -> BatchLoss:
-  """Mean of `labels.forward_corrected` over a batch."""
+  """Returns a loss: the mean of `labels.forward_corrected` over a batch."""
   loss_fn = labels.forward_corrected(apply, transitions, class_priors)
 
   def loss(params: Any, x: Any, y: Any) -> Array:
@@ -86,7 +86,8 @@ def corrected(
 
 
 def num_parts(batch_size: int, backend: str | None = None) -> int:
-  """Number of equal parts of a batch: on a CPU at most 64, of at most 64 examples each, or else 1.
+  """Number of equal parts of a batch: on a CPU the smallest number <= 64 that leaves at most 64
+  examples in a part. It is 1 if there is no such number, and on other platforms.
 
   >>> num_parts(600, "cpu"), num_parts(601, "cpu"), num_parts(600, "gpu")
   (10, 1, 1)
@@ -98,7 +99,7 @@ def num_parts(batch_size: int, backend: str | None = None) -> int:
 
 
 def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
-  """Returns a function that gives (gradient of a mean loss, None): the mean of the gradients of
+  """Returns a function that returns (gradient of a mean loss, None). It averages the gradients of
   equal parts of a batch."""
 
   @jax.jit
@@ -140,15 +141,17 @@ def fit(
   NOT private by itself.
 
   Args:
-    records: epoch -> (x [n, ...], y [n]) to learn from in that epoch.
-    name, scored: see `Steps`.
+    records: function from an epoch to the records (x [n, ...], y [n]) of that epoch.
+    name, scored: fields of `Steps`.
     trainer: function that carries the steps out.
-    corrupt: (x of a batch, step) -> x, for noise that a batch shares.
-    refresh: (params, seen) -> params, after each step. `loss` then returns (mean, seen) and
-      gets whole batches, as it may mix examples; None: a CPU takes batches in parts.
-    anneal: let the learning rate fall to 0 along a cosine.
+    corrupt: function (x of a batch, step) -> x, for noise that a batch shares.
+    refresh: function (params, seen) -> params, called after each step. `loss` then returns
+      (mean, seen) and gets whole batches, as it may mix examples; None: a CPU takes batches in
+      parts.
+    anneal: whether the learning rate falls to 0 along a cosine.
 
-  Records after an epoch's last full batch are dropped; fewer than a batch are one batch.
+  Records after an epoch's last full batch are dropped. If there are fewer records than a batch, all
+  of them are one batch.
   """
   size = min(how.batch_size, num_records)
   per_epoch = num_records // size
@@ -171,7 +174,7 @@ def fit(
   def draws(start: int) -> Iterator[Any]:
     for epoch in range(start // per_epoch, how.num_epochs):
       x, y = records(epoch)
-      # A function of (seed, epoch), so that a resumed run continues identically.
+      # The order is a function of (seed, epoch), so that a resumed run continues identically.
       order = np.random.default_rng([seed, epoch]).permutation(len(y))
       for step in range(max(start, epoch * per_epoch), (epoch + 1) * per_epoch):
         first = (step - epoch * per_epoch) * size
@@ -199,7 +202,8 @@ def fit_private(
   scored: Scored | None = None,
   trainer: Trainer = in_one_go,
 ) -> Any:
-  """Runs all steps of a plan, followed by any Optax optimizer; returns the last parameters.
+  """Trains by all steps of a plan, with any Optax optimizer on the private gradients. Returns the
+  last parameters.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   element of `data` under the plan's relation.

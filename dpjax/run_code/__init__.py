@@ -19,33 +19,36 @@ that name, and a run can be resumed with the same code only.
 | values that they hold after their import [2]    | SHA-256 of the value                       |
 | environment variables that they name [2]        | SHA-256 of the value                       |
 
-[1] In a user's module: a function whose code is not in the source, such as one that `exec` made of
-another file; a number or string that the source sets once, to another value.
+[1] There are two kinds of such changes in a user's module. The code of a function is not in the
+source, for example if `exec` made the function from another file. Or a number or string differs
+from the value that the source sets.
 
-[2] They may follow from private data, so `Code.inputs` is as secret as the data. It is part of no
-public digest, and is stored in checkpoints only.
+[2] These files and values may follow from private data, so `Code.inputs` is as secret as the data.
+It is part of no public digest, and is stored in checkpoints only.
 
-Why SciPy and dp_accounting: they decide the noise multiplier of an epsilon. The same noise at two
-scales reveals the sums, too. Names hold no folder, so two machines with the same code agree.
+SciPy and dp_accounting are listed because they decide the noise multiplier for an epsilon. The same
+noise at two scales reveals the sums, too. Names of code contain no folder, so two machines with the
+same code get the same names.
 
-Which files a run reaches is a function of the run, not of the process. `sys.modules` also holds
-what a test, a notebook or a plugin imported by chance. So the search starts at the modules that
-the config names. It follows (1) every import statement in their sources, also within functions,
-and every module or file that a string constant in them may name; (2) the parts of their functions,
-classes and values: closures, defaults, decorated functions, partial arguments. A module
-that is not yet imported is found as an import would find it. Its source is read without running it.
+The files that a run reaches depend on the run, not on the process. `sys.modules` also holds
+modules that a test, a notebook or a plugin imported by chance. So the search starts at the modules
+that the config names. It follows (1) every import statement in their sources, also within
+functions; (2) every module or file that a string constant in these sources may name; (3) the parts
+of their functions, classes and values: closures, defaults, decorated functions, partial arguments.
+A module that is not yet imported is found as an import would find it. Its source is read without
+running it.
 
 A source is read once, when its module is first seen. If the file is edited later, a long process
 still runs the module that it has imported, and names the code by that first source. A file that was
 edited between its import and the first look is refused, if its compiled file shows the edit.
 
-Loads that no source shows are recorded by an audit hook, for each file of the user (`loaded`). From
-each file that the search reaches it follows that file's loads of any kind: computed names,
-`exec_module`, `runpy`, plugins, archives, threads, data files.
+An audit hook (`loaded`) records the loads of each user's file that no source shows. From each file
+that it reaches, the search follows these loads of any kind: computed names, `exec_module`, `runpy`,
+plugins, archives, threads, data files.
 
 Code that is loaded or called only after the noise was chosen is refused before a step is written.
-`watched` refuses it while a run is built and does its first step, `check_still` after each later
-step. docs/release.md lists what is still not seen.
+`watched` refuses such code while a run is built and does its first step, and `check_still` after
+each later step. docs/release.md lists the code that these checks miss.
 """
 
 from __future__ import annotations

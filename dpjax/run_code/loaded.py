@@ -1,15 +1,16 @@
 """Loads by the user's files: code that runs and data that are read, in every thread.
 
-A source says what may be loaded; Python says what was. Python raises an audit event for each file
-that it opens and for each piece of code that it runs: by an import, a finder, `exec_module`,
-`runpy`, `exec` or `ctypes`. A hook records each such file under the user's file that asked for it:
-the file of the nearest of the user's frames below the event. A thread may have no such frame. Then
-it is the user's file that started the thread, or the one that the main thread is in.
+A source shows what may be loaded; Python reports what was loaded. Python raises an audit event for
+each file that it opens and for each piece of code that it runs: by an import, a finder,
+`exec_module`, `runpy`, `exec` or `ctypes`. A hook records the file under the user's file that asked
+for it: the file of the nearest frame of user code on the stack. A thread may have no such frame.
+Then the load is recorded under the user's file that started the thread. If the start was not seen,
+it is recorded under the user's file that the main thread runs.
 
-So a load by a test, a notebook or a plugin is kept under its own file. It is no part of a run that
-does not reach that file.
+So a load by a test, a notebook or a plugin is recorded under the file of the test, the notebook or
+the plugin. A run that does not reach this file does not depend on the load.
 
-An audit hook cannot be removed. It costs less than a microsecond where nothing is kept.
+An audit hook cannot be removed. An event that it does not record costs less than a microsecond.
 """
 
 from __future__ import annotations
@@ -27,41 +28,43 @@ from typing import Any
 from dpjax.run_code.packages import EXTENSIONS, owner
 from dpjax.validate import UserError
 
-# Files of the system, and files that programs keep for themselves: caches, settings.
+# Folders of the system, and folders in which programs keep caches and settings. Data files in these
+# folders are not recorded.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/run/")
 _KEPT_BY_PROGRAMS = {".cache", ".config", ".local", ".git", ".ipython", ".jupyter"}
-# Modules that read sources to show them, as in a traceback or a warning.
+# Modules of Python that read sources only to display them, as in a traceback or a warning.
 _READERS_OF_SOURCES = ("linecache.py", "tokenize.py", "inspect.py", "traceback.py")
 _LARGEST_BESIDE_DATA = 2**26  # bytes
 _CODE = (".py", ".pyc", *EXTENSIONS)
 
 
 class LoadedFile:
-  """A loaded file, in its state at the first look after the load."""
+  """A loaded file, with its size and modification time when the load was recorded."""
 
   def __init__(self, file: str, *, is_code: bool, number: int):
     self.file = file
     self.number = number
     self.is_code = is_code
-    # Digest of an earlier state of a data file, if it was seen.
+    # Digest of a data file at an earlier load; "": there was none, or it was not computed.
     self.before = ""
-    # Whether an import loaded it, so that a module holds the results.
+    # Whether an import loaded the file, so that a module in memory holds its values.
     self.is_imported = False
     self.state = _state(file)
     self._sha256 = ""
 
   def sha256(self) -> str:
-    """Returns the digest of the file; "" where it is gone.
+    """Returns the digest of the file; "" if the file no longer exists.
 
     Raises:
-      UserError: it was edited after it was loaded, so nobody knows what was loaded.
+      UserError: the file was edited after it was loaded, so the loaded content is unknown.
     """
     if self._sha256:
       return self._sha256
     now = _state(self.file)
     if now is None:
       return ""
-    # A program may also read its own output, such as a cache.
+    # Files that this process has written may change: a program may read its own output, such as a
+    # cache.
     if now != self.state and self.file not in _WRITTEN:
       raise UserError(
         f"file {os.path.basename(self.file)!r}: was edited after the run's code had loaded it; "
@@ -72,19 +75,20 @@ class LoadedFile:
     return self._sha256
 
 
-# Real path of the loading file, or `key_of` of a function -> loaded file -> its load.
+# Loads, first by the real path of the loading file, then by the path of the loaded file. For a
+# function that reads a data set, the first key is `key_of` the function.
 _LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
 _CONFIG_FILES: list[str] = []
 _changes = 0
-# Import path of the function that is reading a data set.
+# Key (`key_of`) of the function that is reading a data set now; "": there is none.
 _reading = ""
 
 
 def number_of_changes() -> int:
-  """Returns a number that grows whenever a user's file loads another file, or another state
-  of one."""
+  """Returns a number that grows whenever a user's file loads a new file, or loads a file again that
+  has changed."""
   return _changes
 
 
@@ -104,8 +108,11 @@ def config_files() -> list[str]:
 
 
 def key_of(path: str) -> str:
-  """Names a function at an import path, by the file of its module, since another module of
-  that name may have existed before."""
+  """Returns a key of the function at an import path, `module:name`.
+
+  The key contains the file of the module, since another module of the same name may have existed
+  earlier in the process.
+  """
   home, _, name = path.partition(":")
   file = getattr(sys.modules.get(home), "__file__", None) or home
   return f"{os.path.realpath(file)}:{name}"
@@ -113,10 +120,13 @@ def key_of(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-  """Records loads of the block under the import path of the function that reads a data set.
+  """Records the loads in the block under the function that reads a data set, not under its file.
 
-  Another function of its file may read another data set, in another run of this process. Large data
-  files are not recorded: the data set that they belong to has a digest of its own.
+  Another function of the same file may read another data set, in another run of this process. Large
+  data files are not recorded, because the digest of the data set covers their content.
+
+  Args:
+    path: import path of the function, `module:name`.
   """
   global _reading
   before = _reading
@@ -155,13 +165,13 @@ def _frame_of_event() -> Any:
 
 
 def _asks(*, data: bool) -> str | None:
-  """Returns the user's file behind the present load, if there is one."""
+  """Returns the user's file that caused the current load, or None if there is no such file."""
   is_over, file = _nearest(_frame_of_event(), data=data)
   me = threading.get_ident()
   if is_over or me == threading.main_thread().ident:
     return file
-  # A thread of library code. Where Python did not record its start, the frame of the main thread
-  # stands for it, since code that needs the loads waits there.
+  # A thread of library code belongs to the file that started it. If the start was not seen, the
+  # frames of the main thread decide, since the code that waits for the load is usually there.
   thread = threading.current_thread()
   if thread in _STARTED_BY:
     return _STARTED_BY[thread]
@@ -170,7 +180,7 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """Returns (whether frames settle who loads, the user's file; None: no file of the user)."""
+  """Returns (whether the frames decide who loads, the user's file that loads or None)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
@@ -183,8 +193,10 @@ def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
 
 
 def _is_own_doing(code: Any, kind: str) -> bool:
-  """Whether a frame loads files on its own: a library's import, JAX's compilation cache, a
-  traceback."""
+  """Returns whether a frame loads data files for a library, not for the user.
+
+  Examples are the import of a library, JAX's compilation cache, and a traceback.
+  """
   file = code.co_filename
   if kind == "standard":
     return file.endswith(_READERS_OF_SOURCES)
@@ -214,7 +226,7 @@ def _keep(target: Any, *, is_code: bool) -> None:
   if file not in held or held[file].state != _state(file):
     _changes += 1
     load = LoadedFile(file, is_code=is_code, number=_changes)
-    # A program may read its own output again, such as a cache.
+    # Files that this process has written, such as a cache, may change between two reads.
     if file in held and not is_code and file not in _WRITTEN:
       load.before = held[file]._sha256
     held[file] = load
@@ -240,11 +252,11 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
   access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
   if access != os.O_RDONLY:
     _WRITTEN.add(os.path.abspath(os.fsdecode(path)))
-  # Only written, or emptied first: nothing was read.
+  # If a file is only written, or is emptied first, nothing is read from it.
   if access == os.O_WRONLY or flags & os.O_TRUNC:
     return
   name = os.fsdecode(path)
-  # A compiled file: its source is reported when it runs.
+  # A compiled file is left out, because the event "exec" reports its source when it runs.
   if "__pycache__" in name:
     return
   is_code = name.endswith(_CODE)
@@ -254,7 +266,7 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
 
 
 def _is_shown() -> bool:
-  """Whether a source is only read to be shown."""
+  """Returns whether a source is only read to be displayed, as in a traceback."""
   frame = _frame_of_event()
   for _ in range(8):
     if frame is None:
@@ -266,7 +278,7 @@ def _is_shown() -> bool:
 
 
 def _imported(name: str, file: Any, *more: Any) -> None:
-  # For an extension, Python names only the file.
+  # Python gives a file only for extension modules, whose code raises no event "exec".
   if file is not None:
     _keep(file, is_code=True)
 
@@ -299,7 +311,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
 }
 
 
-# `_events` is bound early, since globals are gone at the end of a process.
+# `_events` is a default argument, since globals may be gone when the process ends.
 def _heard(event: str, args: tuple[Any, ...], _events: dict[str, Any] = _EVENTS) -> None:
   act = _events.get(event)
   if act is None:

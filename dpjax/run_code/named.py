@@ -1,4 +1,4 @@
-"""Names in a module's source: its imports, wherever they are, and names that are set once."""
+"""Names in a module's source: its imports, also within functions, and names that are bound once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 _NAME = re.compile(r"\.*[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-# "helpers." of f"helpers.{name}", "helpers.%s", "helpers.{}"
+# Matches "helpers.", which is a part of f"helpers.{name}", and "helpers.%s" and "helpers.{}".
 _PREFIX = re.compile(r"(\.*(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)\.(?:%s|\{\w*\})?")
 _IMPORTS = re.compile(r"import|run_module|run_path|find_spec|load_module|resolve_name")
 _LISTS = ("iter_modules", "walk_packages")  # of pkgutil: all modules of a package
@@ -29,34 +29,37 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclasses.dataclass
 class Names:
-  """Names in one source. Names of modules are absolute, and need not exist."""
+  """Names in one source. Names of modules are absolute; the modules need not exist."""
 
   imports: set[str] = dataclasses.field(default_factory=set)
   # Modules that are imported outside functions and branches.
   top: set[str] = dataclasses.field(default_factory=set)
-  packages: set[str] = dataclasses.field(default_factory=set)  # any child may be imported
-  stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
+  # Packages of which any child may be imported.
+  packages: set[str] = dataclasses.field(default_factory=set)
+  # Modules from which `*` is imported.
+  stars: set[str] = dataclasses.field(default_factory=set)
   files: set[str] = dataclasses.field(default_factory=set)  # names that end with .py
-  maybe: set[str] = dataclasses.field(default_factory=set)  # what could name a module
-  # Names bound once, to a number, a string, bytes, None or a tuple of those.
+  # Dotted strings and chains of attributes that may name a module.
+  maybe: set[str] = dataclasses.field(default_factory=set)
+  # Names bound once, to a number, a string, bytes, None or a tuple of such values.
   literals: dict[str, Any] = dataclasses.field(default_factory=dict)
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
   # Names bound once, to a literal dict, list or set.
   tables: dict[str, Any] = dataclasses.field(default_factory=dict)
   # Names bound once, to a computed container that does not start empty.
   displays: set[str] = dataclasses.field(default_factory=set)
-  # Names that functions set, or that hold a time, a host or the like: different in each
-  # process.
+  # Names whose values differ between processes: functions set them, or they hold a time, a host or
+  # the like.
   changing: set[str] = dataclasses.field(default_factory=set)
-  # Words in a source that reads the environment: possible names of its variables.
+  # Words that may name environment variables, if the source reads the environment.
   variables: set[str] = dataclasses.field(default_factory=set)
-  # Whether it modifies its imports: `helper.SCALE = 3`, `jax.config.update(...)`.
+  # Whether the source may modify its imports, as by `helper.SCALE = 3` or `jax.config.update(...)`.
   acts: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(content: bytes, package: str) -> Names:
-  """Returns the names in a source; none where it is not valid Python.
+  """Returns the names in a source, or empty `Names` if the source is not valid Python.
 
   Args:
     package: name of the package that relative imports begin at.
@@ -97,7 +100,7 @@ def names_in(content: bytes, package: str) -> Names:
 
 
 def is_plain(value: Any) -> bool:
-  """Whether a value is a number, a string, bytes, None or a tuple of those.
+  """Returns whether a value is a number, a string, bytes, None or a tuple of such values.
 
   >>> is_plain((1, "a")), is_plain([1])
   (True, False)
@@ -127,7 +130,7 @@ def _of_statement(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[s
 
 
 class _Reader(ast.NodeVisitor):
-  """Reads one source. Scopes are not distinguished, so it may find more than is imported."""
+  """Reads one source. It does not distinguish scopes, so it may find names that are no imports."""
 
   def __init__(self, package: str):
     self.package = package
@@ -173,7 +176,8 @@ class _Reader(ast.NodeVisitor):
       prefix = _PREFIX.fullmatch(text)
       if prefix is not None:
         home = prefix.group(1)
-        # "." of f"{__name__}.{name}" or of "." + name: any module beside this one.
+        # A lone "." is from f"{__name__}.{name}" or "." + name, which may import any module of the
+        # package.
         inside = _absolute(home, self.package) if home.strip(".") else self.package
         self.names.packages.add(inside or self.package)
       elif _NAME.fullmatch(text):
@@ -206,7 +210,8 @@ class _Reader(ast.NodeVisitor):
 
   def visit_Global(self, node: ast.Global) -> None:
     self.names.changing |= {*node.names}
-    # A function sets it, too, so its value is not the literal in the source.
+    # A function sets the name, too, so the name counts as bound twice: its value need not be the
+    # literal in the source.
     for name in node.names:
       self._bind(name, 2)
 
@@ -281,7 +286,7 @@ def _variables(tree: ast.Module) -> set[str]:
 
 
 def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
-  """Whether a statement modifies an import, or may do so."""
+  """Returns whether a statement may modify an import."""
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
     return node.func.id in _ACTS
   targets: list[ast.expr] = []
@@ -290,13 +295,13 @@ def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
   elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
     targets = [node.target]
   elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-    # A call with an unused result is made for its side effects.
+    # A call with an unused result is made for its side effects, so it may modify an import.
     targets = [node.value]
   return any(_is_part_of_import(target, aliases) for target in targets)
 
 
 def _is_part_of_import(target: ast.expr, aliases: Mapping[str, str]) -> bool:
-  """Whether this is an attribute, an entry or a call of an import."""
+  """Returns whether an expression is an attribute, an entry or a call of an imported name."""
   at: ast.expr = target
   while isinstance(at, (ast.Attribute, ast.Subscript, ast.Call)):
     at = at.func if isinstance(at, ast.Call) else at.value

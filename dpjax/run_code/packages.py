@@ -33,15 +33,15 @@ EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]  # dpjax
 
 
-# Options of JAX that determine a run's precision -> their defaults.
+# Defaults of the JAX options that determine a run's precision.
 _PRECISION: dict[str, Any] = {
   "jax_default_matmul_precision": None,
   "jax_enable_x64": False,
   "jax_numpy_dtype_promotion": "standard",
 }
 _PRECISION_FLAGS = re.compile(r"precision|fast_m|tf32|bf16|fp8|f16")
-# Environment variables for a machine, a user, a job or a secret. A run may continue in
-# another job, on another machine.
+# Environment variables that describe a machine, a user, a job or a secret. They are no part of the
+# code, since a run may continue in another job, on another machine.
 _OF_MACHINE = re.compile(
   r"HOME|USER|LOGNAME|SHELL|TERM|PWD|OLDPWD|LANG|DISPLAY|EDITOR|TZ|RANK|(LOCAL|NODE|GLOBAL)_RANK"
   r"|(LOCAL_)?WORLD_SIZE|(CUDA|COLAB|JAX|KAGGLE|LC|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PBS|PYTEST|SLURM|SSH"
@@ -54,7 +54,7 @@ _OF_MACHINE = re.compile(
 def settings() -> dict[str, str]:
   """Returns settings of precision that differ from JAX's defaults.
 
-  Two runs with the same noise and two precisions would reveal how their sums are rounded.
+  Two runs with the same noise and different precisions would reveal how their sums are rounded.
 
   >>> settings()
   {}
@@ -70,7 +70,7 @@ def settings() -> dict[str, str]:
 
 
 def is_of_machine(variable: str) -> bool:
-  """Whether an environment variable describes where a run takes place, rather than its
+  """Returns whether an environment variable describes where a run takes place, rather than its
   computation.
 
   >>> is_of_machine("SLURM_JOB_ID"), is_of_machine("LORA_RANK")
@@ -80,8 +80,8 @@ def is_of_machine(variable: str) -> bool:
 
 
 def find(name: str) -> Any:
-  """Returns the spec of an imported or importable module, without running it; None if there
-  is none."""
+  """Returns the spec of a module that is imported or could be imported; None: there is none. The
+  module is not run."""
   module = sys.modules.get(name)
   spec = getattr(module, "__spec__", None)
   if spec is not None:
@@ -97,7 +97,7 @@ def find(name: str) -> Any:
     look = getattr(finder, "find_spec", None)
     try:
       spec = None if look is None else look(name, path, None)
-    # Other people's finders may raise anything.
+    # A finder of another package may raise any error.
     except Exception:
       spec = None
     if spec is not None:
@@ -125,7 +125,7 @@ def owner(file: str) -> str:
   installed, standard = _folders()
   if real.startswith(os.path.join(str(_PACKAGE), "")):
     return "dpjax"
-  # Also covers packages of an environment whose folders this Python does not know.
+  # The names of folders also cover an environment whose folders this Python does not know.
   parts = pathlib.PurePath(real).parts
   if real.startswith(installed) or {"site-packages", "dist-packages"} & {*parts}:
     return "installed"
@@ -156,15 +156,17 @@ def version(name: str) -> str:
   if held.read_text("direct_url.json") is None:
     return held.version
   rows = (held.read_text("RECORD") or "").splitlines()
-  # Only code counts: scripts name this machine's Python, and the installer's files its folders.
+  # Only rows of code count: scripts and the installer's files contain folders of this machine.
   rows = sorted(row for row in rows if row.partition(",")[0].endswith((".py", *EXTENSIONS)))
   return f"{held.version} {hashlib.sha256(json.dumps(rows).encode()).hexdigest()}"
 
 
 @functools.cache
 def brought_by(top: str) -> list[str]:
-  """Returns the installed packages that contain a module. A full search takes a second, so
-  the package of the same name is tried first."""
+  """Returns the names of the installed packages that contain a top-level module.
+
+  A full search takes a second, so the package of the same name is tried first.
+  """
   try:
     return [importlib.metadata.distribution(top).metadata["Name"]]
   except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -177,7 +179,7 @@ def _all_packages() -> Mapping[str, list[str]]:
 
 
 def sha256_of_sources(folder: str) -> str:
-  """Returns the SHA-256 of all Python files below a folder; 400 take a few milliseconds."""
+  """Returns the SHA-256 of all Python files below a folder; 400 files take a few milliseconds."""
   paths = []
   for here, _, files in os.walk(folder):
     paths += [os.path.join(here, file) for file in files if file.endswith(".py")]
@@ -189,15 +191,17 @@ def sha256_of_sources(folder: str) -> str:
   return sha256.hexdigest()
 
 
-# Computed when dpjax is imported, so that a later edit does not count as the running code.
+# The digest is computed when dpjax is imported, so that a later edit does not count as the running
+# code.
 _DPJAX = sha256_of_sources(str(_PACKAGE))
 
 
 def places(spec: Any) -> list[str]:
-  """Returns a module's place: its file, or the folders of a package without a file."""
+  """Returns the paths of a module: its file, or the folders of a package without a file."""
   return [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
 
 
 def is_users_code(file: str) -> bool:
-  """Whether code comes from a user's file."""
+  """Returns whether the code of `file` belongs to the user. Code without a file, such as <string>,
+  does not."""
   return not file.startswith("<") and owner(file) == "user"

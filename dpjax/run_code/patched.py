@@ -1,4 +1,4 @@
-"""User functions and classes in the public namespaces of numerical libraries."""
+"""Search for a user's functions and classes in the public namespaces of numerical libraries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from dpjax.run_code.packages import DISTRIBUTIONS, is_users_code
 
-# Namespaces used in losses, models and optimizers. Their private modules, 20 times as large,
-# are not searched.
+# Namespaces used in losses, models and optimizers. Private modules of the libraries, 20 times as
+# large, are not searched.
 _NAMESPACES = (
   "dpjax.losses",
   "flax.linen",
@@ -31,10 +31,11 @@ _MOST_WRAPPED = 20
 
 
 def replaced() -> Iterator[Any]:
-  """Yields replacements, from a user's file, of a function, a method or a class.
+  """Yields the functions in library namespaces that a user's file defines, and the classes in which
+  it defines a method.
 
   A startup file, a config file or a cell of a notebook can set `jnp.tanh = mine` or
-  `nn.Dense.__call__ = mine`. No source that the run names shows it.
+  `nn.Dense.__call__ = mine`. The sources that the run names do not show such a replacement.
 
   >>> list(replaced())
   []
@@ -42,20 +43,21 @@ def replaced() -> Iterator[Any]:
   checkouts = tuple(_checkouts())
   for name in _NAMESPACES:
     module = sys.modules.get(name)
-    # Without `getattr`, which would trigger a library's lazy imports.
+    # The module's `__dict__` is read, because reading its attributes by name would trigger lazy
+    # imports.
     values = [*getattr(module, "__dict__", {}).values()]
-    # Thousands of functions come from a hundred files, so a namespace is first checked as a whole:
-    # every digest of a run makes this check, and nearly all find nothing.
+    # Thousands of functions come from a hundred files, so a namespace is first checked as a whole.
+    # Every digest of a run makes this check, and nearly all checks find nothing.
     if _are_of_user(values, checkouts):
       yield from (value for value in values if _are_of_user([value], checkouts))
 
 
 def _are_of_user(values: list[Any], checkouts: tuple[str, ...]) -> bool:
-  """Whether a function among values, or among methods of their classes, is of a user's file.
+  """Returns whether a user's file defines a function among values, or a method of their classes.
 
   Args:
     values: values of a namespace.
-    checkouts: folders of libraries among the user's files.
+    checkouts: folders of libraries outside site-packages, whose files are no user's files.
   """
   classes = [value for value in values if isinstance(value, type)]
   methods = [method for value in classes for method in vars(value).values()]
@@ -64,8 +66,10 @@ def _are_of_user(values: list[Any], checkouts: tuple[str, ...]) -> bool:
 
 
 def _checkouts() -> Iterator[str]:
-  """Yields library folders among the user's files; a digest of all sources is their
-  version."""
+  """Yields the folders of libraries that are imported from outside site-packages.
+
+  The version of such a library contains a digest of all its sources.
+  """
   for name in DISTRIBUTIONS:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None and is_users_code(file):
@@ -73,10 +77,10 @@ def _checkouts() -> Iterator[str]:
 
 
 def _files_of(values: list[Any]) -> set[str]:
-  """Returns the files of functions and of what they wrap; other objects have none."""
+  """Returns the source files of the functions among `values`, and of the functions they wrap."""
   files = set()
   for _ in range(_MOST_WRAPPED):
-    # Strings, tuples and descriptors have no dict of their own: half of what a module holds.
+    # Half of a module's values are strings, tuples and descriptors, which have no `__dict__`.
     values = [
       value.func if isinstance(value, functools.partial) else value
       for value in values
@@ -87,7 +91,7 @@ def _files_of(values: list[Any]) -> set[str]:
       for value in values
       if isinstance(value, types.FunctionType)
     }
-    # `jax.jit`, `functools.wraps` and the like keep `__wrapped__` in their own dict.
+    # `jax.jit`, `functools.wraps` and the like set `__wrapped__` in the `__dict__` of the wrapper.
     inner = [getattr(value, "__dict__", {}).get("__wrapped__") for value in values]
     values = [value for value in inner if value is not None]
     if not values:

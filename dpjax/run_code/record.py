@@ -14,14 +14,15 @@ from dpjax.validate import UserError
 class Code(NamedTuple):
   """The code of a run. `modules` and `versions` are public and name no folder."""
 
-  modules: dict[str, str]  # of the user's: name -> SHA-256
-  versions: dict[str, str]  # of packages: name -> version, or version and SHA-256
-  files: frozenset[str] = frozenset()  # where the modules lie on this machine
-  # Files that the user's modules read, and values that they computed, at import -> SHA-256.
-  # These may depend on private data, so they are as secret.
+  modules: dict[str, str]  # the user's modules: name -> SHA-256
+  versions: dict[str, str]  # packages: name -> version, or version and SHA-256
+  files: frozenset[str] = frozenset()  # paths of the modules on this machine
+  # SHA-256, by name, of files that the user's modules read and of values that they computed at
+  # import. Files and values may depend on private data, so the digests are as secret as the data.
   inputs: Mapping[str, str] = types.MappingProxyType({})
-  read: frozenset[str] = frozenset()  # where those files lie
-  as_of: int = 0  # `loaded.number_of_changes` at the look: what came later is not in here
+  read: frozenset[str] = frozenset()  # paths of the files in `inputs`
+  # `loaded.number_of_changes` when the search began. This record does not cover later loads.
+  as_of: int = 0
 
   def digest(self) -> bytes:
     """Returns 32 bytes that identify the code.
@@ -52,7 +53,8 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
   """Raises UserError, which names the module or package, unless a run was begun with this code.
 
   Args:
-    before: `Code.to_json()` of the run in the workdir.
+    before: `Code.to_json()` of the run in the workdir. None: the run did not record its code, and
+      is refused.
   """
   then = "bring that back, or choose another directory, nothing was changed"
   if before is None:
@@ -86,7 +88,7 @@ def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: objec
   its code.
 
   Args:
-    before: `Code.inputs` of the run in the workdir. None: it had none.
+    before: `Code.inputs` of the run in the workdir. None: the run had no inputs.
   """
   held = before or {}
   now = code.inputs

@@ -1,4 +1,4 @@
-"""The walk over a run's code: the names in its sources, and the parts of its values."""
+"""The search for a run's code, along the names in its sources and the parts of its values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
   Args:
     roots: names of modules that can be imported; import paths (`package.module:name`) of functions
       that may have read a data set (`loaded.reading`); functions, classes or values whose code
-      takes part. Roots of dpjax and of installed packages add nothing but a version.
+      is part of the run. Roots of dpjax and of installed packages add nothing but a version.
 
   Raises:
     UserError: a file was edited after it was imported.
@@ -47,7 +47,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
   for value in patched.replaced():
     search.value(value)
   search.drain()
-  # A loaded file may have loaded others, so this repeats until none is new.
+  # A loaded file may have loaded other files, so the search repeats until no file is new.
   while search.loads():
     search.drain()
   versions = {**packages.versions(), **packages.settings(), **search.versions}
@@ -66,7 +66,7 @@ _CONFIG_FILE = "config file"
 
 
 class _Search:
-  """A walk. Pending items wait in `todo`, so that no chain is too deep for recursion."""
+  """One search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()
@@ -99,12 +99,12 @@ class _Search:
   # --- loads
 
   def loads(self) -> bool:
-    """Adds files loaded in ways that no source shows; returns whether any of them was new.
+    """Adds files that were loaded in ways that no source shows. Returns whether a file was new.
 
-    It is called after everything else, so that a file keeps the name of its module.
+    It is called after the sources were followed, so that a file in them keeps its module's name.
     """
     loads = [load for file in sorted(self.files) for load in loaded.by(file)]
-    # Imports of a config file count only if they modify something: see `config_file`.
+    # Code that only config files loaded is left out here: `config_file` decides about it.
     of_configs = {load.file for file in self._configs for load in loaded.by(file)}
     others = {load.file for file in self.files - self._configs for load in loaded.by(file)}
     loads = [
@@ -115,7 +115,7 @@ class _Search:
     for path in sorted(self.paths):
       held = loaded.by(loaded.key_of(path))
       loads += [load for load in held if load.is_code]
-      # A data set may have many files, so they share one name.
+      # A data set may have many files, so all its files share one name.
       beside = [load for load in held if not load.is_code and load.sha256()]
       self.read |= {os.path.realpath(load.file) for load in beside}
       named = ((f"a file that {path!r} reads", load.sha256()) for load in beside)
@@ -133,10 +133,10 @@ class _Search:
     return bool(new)
 
   def config_file(self, file: str) -> None:
-    """Adds those of the config file and its imports that modify their own imports, as by
-    `helper.SCALE = 3` or `jax.config.update(...)`.
+    """Adds the config file and the user's files that it imports, if they modify their imports.
 
-    Of the others only the values in the config matter, and the config has a digest of its own.
+    Examples are `helper.SCALE = 3` and `jax.config.update(...)`. Files that do not modify imports
+    affect a run only through the values in the config, which has a digest of its own.
     """
     todo = [(_CONFIG_FILE, file, "")]
     seen = set()
@@ -166,7 +166,8 @@ class _Search:
       return
     real = os.path.realpath(load.file)
     self.files.add(real)
-    # Named after the file: another part of the process may have imported it under any name.
+    # The digest is named after the file, because any part of the process may have imported the file
+    # under another module name.
     self._digests.add((name, digest))
     if real.endswith(".py"):
       content = pathlib.Path(real).read_bytes()
@@ -188,8 +189,8 @@ class _Search:
     """Adds a module by name, the packages that contain it, and the names in its source.
 
     Args:
-      live: whether this run has imported it. If so, the values that it holds are part of the run.
-      guess: whether the name may be of no module. If so, no installed package's version is added.
+      live: whether this run has imported the module. If so, its values are part of the run.
+      guess: whether the name may belong to no module. If so, no version of a package is added.
     """
     top = name.partition(".")[0]
     if not self._is_users(top):
@@ -210,7 +211,7 @@ class _Search:
     self.file(name, spec.origin, name if is_package else parent, spec)
 
   def _is_users(self, top: str) -> bool:
-    """Whether a first name is that of a user's file or folder."""
+    """Returns whether a top-level module is a user's file or folder, or has no version."""
     if top in packages.DISTRIBUTIONS:
       return False
     spec = self._spec(top)
@@ -220,14 +221,14 @@ class _Search:
     return is_users or self._is_unversioned(top)
 
   def _is_unversioned(self, top: str) -> bool:
-    """Whether a module in site-packages belongs to no package, and so has no version."""
+    """Returns whether a module in site-packages belongs to no package, and so has no version."""
     spec = self._spec(top)
     file = spec.origin if spec is not None and spec.has_location else None
     is_installed = file is not None and owner(file) == "installed"
     return is_installed and not packages.brought_by(top)
 
   def _installed(self, top: str, *, guess: bool) -> None:
-    """Adds the version of the package that provides a module."""
+    """Adds the version of the installed package that contains a top-level module."""
     spec = self._spec(top)
     if guess or top in packages.DISTRIBUTIONS or spec is None:
       return
@@ -235,7 +236,7 @@ class _Search:
       self.versions |= {name: packages.version(name) for name in packages.brought_by(top)}
 
   def file(self, name: str, file: str, package: str, spec: Any = None) -> None:
-    """Adds a user's file. Its source is followed unless it is compiled."""
+    """Adds a user's file. The names in its source are followed unless the file is compiled."""
     real = os.path.realpath(file)
     if (name, real) in self._read:
       return
@@ -244,7 +245,7 @@ class _Search:
     try:
       content = self._content(name, file, spec)
     except OSError:
-      # The file is gone: `namespace` inspects what it left in memory.
+      # The file is gone. `namespace` inspects the values that it left in memory.
       return
     self._digests.add((name, hashlib.sha256(content).hexdigest()))
     if not real.endswith((*EXTENSIONS, ".pyc")):
@@ -274,7 +275,7 @@ class _Search:
     self._beside(named.files, file)
 
   def _beside(self, texts: Iterable[str], file: str) -> None:
-    """Adds files of code that a source names: beside it, or in the current folder."""
+    """Adds the user's code files that a source names, beside it or in the current folder."""
     for text in texts:
       for folder in (os.path.dirname(file), os.getcwd()):
         path = os.path.join(folder, text)
@@ -282,7 +283,7 @@ class _Search:
           self.file(os.path.basename(text), path, "")
 
   def _exported(self, home: str) -> list[str]:
-    """Returns the possible imports of `from home import *` from a package."""
+    """Returns the names in `__all__` of a user's module `home`, which `import *` may import."""
     spec = self._spec(home)
     origin = str(getattr(spec, "origin", None))
     if not origin.endswith(".py") or owner(origin) != "user":
@@ -303,7 +304,7 @@ class _Search:
   # --- parts of values
 
   def namespace(self, module: types.ModuleType) -> None:
-    """Adds a user's imported module: its file, code in its values, and values unlike its source."""
+    """Adds a user's imported module: its file, the code in its values, and changed values."""
     file = getattr(module, "__file__", None)
     if id(module) in self._live or file is None or owner(file) != "user":
       return
@@ -314,13 +315,13 @@ class _Search:
     self.file(name, file, package, spec)
     held = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     for key, value in held.items():
-      # A package also has attributes for submodules that other code imported. Those that this
-      # run imports are added by `_follow`.
+      # A package also has attributes for submodules that other code imported, so submodules are
+      # skipped here. `_follow` adds the submodules that this run imports.
       is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
       if not is_child:
         self.value(value)
     named = Names()
-    # The file may be gone.
+    # The file may have been deleted after its import.
     with contextlib.suppress(OSError):
       if file.endswith(".py"):
         named = names_in(self._content(name, file, spec), package)
@@ -341,7 +342,7 @@ class _Search:
         self._computed(f"{name}.{key}", held[key])
 
   def _computed(self, name: str, live: Any, *, kind: str = "value") -> None:
-    """Adds a value that no source shows. It may depend on private data."""
+    """Adds a value that no source shows to the secret inputs: it may depend on private data."""
     self._inputs.add((f"{kind} {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
@@ -349,7 +350,7 @@ class _Search:
     self._digests.add((name, hashlib.sha256(text.encode()).hexdigest()))
 
   def value(self, value: Any) -> None:
-    """Adds any value that could hold a user's function."""
+    """Queues a value for the search, unless it is plain or was queued before."""
     if is_plain(value) or id(value) in self._values:
       return
     self._values[id(value)] = value
@@ -390,13 +391,13 @@ class _Search:
     code = value.__code__
     space = value.__globals__
     if "__create_fn__" in code.co_qualname or "namedtuple_" in str(space.get("__name__")):
-      # The class of a dataclass or a named tuple covers all of it.
+      # The class of a dataclass or a named tuple covers its generated methods.
       return
     for part in _held_by(value):
       self.value(part)
     in_file = not code.co_filename.startswith("<")
     if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
-      # The version of its package covers it.
+      # The version of the package covers the function.
       return
     name = str(space.get("__name__", value.__module__))
     defaults = (value.__defaults__, value.__kwdefaults__)
@@ -408,7 +409,8 @@ class _Search:
       self.namespace(home)
       file = getattr(home, "__file__", None)
     if os.path.isfile(code.co_filename) and not _is_same(file, code.co_filename):
-      # From an unregistered module, or compiled by hand.
+      # The code is from another file than its module: the module is not registered, or the code was
+      # compiled by a call of `compile`.
       file = code.co_filename
       is_its_own = _is_same(space.get("__file__"), file)
       spec = space.get("__spec__") if is_its_own else None
@@ -419,8 +421,8 @@ class _Search:
   def _is_in_source(
     self, name: str, file: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> bool:
-    """Whether byte code is that of the file's source. If another tool compiled the module, it is
-    enough that the byte code names that file."""
+    """Returns whether byte code is part of the file's source. If another tool compiled the module,
+    it is enough that the byte code names that file."""
     spec = space.get("__spec__")
     if sources.is_compiled_by_others(spec):
       return _is_same(file, code.co_filename)
@@ -450,7 +452,7 @@ class _Search:
 
 
 def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-  """Returns name -> SHA-256; values with equal names are combined."""
+  """Returns {name: SHA-256}, in which the digests of equal names are combined into one."""
   named: dict[str, str] = {}
   for name, digest in sorted(pairs):
     before = named.get(name)
@@ -462,7 +464,8 @@ def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _is_same(file: str | None, other: str) -> bool:
   if file is None:
     return False
-  # Nearly all differ, and resolving a path takes ten times as long. One may be gone.
+  # `samefile` is tried first: nearly all files differ, and resolving a path takes ten times longer.
+  # It raises OSError if a file is gone.
   with contextlib.suppress(OSError):
     if not os.path.samefile(file, other):
       return False
@@ -470,10 +473,10 @@ def _is_same(file: str | None, other: str) -> bool:
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:
-  """Returns a function's parts besides its code: defaults, a closure, what it wraps."""
+  """Returns a function's parts besides its code: defaults, values of the closure, attributes."""
   held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
   for cell in function.__closure__ or ():
-    # An empty cell has no contents to inspect.
+    # `cell_contents` raises ValueError for an empty cell.
     with contextlib.suppress(ValueError):
       held.append(cell.cell_contents)
   return held + list(vars(function).values())
@@ -490,7 +493,7 @@ def _parts(value: Any) -> Iterator[Any]:
   elif isinstance(value, (tuple, list, set, frozenset)):
     yield from list(value)
   elif isinstance(value, Mapping):
-    # Other people's mappings may refuse any access.
+    # A mapping of another package may raise any error when it is read.
     with contextlib.suppress(Exception):
       yield from [part for pair in list(value.items()) for part in pair]
   yield from _parts_of_object(value)
@@ -499,11 +502,12 @@ def _parts(value: Any) -> Iterator[Any]:
 def _parts_of_object(value: Any) -> Iterator[Any]:
   """Yields the type and the parts of an object.
 
-  The parts of an object of a user's class are all that it holds. Those of another object are what
-  it wraps, and the fields of a dataclass (a linen module) or a callable (`jax.custom_vjp`).
+  For an object of a user's class, all attributes are parts. For another object, the function that
+  it wraps is a part. The attributes are parts, too, if the object is a dataclass (such as a linen
+  module) or a callable (such as `jax.custom_vjp`).
   """
   yield type(value)
-  # Other people's objects may refuse any access.
+  # An object of another package may raise any error when it is read.
   with contextlib.suppress(Exception):
     yield getattr(value, "__wrapped__", getattr(value, "__func__", None))
     home = sys.modules.get(type(value).__module__)

@@ -1,4 +1,4 @@
-"""Sources as they were imported, and byte code."""
+"""Sources of modules as they were imported, and digests of byte code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SEEN: dict[int, tuple[Any, bytes]] = {}  # id of a spec -> (the spec, its source
 
 
 def read(spec: Any, file: str) -> bytes:
-  """Returns the source of an imported module, as first seen; a reload makes a new spec."""
+  """Returns the source of an imported module as it was first read. A reload makes a new spec, for
+  which the source is read again."""
   if id(spec) not in SEEN:
     content = bytes_of(spec, file)
     _check_compiled(spec, file, content)
@@ -29,26 +30,26 @@ def read(spec: Any, file: str) -> bytes:
 
 
 def bytes_of(spec: Any, file: str) -> bytes:
-  # A loader can read from an archive, too.
+  # `get_data` of a loader can read from an archive, too.
   read = getattr(spec.loader, "get_data", None)
   return pathlib.Path(file).read_bytes() if read is None else read(file)
 
 
 def _check_compiled(spec: Any, file: str, content: bytes) -> None:
-  """Raises UserError where the compiled file does not belong to the present source.
+  """Raises UserError if the compiled file does not match the current source.
 
-  An import updates the compiled file. So the source was edited since. Or an edit kept the size and
-  the second of the file, so that Python runs the older compiled file.
+  An import updates the compiled file. So if they differ, the source was edited after the import. Or
+  an edit kept the size of the source and its time in seconds, and Python ran the old compiled file.
   """
   if is_compiled_by_others(spec):
     return
-  # Without writing byte code, compiled files are never updated.
+  # If Python writes no byte code, a compiled file may be older than the imported source.
   if sys.dont_write_bytecode:
     return
   try:
     cached = pathlib.Path(importlib.util.cache_from_source(file))
     held = cached.read_bytes()
-    # If its folder is read-only, an old compiled file cannot be avoided.
+    # In a read-only folder, Python cannot replace an old compiled file, so it is not compared.
     if held[:4] != importlib.util.MAGIC_NUMBER or not os.access(cached.parent, os.W_OK):
       return
     # A compiled file begins with 16 bytes: magic, flags, and the source's identity.
@@ -67,7 +68,8 @@ def source(file: str) -> bytes:
   """Returns the bytes of a code file as they were when its module was first seen.
 
   Raises:
-    OSError: it cannot be read.
+    OSError: the file cannot be read.
+    UserError: the file was edited after its module was imported.
   """
   for module in list(sys.modules.values()):
     spec = getattr(module, "__spec__", None)
@@ -77,8 +79,8 @@ def source(file: str) -> bytes:
 
 
 def is_compiled_by_others(spec: Any) -> bool:
-  """Whether another tool compiled a module, so that it differs from its source. Examples: a
-  test whose assertions pytest rewrites, an instrumented module."""
+  """Returns whether another tool compiled a module, so that its byte code may differ from its
+  source. Examples: a test whose assertions pytest rewrites, an instrumented module."""
   loader = getattr(spec, "loader", None)
   return loader is not None and type(loader) is not importlib.machinery.SourceFileLoader
 
@@ -91,14 +93,14 @@ def _constant(value: Any) -> Any:
     return code_name(value)
   if isinstance(value, tuple):
     return ["tuple", *map(_constant, value)]
-  # Its order changes between processes.
+  # The order of a frozenset changes between processes, so its entries are sorted.
   if isinstance(value, frozenset):
     return ["frozenset", *sorted(map(repr, value))]
   return [type(value).__name__, repr(value)]
 
 
 def code_name(code: types.CodeType) -> str:
-  """Returns a name for byte code, without its file and its lines."""
+  """Returns a digest of byte code, which does not depend on its file or its line numbers."""
   parts = [
     code.co_qualname,
     code.co_code.hex(),

@@ -1,4 +1,4 @@
-"""Values in modules: which of them affect a computation, and their names."""
+"""Values in modules: which of them may affect a computation, and their digests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jax.core import Tracer
 
 
 def is_number_or_array(value: Any) -> bool:
-  """Whether a value is a number, an array of numbers, or a tuple of those.
+  """Returns whether a value is a number, an array of numbers, or a non-empty tuple of these.
 
-  Strings do not count: those that modules compute are mostly names of folders, hosts and users.
+  Strings do not count: computed strings in modules are mostly names of folders, hosts and users.
 
   >>> is_number_or_array((1.5, np.ones(2))), is_number_or_array(()), is_number_or_array("tanh")
   (True, False, False)
@@ -35,7 +35,8 @@ def is_number_or_array(value: Any) -> bool:
 
 
 def is_option(value: Any) -> bool:
-  """Whether a value is None, a number, an array, text without a folder, or tuple or dict of those.
+  """Returns whether a value is an option: None, a number, an array, text without a folder, or a
+  tuple or dict of options.
 
   >>> is_option((1, "tanh", None)), is_option("a/b"), is_option([1])
   (True, False, False)
@@ -50,7 +51,7 @@ def is_option(value: Any) -> bool:
 
 
 def is_settings(value: Any) -> bool:
-  """Whether a value is an object that only holds options: a dataclass or a namespace.
+  """Returns whether a value is a dataclass or a namespace that holds only options (`is_option`).
 
   >>> is_settings(types.SimpleNamespace(scale=1.0)), is_settings(1.0)
   (True, False)
@@ -63,14 +64,14 @@ def is_settings(value: Any) -> bool:
 
 
 def is_table(value: Any) -> bool:
-  """Whether a value is a list, a set or a dict of options."""
+  """Returns whether a value is a list, a set or a dict of options (`is_option`)."""
   if isinstance(value, (list, set)):
     return is_option(tuple(value))
   return type(value) is dict and is_option(value)
 
 
 def sha256(value: Any) -> str:
-  """Returns a name for a value: equal for equal values, in every process.
+  """Returns a digest of a value, which is equal for equal values in every process.
 
   >>> sha256({"a": 1, "b": {2, 3}}) == sha256({"b": {3, 2}, "a": 1})
   True
@@ -93,5 +94,6 @@ def _text(value: Any) -> str:
     return f"{type(value).__qualname__} {_text(vars(value))}"
   if value is None or type(value) in (bool, int, float, complex, str, bytes):
     return f"{type(value).__name__} {value!r}"
-  # Its repr would contain an address, which changes between processes.
+  # Only the type of another object counts: its repr would contain an address, which changes between
+  # processes.
   return f"of type {type(value).__module__}.{type(value).__qualname__}"

@@ -1,4 +1,4 @@
-"""Comparison of the files whose functions are called with those that the search found."""
+"""Comparison of the files whose functions a run calls with the files that the search found."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from dpjax.validate import UserError
 
 @contextlib.contextmanager
 def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
-  """Refuses the block, at its end, if it ran a function of a file outside `code`, or loaded
-  such a file. Also refuses code edited between the first look and its import.
+  """Checks, at the end of the block, that the block ran only the code of the run.
 
   Args:
-    code: code of the run. again: function that computes it a second time.
+    code: code of the run, as found before the block.
+    again: function that computes the code a second time.
 
   Raises:
-    UserError: names the file, and what would make it known.
+    UserError: the block called a function of a file outside `code`, or loaded such a file, or a
+      module was edited meanwhile. The line names the file or module.
   """
-  # The run has no user code.
+  # Without user code, there are no files to compare.
   if not code.modules:
     yield
     return
@@ -46,24 +47,25 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
 
 def check_still(code: Code, again: Callable[[], Code]) -> None:
-  """Raises UserError if a run's code was edited since the first look, or has loaded a file that the
+  """Raises UserError if a run's code was edited since the search, or has loaded a file that the
   noise does not depend on.
 
-  The noise was chosen before. What is computed with such a file must not be released: another
-  state of the file would give another sum, with the same noise.
+  The noise was chosen before the file was loaded. A result that depends on the file must not be
+  released: another content of the file would give another sum with the same noise.
 
   Args:
-    code: code of the run. again: function that computes it a second time.
+    code: code of the run, as found before the noise was chosen.
+    again: function that computes the code a second time.
   """
   known = code.files | code.read
   for file in sorted(code.files):
     for load in loaded.by(file):
       name = os.path.basename(load.file)
-      # The noise follows everything loaded up to `as_of`.
+      # The noise depends on everything that was loaded up to `as_of`.
       if load.number <= code.as_of or not load.sha256():
         continue
       is_known = os.path.realpath(load.file) in known
-      # A known file that has not changed since is expected.
+      # A known file may be loaded again if it has not changed.
       if is_known and load.before in ("", load.sha256()):
         continue
       what = "imports or runs" if load.is_code else "reads"
@@ -84,11 +86,11 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
 
 @contextlib.contextmanager
 def _calls(files: set[str]) -> Iterator[None]:
-  """Collects the files of all functions called by this thread, and by threads that begin
-  meanwhile. Other threads of the process are not the run's.
+  """Collects the files of all functions that are called by this thread, or by threads that begin in
+  the block.
 
-  Nothing is collected while another tool profiles this process. Python 3.11 cannot look into
-  threads that a library began without Python.
+  Earlier threads of the process do not belong to the run. Nothing is collected while another tool
+  profiles this process. Python 3.11 cannot profile threads that a library began without Python.
   """
   monitoring = getattr(sys, "monitoring", None)
   if monitoring is None:
@@ -97,7 +99,7 @@ def _calls(files: set[str]) -> Iterator[None]:
     return
   me = threading.get_ident()
   tool = 4
-  # Another tool is measuring; a run must not stop it.
+  # If another tool profiles this process, the run must not stop it.
   if monitoring.get_tool(tool) is not None:
     yield
     return
@@ -107,13 +109,13 @@ def _calls(files: set[str]) -> Iterator[None]:
     if threading.get_ident() in others:
       return None
     files.add(code.co_filename)
-    # Reported once for each function; later calls cost nothing.
+    # Each function is reported once, so that later calls cost nothing.
     return monitoring.DISABLE
 
   monitoring.use_tool_id(tool, "dpjax")
   monitoring.register_callback(tool, monitoring.events.PY_START, started)
   monitoring.set_events(tool, monitoring.events.PY_START)
-  # Functions that an earlier watch has seen are reported again.
+  # After this call, functions that an earlier watch has disabled are reported again.
   monitoring.restart_events()
   try:
     yield
@@ -127,7 +129,7 @@ def _calls(files: set[str]) -> Iterator[None]:
 def _profiled(files: set[str]) -> Iterator[None]:
   before = sys.getprofile()
   in_threads = threading.getprofile()
-  # Another tool is measuring; a run must not stop it.
+  # If another tool profiles this process, the run must not stop it.
   if before is not None:
     yield
     return

@@ -7,14 +7,15 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-# For smaller probabilities float64 cannot tell whether 1 / prob is a whole number.
+# Probability below which float64 cannot tell whether 1 / prob is a whole number.
 _LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
   """Returns the fixed batch size closest to a sampling probability.
 
-  It is sampling_prob * n, rounded, at least 1. Both runs and accounting must call this function.
+  This size is sampling_prob * num_examples, rounded, and at least 1. Both runs and accounting must
+  call this function.
 
   >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
   (2, 1)
@@ -25,8 +26,9 @@ def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
 
 
 def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
-  """Returns the number of steps in which every record comes `times` times: times / sampling_prob,
-  rounded, at least `times`.
+  """Returns the number of steps of a pass, in which every record takes part `times` times.
+
+  This number is times / sampling_prob, rounded, and at least `times`.
 
   >>> steps_per_pass(0.25), steps_per_pass(0.3, times=3)
   (4, 10)
@@ -35,7 +37,7 @@ def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
 
 
 def whole_passes(sampling_prob: float, times: int = 1) -> bool:
-  """Whether times / sampling_prob, the steps of a pass, is a whole number.
+  """Returns whether times / sampling_prob, the number of steps of a pass, is a whole number.
 
   >>> whole_passes(0.25), whole_passes(0.3), whole_passes(0.3, times=3)
   (True, False, True)
@@ -53,7 +55,7 @@ def check_passes(
   Args:
     purpose: name of the sampler, for the message.
     name: name of the field, for the message.
-    times: how often a pass takes each record.
+    times: number of times that a pass takes each record.
   """
   validate.probability(**{name: sampling_prob})
   least = times * _LEAST_PROB

@@ -19,17 +19,18 @@ from dpjax.sampling.samplers import DpEvent
 class BoundedContributionSampler(PoissonSampler):
   """Each EXAMPLE joins a step independently; the guarantee is for a USER with all their examples.
 
-  Each example's gradient is clipped by itself. An example may have several owners, such as a
-  message with a sender and receivers. `bound_contributions` first limits the examples of a user.
+  Each example's gradient is clipped separately. An example may have several owners, such as a
+  message with a sender and receivers. Call `bound_contributions` first, which limits the number of
+  examples of each user.
 
   Args:
     prob: sampling probability of an example, in (0, 1].
     capacity: padded batch size, in examples.
     max_contribution: largest number of examples that one user owns in the data.
 
-  Guarantee: holds under replace_special, where all examples of a user become empty records and keep
-  their places. Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622, fixed-graph
-  adjacency).
+  Guarantee: it holds under replace_special, where all examples of a user become empty records and
+  keep their places. Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622,
+  fixed-graph adjacency).
 
   >>> BoundedContributionSampler(prob=0.1, capacity=8, max_contribution=3).unit
   'user'

@@ -22,14 +22,14 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CyclicSampler(UnamplifiedSampler, SizedSampler):
-  """Every pass takes the same batches in the same order; they partition the examples.
+  """Every pass takes the same batches in the same order; the batches partition the examples.
 
   The order is a permutation drawn once from the seed. It may be public, since no amplification is
-  claimed for it. There is no proof under add_or_remove_one: batches are cut from an order of ALL
-  examples, so one more example moves others to other steps.
+  claimed for it. There is no proof under add_or_remove_one. Batches are cut from an order of ALL
+  examples, so one more example moves other examples to other steps.
 
   Args:
-    steps_per_pass: b, number of batches of a pass; an example's steps are exactly b apart.
+    steps_per_pass: number b of batches of a pass. Successive steps of an example are b apart.
     num_examples: size of the data, which is public under replace_one and replace_special.
 
   >>> sampler = CyclicSampler(steps_per_pass=2, num_examples=4)
@@ -72,7 +72,8 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   @property
   def padded_batch_size(self) -> int:
-    # Rounded up: if b does not divide the data, the first batches hold one example more.
+    # The size is rounded up: if b does not divide the number of examples, the first batches hold
+    # one example more.
     return -(-self.num_examples // self.steps_per_pass)
 
   @property

@@ -25,15 +25,16 @@ class CyclicPoissonSampler(PaddedSampler):
   """Groups take turns; in its group's turn an example takes part with probability `prob`.
 
   An example's group is drawn once, uniformly and independently of all other examples. With noise
-  of at most `num_groups` bands, an example's turns touch disjoint rows of C. Then a run of n steps
+  of at most `num_groups` bands, an example's turns change disjoint rows of C x. So a run of n steps
   costs at most ceil(n / num_groups) Poisson-sampled Gaussians of probability `prob`, whose
   sensitivity is the largest column norm of C (Choquette-Choo et al. 2023, arXiv:2306.08153).
-  `prob=1` is balls-in-bins.
+  With prob=1 this sampler is balls-in-bins.
 
   Args:
     prob: probability in (0, 1] to take part in a turn; the expected batch is
       prob / num_groups of the examples.
-    num_groups: steps between an example's turns; 1 is Poisson sampling.
+    num_groups: number of steps from one turn of an example to the next. With 1 the sampler is
+      Poisson sampling.
     capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4)
@@ -60,7 +61,8 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
-    # `size.sampling_prob` is an average over all steps; an example's turn is one in `groups`.
+    # `size.sampling_prob` is an average over all steps. An example's turn comes once in `groups`
+    # steps, so `prob` is `groups` times as large.
     return cls(prob=prob, num_groups=groups, capacity=size.padded_batch_size)
 
   @classmethod
@@ -82,7 +84,7 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # The proof needs one group per example for the whole run, and independent coins in each step.
+    # The proof needs one group per example for the whole run, and independent draws in each step.
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups

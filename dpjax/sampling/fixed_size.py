@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 class ProofOfSize:
-  """Descriptor of `proof`: the relation follows from whether the size of the data is public."""
+  """Descriptor of `proof`. On an object it keeps only the relation that fits `size_is_public`."""
 
   def __init__(self, proof: Proved):
     self.proof = proof
@@ -33,13 +33,14 @@ class ProofOfSize:
 class FixedSizeSampler(SizedSampler):
   """`batch_size` distinct examples, drawn uniformly among all subsets of that size.
 
-  All batches have one size, so nothing is padded, and no draw is too large. One record in place of
-  another moves the sum by up to 2 l2_clip_norm, also under add_or_remove_one. So at equal noise
-  Poisson sampling costs less there.
+  All batches have one size, so nothing is padded, and no draw is too large. A record in place of
+  another one moves the sum by up to 2 l2_clip_norm, also under add_or_remove_one. So under
+  add_or_remove_one Poisson sampling costs less at equal noise.
 
   Args:
-    batch_size: examples per step.
-    num_examples: size of the data if it is public; else a public number that the data reach.
+    batch_size: number of examples in each step.
+    num_examples: size of the data if it is public; else a public lower bound on the size of the
+      larger neighbour.
     size_is_public: True for replace_one: both neighbours have num_examples records. False for
       add_or_remove_one: the larger neighbour has num_examples records or more. Then data of
       num_examples - 1 records or more are accepted, and batch_size must be below num_examples.
@@ -85,8 +86,9 @@ class FixedSizeSampler(SizedSampler):
       return cls(batch_size=batch_size, num_examples=size.num_examples)
     return cls(
       batch_size=batch_size,
-      # An audit may leave out records. The batch size stays, so that it does not reveal how many.
-      # The event uses the smallest number of records, at which a batch is the largest share.
+      # An audit may leave out records. The batch size stays the same, so that it does not reveal
+      # how many records are left. The event uses the smallest possible number, at which a batch is
+      # the largest share of the records.
       num_examples=size.num_examples - size.may_leave,
       size_is_public=False,
     )
@@ -94,7 +96,7 @@ class FixedSizeSampler(SizedSampler):
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
     del times
-    # A batch is a whole number of examples, so only these probabilities are possible.
+    # A batch holds a whole number of examples, so only multiples of 1 / num_examples are possible.
     return whole_batch_size(prob, num_examples) / num_examples
 
   @property
@@ -129,5 +131,5 @@ class FixedSizeSampler(SizedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_data(num_examples)
     rng = generator(seed, step)
-    # The order inside a batch has no meaning. Sorted, it matches that of Poisson batches.
+    # The order inside a batch has no meaning. The indices are sorted, as in Poisson batches.
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))

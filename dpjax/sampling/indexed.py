@@ -29,7 +29,7 @@ def size_of(data: Indexed) -> int:
   data = columns.by_place(data)
   try:
     size = len(data)
-  # A user's class may raise anything. Its message is not shown, since it may hold records.
+  # A user's class may raise any error. The error's text is not shown, since it may hold records.
   except Exception:
     size = None
   if size is None:
@@ -42,11 +42,11 @@ def size_of(data: Indexed) -> int:
 
 
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
-  """Returns a function indices -> batch, after it has read the first and the last row as a test.
+  """Returns a function indices -> batch, after a test in which it reads at least the first row.
 
   Raises:
     UserError: rows cannot be read by index, come in another order than their indices, or depend
-      on other rows of the batch. The returned function raises it if a later read fails.
+      on other rows of the batch. The returned function raises UserError if a later read fails.
 
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
@@ -58,7 +58,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
     rows = rows_of(data, indices)
     return rows if is_known else _own_arrays(data, rows)
 
-  # One read before the run, so that unreadable data fail here, not in the middle.
+  # One row is read before the run, so that unreadable data fail here, not in the middle of the run.
   read(np.zeros(1, np.int64))
   if not is_known:
     _check_order(data, read, size)
@@ -67,7 +67,8 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
 
 def _reads_by_place(data: Any) -> bool:
   """Returns whether `data[indices]` is known to return new arrays in the order of the indices."""
-  # These two wrap a user's data, which may sort or mix rows, so the inner data decide.
+  # `Columns` and `UserBlocks` wrap a user's data, which may sort or mix rows. So the inner data
+  # decide.
   if isinstance(data, columns.Columns):
     return all(_reads_by_place(leaf) for leaf in jax.tree.leaves(data.tree))
   if isinstance(data, UserBlocks):
@@ -81,7 +82,8 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   """Returns `data[indices]`, checked.
 
   Raises:
-    UserError: it is not a tree of arrays of numbers, each with one row for each index.
+    UserError: the result is not a tree of arrays of numbers, each with one row for each index. Data
+      that declare `adds_rows` may return more rows.
 
   >>> rows_of(np.arange(3.0), np.array([1, 1]))
   array([1., 1.])
@@ -93,15 +95,15 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # `_check_kind` refuses a leaf without a shape, for which None is noted here.
+    # A leaf without a shape gets None here, and `_check_kind` refuses it below.
     held = [getattr(leaf, "shape", None) for leaf in leaves]
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
-  # The error's text may contain the requested indices.
+  # The error's text may contain the requested indices, so only its type is kept.
   except Exception as error:
     failure = type(error).__name__
-  # Outside the handler, so that the new error does not refer to the old one.
+  # The new error is raised outside the handler, so that it does not refer to the old error.
   if failure:
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
   if not leaves:
@@ -139,12 +141,12 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
       "each field"
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
-  # JAX has no type for extended precision.
+  # JAX has no type for extended precision, so these arrays are refused.
   if isinstance(leaf, np.ndarray) and dtype in (np.longdouble, np.clongdouble):
     raise UserError(
       f"{_needs(data)}, which returns arrays of {dtype}; make it .astype(np.float32)"
     )
-  # Types that select by label, such as a pandas Series, have `iloc` to select by place.
+  # Types that select by label, such as a pandas Series, have an attribute `iloc`. They are refused.
   if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
     kind = f"arrays of {dtype}" if is_text else type(leaf).__name__
     raise UserError(
@@ -164,7 +166,7 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
     copies = jax.tree.map(
       lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
     )
-  # The error's text may hold records.
+  # The error's text may hold records, so only its type is kept.
   except Exception as error:
     failure = type(error).__name__
   if failure:
@@ -177,13 +179,14 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
 def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
   """Raises UserError if rows do not follow the order of the indices, or depend on each other.
 
-  A batch is padded at its end with copies of row 0, and its mask goes by position. If a class sorts
-  rows, padding moves to positions that count, and one record counts many times. A row that holds
-  something of the others, such as their mean, has an influence that no clipping bounds.
+  A batch is padded at its end with copies of row 0, and its mask marks these positions. If a class
+  sorts rows, padding moves to positions that count, and one record counts many times. If a row
+  holds something of other rows, such as their mean, clipping does not bound their influence.
   """
-  # First row, last row, and both in falling order with a repeat, which shows sorting.
+  # The probes are the first row, the last row, and both in falling order with a repeat. The third
+  # probe shows sorting.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
-  # A second read tells data that are random at each read from rows that depend on each other.
+  # A second read shows whether data are random at each read, or rows depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
   for batch, other, rows in zip(*looks[0]):
     if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):
@@ -202,7 +205,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
 
 
 def _contents(examples: Any) -> list[list[bytes]]:
-  """Returns the bytes of each row, for each leaf."""
+  """Returns, for each leaf, a list of the bytes of each row."""
   # NumPy cannot read the bytes of random keys, so they are left out.
   leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
   return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]

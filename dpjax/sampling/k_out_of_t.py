@@ -27,21 +27,22 @@ from dpjax.validate import UserError
 class KOutOfTSampler(PassSampler, PaddedSampler):
   """Each example is in `selected` steps of every pass of `steps_per_pass` steps.
 
-  Its set of steps is uniform among all sets of that size, independent of other examples, and drawn
-  anew in each pass. So every example takes part equally often, even if `selected` does not divide
-  `steps_per_pass`. With `selected` 1 it draws exactly as `RandomAllocationSampler` does.
+  An example's set of steps is uniform among all sets of `selected` steps, independent of other
+  examples, and drawn anew in each pass. So every example takes part equally often, even if
+  `selected` does not divide `steps_per_pass`. With `selected` 1 this sampler draws exactly as
+  `RandomAllocationSampler` does.
 
   The proof is for noise that is independent from step to step. A pass is accounted in full at its
   first step, as `selected` passes of steps_per_pass / selected steps
-  (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as those passes. If `selected`
+  (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as these passes. If `selected`
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
-  A pass that stops early costs as much as a whole one. A smaller event would hold only if
-  no output decides when the pass stops, and would not be a sum of the costs of steps.
+  A pass that stops early costs as much as a whole pass. A smaller event would hold only if no
+  output decides when the pass stops. It would not be a sum of the costs of steps.
 
   Args:
-    steps_per_pass: t, number of steps of a pass.
-    selected: k, from 1 to t.
+    steps_per_pass: number t of steps of a pass.
+    selected: number k of steps of an example in a pass, from 1 to t.
     capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = KOutOfTSampler(steps_per_pass=3, selected=2, capacity=4)
@@ -106,7 +107,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
     if self.selected == 1:
-      # The same draws as in `RandomAllocationSampler`.
+      # These draws are the same as in `RandomAllocationSampler`.
       places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
       return self.checked(np.flatnonzero(places == place), step)
     sets = _pass_of(self.steps_per_pass, self.selected, num_examples, seed, turn)
@@ -114,15 +115,17 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
 
 
 class _Pass:
-  """Draws the examples of each step of one pass. Asking for steps in order costs one draw a step;
-  asking for an earlier step draws the pass again from its beginning."""
+  """Draws the examples of each step of one pass.
+
+  A request for the next step needs one draw. A request for an earlier step draws the pass again
+  from its first step."""
 
   def __init__(self, steps: int, selected: int, num_examples: int, place: tuple[int, int]):
     self._steps = steps
     self._selected = selected
     self._num_examples = num_examples
     self._place = place
-    # Threads that read ahead may ask for two batches at once.
+    # Threads that read ahead may ask for two batches at the same time.
     self._lock = threading.Lock()
     self._begin()
 
@@ -138,9 +141,9 @@ class _Pass:
       if place < self._next - 1:
         self._begin()
       while self._next <= place:
-        # Selection sampling (Knuth, volume 2, algorithm S): a step is taken with probability
-        # (steps of the set that are left) / (steps of the pass that are left). Every set is
-        # equally likely, by integers alone, so no rounding favours one.
+        # This is selection sampling (Knuth, volume 2, algorithm S). A step is taken with chance
+        # (steps of the set that are left) / (steps of the pass that are left). Then every set is
+        # equally likely. Only integers are compared, so rounding favours no set.
         remaining = self._steps - self._next
         joins = self._rng.integers(remaining, size=self._num_examples) < self._left
         self._left -= joins
@@ -149,8 +152,8 @@ class _Pass:
       return self._joined.copy()
 
 
-# The current pass is kept, so that each step needs one draw. Up to 4 passes
-# are kept, for runs side by side.
+# The current pass is kept, so that each step needs only one draw. Up to 4 passes are kept, for runs
+# side by side.
 @functools.lru_cache(maxsize=4)
 def _pass_of(
   steps_per_pass: int, selected: int, num_examples: int, seed: int, turn: int

@@ -21,8 +21,9 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """Returns the long-run share of steps in which an example takes part. After each of
-  them it rests for min_sep - 1 steps."""
+  """Returns the long-run share of steps in which an example takes part.
+
+  After each of these steps the example rests for min_sep - 1 steps."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
@@ -31,15 +32,17 @@ def _rate(prob: float, min_sep: int) -> float:
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
 ) -> np.ndarray:
-  """Draws the steps of each example: rising, [ceil(num_steps / min_sep), num_examples]. Those from
-  `num_steps` on do not happen."""
+  """Draws the steps of each example, rising, [ceil(num_steps / min_sep), num_examples].
+
+  Steps from `num_steps` on do not happen."""
   rng = once(seed)
-  # More participations are impossible: two steps of one example are min_sep or more apart.
+  # More than `times` participations are impossible, since steps of one example are min_sep or more
+  # apart.
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
-  # Starts as if sampling had always run: an example rests with chance (min_sep - 1) * rate, and
-  # every remaining rest is equally likely.
+  # Step 0 is drawn as if sampling had always run. An example rests with chance
+  # (min_sep - 1) * rate, and every remaining time of rest is equally likely.
   locked = rng.random(num_examples) < (min_sep - 1) * rate
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
@@ -57,9 +60,9 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   distribution. A batch holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
-    prob: probability in (0, 1] with which an example that does not rest takes part in a step.
-    min_sep: least distance between two steps of one example.
-    num_steps: steps of the run; a later one raises.
+    prob: probability in (0, 1] that an example takes part in a step in which it may.
+    min_sep: smallest distance between two steps of one example.
+    num_steps: number of steps of the run; a draw for a later step raises UserError.
     capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
@@ -103,7 +106,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
 
   @staticmethod
   def prob_of(rate: float, min_sep: int) -> float:
-    """Returns the `prob` of a sampler of this `rate`, which is at most 1 / min_sep.
+    """Returns the `prob` of a sampler that has this `rate`. A rate is at most 1 / min_sep.
 
     >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
     (1.0, 0.25)
@@ -116,7 +119,8 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.min_sep, cyclic=False)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # Later steps were not drawn. Drawn separately, they could be closer than min_sep.
+    # Steps from num_steps on were not drawn. If they were drawn separately, steps of one example
+    # could be closer than min_sep.
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)

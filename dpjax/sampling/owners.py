@@ -16,18 +16,19 @@ def bound_contributions(
 ) -> np.ndarray:
   """Chooses examples greedily so that nobody owns more than `max_contribution` of them.
 
-  Examples are visited in a random order, those with fewer owners first. An example is kept if none
-  of its owners has `max_contribution` examples yet. So no example that is left out could be added
-  (Ganesh et al. 2025, arXiv:2503.03622, section 4). If each example has one owner, as many are kept
-  as possible.
+  Examples with fewer owners are visited first, and examples with equally many owners in a random
+  order. An example is kept if none of its owners has `max_contribution` examples yet. So no example
+  that is left out could be added (Ganesh et al. 2025, arXiv:2503.03622, section 4). If each example
+  has one owner, the largest possible number of examples is kept.
 
   Args:
-    owners: for each of n examples the users who own it; an example without owners is kept.
+    owners: users who own each example, as n collections; an example without owners is kept.
     max_contribution: largest number of examples of one user.
-    seed: public seed of the order. If owners are public, the choice is too: it uses nothing else.
+    seed: public seed of the random order. The choice uses only the owners and this seed. So it is
+      public if the owners are.
 
   Returns:
-    Rows of the examples that are kept, rising, [m] int64.
+    Row numbers of the kept examples, rising, [m] int64.
 
   Raises:
     UserError: max_contribution < 1, or owners of an example that are no collection.

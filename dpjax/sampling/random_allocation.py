@@ -22,11 +22,14 @@ from dpjax.sampling.samplers import (
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationSampler(PassSampler, PaddedSampler):
-  """Each example is in one step of every pass of `steps_per_pass` steps. The step is drawn
-  uniformly, independently, and anew in each pass. That it is secret lowers the privacy cost.
+  """Each example is in one step of every pass of `steps_per_pass` steps.
+
+  The step is drawn uniformly, independently, and anew in each pass. It is kept secret, which lowers
+  the privacy cost.
 
   The proof is for noise that is independent from step to step. A pass is accounted in full at its
-  first step (`dpjax.accounting.random_allocation`), so an unfinished one costs as much.
+  first step (`dpjax.accounting.random_allocation`), so an unfinished pass costs as much as a whole
+  pass.
 
   Args:
     steps_per_pass: number of steps of a pass.
@@ -72,6 +75,6 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
-    # The generator belongs to the pass, so all of its steps read the same allocation.
+    # The generator belongs to the pass, so all steps of the pass read the same allocation.
     places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
     return self.checked(np.flatnonzero(places == place), step)

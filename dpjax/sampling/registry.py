@@ -63,11 +63,11 @@ for _kind in _ALL:
 
 
 def used_for(purpose: str) -> dict[str, type[Sampler]]:
-  """Returns the samplers for a purpose, by name.
+  """Returns name -> class of the samplers for a purpose.
 
   Args:
-    purpose: "examples" of central training; "clients" of a federated run; "correlated noise",
-      which bounds how often an example takes part.
+    purpose: "examples" of central training; "clients" of a federated run; or "correlated noise",
+      for which a sampler must bound how often an example takes part.
 
   >>> list(used_for("clients"))
   ['poisson', 'fixed_size']
@@ -76,10 +76,11 @@ def used_for(purpose: str) -> dict[str, type[Sampler]]:
 
 
 def answered(how: str) -> tuple[str, ...]:
-  """Returns the names of the samplers for which `launch.account` computes epsilon in one way.
+  """Returns the names of the samplers whose epsilon `launch.account` computes in the way `how`.
 
   Args:
-    how: "exact", by the accountants; or "simulated", beside a proof without amplification.
+    how: "exact" for the epsilon of the accountants, or "simulated" for a simulated epsilon, which
+      is shown beside a proved one without amplification.
 
   >>> answered("simulated")
   ('balls_in_bins', 'min_sep')

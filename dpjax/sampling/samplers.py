@@ -5,8 +5,8 @@ arguments of its methods, because they belong to the data holder. Every draw is 
 (seed, step) and the size alone, so a resumed run draws what the interrupted one would have.
 
 Each sampler has its own file; `dpjax.sampling.registry` lists them. A sampler for correlated
-noise declares in `participation` how far apart an example's steps are, and must keep to it:
-`dpjax.Plan` computes the cost from that, and refuses a sampler that declares nothing.
+noise declares in `participation` how far apart an example's steps are, and must keep to this
+distance: `dpjax.Plan` computes the cost from it, and refuses a sampler that declares nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sizing(NamedTuple):
 
 
 class _ProofOfScheme:
-  """Descriptor of the default `proof`: the row of the table that `scheme` names."""
+  """Descriptor of the default `proof`: returns the row of `accounting.PROVED` named `scheme`."""
 
   def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
     return proved_for(kind.scheme if sampler is None else sampler.scheme)
@@ -72,11 +72,11 @@ class Sampler(abc.ABC):
 
   Attributes:
     name: name in configs; "" for a user's own sampler.
-    used_for: purposes for which a config may name it; see `registry.used_for`.
-    options: config fields that it reads, out of "capacity", "separation" and "num_selected".
-    answers: how `launch.account` computes its epsilon, "exact" or "simulated"; "" if it does not.
+    used_for: purposes for which a config may name the sampler; see `registry.used_for`.
+    options: config fields that the sampler reads: "capacity", "separation" or "num_selected".
+    answers: way in which `launch.account` computes epsilon, "exact" or "simulated"; "" for none.
     takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
-    relation_must_be_named: whether a run must name its relation to have a proof.
+    relation_must_be_named: whether a run must name its neighbouring relation to have a proof.
     unit: the record that a guarantee protects, such as "example" or "user".
     steps_alike: whether every step has the same event.
     can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
@@ -94,9 +94,9 @@ class Sampler(abc.ABC):
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
   scheme: ClassVar[str] = "unproved"
-  # Relations under which the event is true, and accountants that prove it.
+  # Relations under which the event is true, and accountants that prove an epsilon of the event.
   proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
-  # Old names, for one release.
+  # Old names of `scheme` and `padded_batch_size`, kept for one release.
   law: ClassVar[Any] = _moved.OldName("scheme")
   slots: ClassVar[Any] = _moved.OldName("padded_batch_size")
 
@@ -148,8 +148,9 @@ class Sampler(abc.ABC):
 
   @classmethod
   def steps_apart(cls, size: Sizing) -> int:
-    """Returns the least number of steps between two participations of one example: the requested
-    one, or about 1 / sampling_prob."""
+    """Returns the smallest number of steps between two participations of one example.
+
+    It is the requested number, or about 1 / sampling_prob."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
     # The addend corrects 1 / sampling_prob if rounding left it just below a whole number.
@@ -165,10 +166,12 @@ class Sampler(abc.ABC):
   def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
     """Returns the closest sampling probability to `prob` that batches can have.
 
-    By default that is `prob`. For whole passes it is the largest possible one up to `prob`.
+    By default that is `prob`. For whole passes it is the largest possible probability up to `prob`.
 
     Args:
-      times: `times_per_pass`.
+      prob: requested sampling probability.
+      num_examples: number of examples of the data.
+      times: number of times that a pass takes each example; see `times_per_pass`.
     """
     del num_examples
     if not cls.takes_whole_passes:
@@ -194,33 +197,33 @@ class Sampler(abc.ABC):
     """
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of one step whose noisy sum has the event `inner`; None: no proof."""
+    """Returns the event of one step whose noisy sum has the event `inner`; None without a proof."""
     del inner
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. Those of the first t steps compose to their cost."""
+    """Returns the event that `step` adds. The first t events compose to the cost of t steps."""
     del step
     return self.event(inner)
 
   @property
   def steps_per_event(self) -> int:
-    """Returns the number of steps that one `event` covers: 1, or those of a whole pass."""
+    """Returns the number of steps that one `event` covers: 1, or all steps of a pass."""
     return 1
 
   @property
   def participation(self) -> Participation | None:
-    """Returns bounds on the steps of one example; None if there is none."""
+    """Returns bounds on the steps of one example; None if no bounds are known."""
     return None
 
   @property
   def only_size(self) -> int | None:
-    """Returns the only size of data that it accepts, which is then public; None for any size."""
+    """Returns the only size of data that is accepted, which is then public; None for any size."""
     return None
 
   @property
   def least_size(self) -> int:
-    """Returns the smallest number of records that it accepts."""
+    """Returns the smallest number of records that the sampler accepts; 0 for no limit."""
     return self.only_size or 0
 
   @property
@@ -237,7 +240,8 @@ class Sampler(abc.ABC):
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
     """Returns this sampler with the smallest padded batch size that is enough.
 
-    It is a multiple of 8. A draw exceeds it with log-probability at most `log_overflow_prob`.
+    This size is a multiple of 8. A draw exceeds it with log-probability at most
+    `log_overflow_prob`. Raises UserError for a sampler without a capacity.
     """
     raise UserError(
       "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
@@ -245,9 +249,9 @@ class Sampler(abc.ABC):
 
 
 def assumption(part: object) -> str:
-  """Returns what is unproved about a sampler, rule or strategy; "" if it is dpjax's own.
+  """Returns what is unproved about a sampler, rule or strategy; "" for an object of dpjax itself.
 
-  An object is dpjax's own if its class stands in a dpjax module, and no method was replaced.
+  An object is of dpjax itself if its class is in a dpjax module, and no method was replaced.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
@@ -255,7 +259,7 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  # A method, or a proof, set on the object would override that of the class.
+  # A method or proof that is set on the object would override the one of the class.
   is_dataclass = dataclasses.is_dataclass(kind)
   fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
   exchanged = [
@@ -320,8 +324,8 @@ class SizedSampler(Sampler):
 class PaddedSampler(Sampler):
   """Base class of samplers in which examples join a batch independently, each with chance `rate`.
 
-  Batches are padded to a field `capacity`. A draw above it is never cut: it raises, and
-  `dpjax.Plan` refuses to start unless delta covers the chance of that.
+  Batches are padded to a field `capacity`. A draw above the capacity is never cut: it raises an
+  error. `dpjax.Plan` refuses to start unless delta covers the chance of this error.
   """
 
   can_overflow: ClassVar[bool] = True
@@ -339,7 +343,7 @@ class PaddedSampler(Sampler):
   def log_overflow_prob(self, num_examples: int) -> float:
     """Computes log P(a draw from num_examples exceeds the capacity); -inf if it cannot.
 
-    If SciPy's result is not finite, it is Chernoff's bound instead.
+    If SciPy's result is not finite, Chernoff's bound is returned instead.
 
     >>> from dpjax.sampling import PoissonSampler
     >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
@@ -351,7 +355,7 @@ class PaddedSampler(Sampler):
     rate = self.rate
     if n <= self.capacity:
       return -math.inf
-    # In logarithms, since the chance may be below the smallest float64.
+    # The logarithm is computed directly, since the chance may be below the smallest float64.
     exact = float(stats.binom.logsf(self.capacity, n, rate))
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
@@ -365,13 +369,14 @@ class PaddedSampler(Sampler):
     792
     """
 
-    # Multiples of 8, so that data of similar size share one compiled shape.
+    # Capacities are multiples of 8, so that data of similar size share one compiled shape.
     def of(eighths: int) -> Any:
       return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
 
     low = 0
     high = 1
-    # Doubling, then bisection: the chance falls as the capacity grows.
+    # The chance falls as the capacity grows, so doubling brackets the capacity, and bisection
+    # narrows the bracket.
     while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
       low = high
       high = 2 * high
@@ -397,7 +402,7 @@ class PassSampler(Sampler):
   """Base class of samplers whose passes are accounted as a whole, each at its first step.
 
   `event` returns the event of a whole pass. So a run may stop anywhere in a pass, even because of
-  what it has released; a pass that has begun costs as much as a finished one. A subclass has a
+  what it has released. A pass that has begun costs as much as a finished pass. A subclass has a
   field `steps_per_pass`, or overrides `steps_per_event`.
   """
 
@@ -409,23 +414,24 @@ class PassSampler(Sampler):
     return self.steps_per_pass
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of the whole pass if `step` is its first one, else that of a no-op."""
+    """Returns the event of the whole pass if `step` is its first step, else a no-op."""
     validate.integer_at_least(0, step=step)
     whole = self.event(inner)
-    # Nobody knows in which step of the pass a record is, so the cost comes before all of them.
+    # A record may be in any step of the pass, so the whole cost is accounted at the first step.
     is_within = whole is not None and step % self.steps_per_event != 0
     return dp_accounting.NoOpDpEvent() if is_within else whole
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
-  """Returns an upper bound on log P(Bin(n, rate) >= count): -n KL(count / n, rate); 0 if count is
-  not above the mean."""
+  """Returns an upper bound on log P(Bin(n, rate) >= count), where n is `num_examples`.
+
+  The bound is -n KL(count / n, rate), or 0 if count is not above the mean."""
   share = count / num_examples
   n = num_examples
   if share <= rate:
     return 0.0
   absent = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
-  # The factor makes up for rounding, on the side of a larger bound.
+  # The factor makes the bound larger by more than its rounding error.
   return min(0.0, -n * (share * math.log(share / rate) + absent) * (1 - 1e-12))
 
 
@@ -443,7 +449,7 @@ def generator(seed: int, *place: int) -> np.random.Generator:
 
 
 def once(seed: int) -> np.random.Generator:
-  """Returns the generator for draws made once per run, independent of those of the steps."""
+  """Returns the generator for draws made once per run, independent of the generators of steps."""
   return generator(seed, 0, 0)
 
 

@@ -15,9 +15,9 @@ from dpjax.validate import UserError
 
 
 class _WhereSizeIsPublic:
-  """Descriptor: `value`, but `otherwise` on a sampler without a public `num_examples`.
+  """Descriptor that returns `value`, or `otherwise` on a sampler without a public `num_examples`.
 
-  It is no attribute of the object, since anybody could set one there.
+  An attribute of the object would not be safe, since a user could set it.
   """
 
   def __init__(self, value: Any, *, otherwise: Any):
@@ -33,18 +33,18 @@ class _WhereSizeIsPublic:
 class ShuffledSampler(PassSampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
-  Most non-private code samples so. Accounting it as Poisson sampling is wrong (pitfall P13).
-  What is proved, if `num_examples` is given: an epoch costs at most ONE step on all data, without
-  any amplification. Proof: the permutation does not depend on the data, so let it be known. The
-  batches of an epoch are then fixed and disjoint, and the one record in which two neighbours differ
-  is in at most one of them. Every other step of the epoch, though it may depend on all earlier
-  outputs, is the same mechanism for both neighbours and costs nothing. That one step is a Gaussian
-  of sensitivity at most 2 C (replace_one) or C (replace_special), whatever came before. Under
+  Most non-private code samples in this way. It is wrong to account it as Poisson sampling (pitfall
+  P13). If `num_examples` is given, it is proved that an epoch costs at most ONE step on all data,
+  without any amplification. Proof: the permutation does not depend on the data, so let it be known.
+  The batches of an epoch are then fixed and disjoint, and the record in which two neighbours differ
+  is in at most one batch. Every other step of the epoch may depend on all earlier outputs, but is
+  the same mechanism for both neighbours and costs nothing. The step of this batch is a Gaussian of
+  sensitivity at most 2 C (replace_one) or C (replace_special), whatever came before. Under
   add_or_remove_one the permutation itself would change, and nothing is proved.
 
   Args:
-    batch_size: examples per step.
-    num_examples: size of the data, which makes it public; None: no epsilon is proved.
+    batch_size: number of examples in each step.
+    num_examples: size of the data, which becomes public; with None no epsilon is proved.
 
   >>> sampler = ShuffledSampler(batch_size=2)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
@@ -91,7 +91,7 @@ class ShuffledSampler(PassSampler):
   def sized(cls, size: Sizing) -> Self:
     batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
     is_proved = size.neighboring_relation in cls.proof.relations
-    # With add_or_remove_one nothing is proved, so the size of the data stays private there.
+    # Under other relations nothing is proved, so the size of the data stays private.
     return cls(batch_size, size.num_examples if is_proved else None)
 
   @property
@@ -124,6 +124,6 @@ class ShuffledSampler(PassSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
-    # The permutation belongs to the epoch, so any of its steps can be drawn alone.
+    # The permutation belongs to the epoch, so any step of the epoch can be drawn alone.
     order = generator(seed, epoch).permutation(num_examples)
     return order[position * self.batch_size : (position + 1) * self.batch_size]

@@ -18,7 +18,7 @@ def rows_of_slice(padded_batch_size: int, count: int) -> int:
   3
   """
   validate.integer_at_least(1, padded_batch_size=padded_batch_size, slices=count)
-  # Rounded up, so that `count` slices hold every row.
+  # The number is rounded up, so that `count` slices hold every row.
   return -(-padded_batch_size // count)
 
 
@@ -30,12 +30,12 @@ def slices(
 
   Guarantee: every drawn example is in exactly one slice, so it takes part at most once in a step
   (pitfall P15). Each slice has `rows_of_slice(padded_batch_size, count)` rows. There are always
-  `count` slices, of which some may hold padding only.
+  `count` slices; some of them may hold padding only.
 
   >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), 4, 2)]
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
   rows = rows_of_slice(padded_batch_size, count)
-  # Always `count` slices, even empty ones: their number would reveal the size of the draw.
+  # Empty slices are yielded, too: the number of slices must not reveal the size of the draw.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)

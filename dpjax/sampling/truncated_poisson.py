@@ -18,19 +18,19 @@ from dpjax.validate import UserError, Verbatim
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampler(SizedSampler):
-  """Each example joins with probability `prob`. If more than `capacity` join, a uniformly random
-  subset of that size is kept.
+  """Each example joins with probability `prob`, and at most `capacity` examples are kept.
 
-  A batch never overflows, so no share of delta is set aside, and the capacity may be small. The
-  cost: in a batch that was cut, each record took the place of another one, so one record moves
-  the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12). Its event is proved under
-  replace_special (an emptied record keeps its place), by PLD, and only for Gaussian noise; see
-  `dpjax.accounting.event_kinds.truncated_poisson` for the proof.
+  If more examples join, a uniformly random subset of size `capacity` is kept. So a batch never
+  overflows, no share of delta is set aside, and the capacity may be small. But in a batch that was
+  cut, each record took the place of another record. So one record moves the sum by up to 2 C. This
+  is NOT Poisson sampling (pitfall P12). The event is proved under replace_special (an emptied
+  record keeps its place), by PLD, and only for Gaussian noise. The proof is in
+  `dpjax.accounting.event_kinds.truncated_poisson`.
 
   Args:
     prob: sampling probability in (0, 1].
-    capacity: padded size of a batch, and the most examples that take part in a step.
-    num_examples: size of the data, the same for both neighbours, so it is public.
+    capacity: padded batch size, and largest number of examples in a step.
+    num_examples: size of the data, which is public, since both neighbours have this size.
 
   >>> sampler = TruncatedPoissonSampler(prob=0.9, capacity=3, num_examples=8)
   >>> sampler.draw(8, seed=0, step=0).size
@@ -57,12 +57,14 @@ class TruncatedPoissonSampler(SizedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    """Returns a sampler of the requested capacity. By default that is the mean plus three standard
-    deviations, so that about one step in a thousand is cut."""
+    """Returns a sampler of the requested capacity.
+
+    By default the capacity is the mean plus three standard deviations, so that about one step in a
+    thousand is cut."""
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
-    # A multiple of 8, as in `PaddedSampler.fitted_to`.
+    # The default is a multiple of 8, as in `PaddedSampler.fitted_to`.
     capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
     return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
 

@@ -10,7 +10,7 @@ from dpjax.sampling.poisson import PoissonSampler
 
 @dataclasses.dataclass(frozen=True)
 class UserSampler(PoissonSampler):
-  """Each USER joins a step independently with probability `prob`, with all of that user's examples.
+  """Each USER joins a step independently with probability `prob`, with all examples of the user.
 
   Arguments and event are those of `PoissonSampler`; `capacity` counts users.
 

@@ -66,14 +66,15 @@ def group_by_user(
   choose: str = "first",
   seed: int = 0,
 ) -> UserBlocks:
-  """Groups examples into blocks of users, of at most `max_examples_per_user` examples each.
+  """Groups examples into one block for each user, of at most `max_examples_per_user` examples.
 
   Args:
     data: n examples, with `len` and row indexing, or a dict of arrays [n, ...].
-    user_ids: the owner of each example, [n] integers or strings.
-    max_examples_per_user: m, public; a user's further examples are never used.
-    choose: which examples are kept: the "first" in the order of `data`, or "random" ones, which
-      depend on (seed, user id) and no other user.
+    user_ids: owner of each example, [n] integers or strings.
+    max_examples_per_user: public number m; a user's further examples are never used.
+    choose: rule for the examples that are kept: "first" in the order of `data`, or "random". A
+      random choice depends on (seed, user id), and on no other user.
+    seed: seed of the random choice.
 
   Raises:
     UserError: ids that do not fit the data, or m < 1.
@@ -100,7 +101,7 @@ def group_by_user(
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
   kept = [keep(name, user_rows) for name, user_rows in zip(names, rows)]
-  # Padding repeats row 0, which always exists. The mask marks it.
+  # Padding repeats row 0, which always exists. The mask is False for padding.
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
   for user, user_rows in enumerate(kept):
@@ -114,7 +115,7 @@ def _kept(
 ) -> np.ndarray:
   if user_rows.size <= most or choose == "first":
     return user_rows[:most]
-  # Seeded by the user alone. With a shared generator, another user would change the choice.
+  # The choice is seeded by the user alone. With a shared generator, another user would change it.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
   chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(user_rows.size)[
     :most
@@ -127,8 +128,8 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
   Args:
     loss_fn: (params, ONE example) -> scalar.
-    reduction: "mean" over the user's examples, or their "sum". Padding contributes
-      nothing, not even where its own loss or gradient is NaN.
+    reduction: "mean" over the user's examples, or their "sum". Padding contributes nothing, even
+      where the loss or gradient of padding is NaN.
 
   >>> square = lambda w, x: w * x
   >>> block = Batch(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
@@ -139,7 +140,8 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
   def of_one_user(params: Any, block: Batch) -> Array:
     mask = jnp.asarray(block.mask)
-    # Padding is replaced by a real example. Masked with 0, a NaN in its gradient would stay NaN.
+    # Padding is replaced by a real example: a NaN in padding's gradient would stay NaN after it is
+    # multiplied by 0.
     real = jax.tree.map(lambda leaf: _padded_by_first(leaf, mask), block.examples)
     losses = jax.vmap(loss_fn, in_axes=(None, 0))(params, real)
     total = jnp.where(mask, losses, 0).sum()
@@ -149,6 +151,6 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
 
 def _padded_by_first(leaf: Any, mask: Array) -> Any:
-  """Returns [m, ...] with every padded row replaced by the first row, which is never padding."""
+  """Returns `leaf` [m, ...] with padded rows replaced by the first row, which is never padding."""
   leaf = jnp.asarray(leaf)
   return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])

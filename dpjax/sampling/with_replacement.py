@@ -18,7 +18,7 @@ from dpjax.sampling.samplers import DpEvent, generator
 
 @dataclasses.dataclass(frozen=True)
 class WithReplacementSampler(FixedSizeSampler):
-  """`batch_size` draws, each uniform among all examples: an example may come several times.
+  """`batch_size` draws, each uniform among all examples, so an example may come several times.
 
   Every copy in a batch is clipped by itself. So replacing an example moves the sum by up to
   2 l2_clip_norm for each of its copies. Epsilon is above that of `FixedSizeSampler`: choose this
@@ -46,5 +46,5 @@ class WithReplacementSampler(FixedSizeSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_data(num_examples)
     draws = generator(seed, step).integers(num_examples, size=self.batch_size)
-    # Sorted like other batches; the order inside a batch does not matter.
+    # The order inside a batch has no meaning. The indices are sorted, as in other batches.
     return np.sort(draws)

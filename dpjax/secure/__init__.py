@@ -1,16 +1,15 @@
-"""Sums, products and models over data that nobody sees.
+"""Secure computation: sums, products and models over hidden data.
 
-| package       | what is computed                         | what hides it                  |
-| ------------- | ---------------------------------------- | ------------------------------ |
-| `sums`        | the sum of clients' integer vectors      | shares, masks, homomorphism    |
-| `summation`   | the mean of a federated round            | any of `sums`, or nothing, in  |
-|               |                                          | a simulation that says so      |
-| `homomorphic` | regression and inference on ciphertexts  | CKKS                           |
-| `mpc`         | products, training, prediction on shares | two parties, neither alone     |
-| `vertical`    | regression, split networks, alignment    | ciphertexts, masks: `vertical.`|
-|               | over parties with other columns          | `disclosure` says what leaks   |
-| `vertical_    | models over two parties' columns         | the same                       |
-| models`       |                                          |                                |
+| package           | what is computed                         | what hides it                     |
+| ----------------- | ---------------------------------------- | --------------------------------- |
+| `sums`            | the sum of clients' integer vectors      | shares, masks, homomorphism       |
+| `summation`       | the mean of a federated round            | any of `sums`; or nothing, in a   |
+|                   |                                          | simulation that says so           |
+| `homomorphic`     | regression and inference on ciphertexts  | CKKS                              |
+| `mpc`             | products, training, prediction on shares | two parties that do not collude   |
+| `vertical`        | regression, split networks, alignment    | ciphertexts and masks:            |
+|                   | over parties with other columns          | `vertical.disclosure` names leaks |
+| `vertical_models` | models over two parties' columns         | the same                          |
 
 Hiding is not differential privacy: the RESULT still tells about the data, unless noise is
 added inside (`distributed_noise`).

@@ -11,16 +11,17 @@ and Steinke 2021, arXiv:2102.06387, algorithm 1).
 | what could void the guarantee        | what is done                                         |
 | ------------------------------------ | ---------------------------------------------------- |
 | rounding makes a vector longer       | the sensitivity is that after rounding               |
-| clients fall silent, with their noise| sized for the fewest survivors; fewer: refused       |
+| clients fall silent, with their noise| noise fits the fewest survivors; fewer are refused   |
 | a client without message, or with NaN| sends zeros and its share of the noise, all the same |
 | a neighbour without the client       | would lack a share: the relation is zero-out         |
 |                                      | (replace_special), or replace_one; never add/remove  |
 | sampling of cohorts                  | the server knows who takes part: nothing is amplified|
 | the sum wraps around                 | post-processing; `wrap_probability` bounds the chance|
 
-Against: the server, and anyone who sees what it releases, where everybody follows the protocol
-(honest but curious) and the secure sum hides all but the sum. A client that tells the server
-its share takes 1 / min_survivors of the variance away; one that adds none does, too.
+The guarantee holds against the server, and against anyone who sees what the server releases. It
+requires that everybody follows the protocol (honest but curious), and that the secure sum hides all
+but the sum. A client that tells the server its share takes 1 / min_survivors of the variance away,
+and so does a client that adds no share.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ from dpjax.validate import UserError
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-# One compiled call; `fold_in` alone makes several.
+# Compiled into one call, since `fold_in` alone makes several.
 _fold_in = jax.jit(jax.random.fold_in)
 
 
 @dataclasses.dataclass(frozen=True)
 class SkellamSum:
-  """The mechanism of one round, as numbers; `sized` chooses them.
+  """Numbers of the mechanism of one round; `sized` chooses them.
 
   Args:
-    l2_clip_norm: bound of one client's message, in its own units.
-    dim: numbers in a message.
-    scale: grid points per unit.
+    l2_clip_norm: bound on the norm of one client's message, in units of the message.
+    dim: number of coordinates of a message.
+    scale: number of grid points per unit.
     bits: bits of the modulus, 8 to 32.
     max_clients: largest number of clients of one sum; public.
-    noise: a client's share, and the fewest shares of a sum.
+    noise: variance of a client's share, and the fewest shares of a sum.
 
   >>> sum_of = SkellamSum.sized(noise_multiplier=1.0, l2_clip_norm=1.0, dim=4096, bits=16,
   ...   max_clients=100, min_survivors=100)
@@ -113,10 +114,10 @@ class SkellamSum:
     max_clients: int,
     min_survivors: int,
   ) -> SkellamSum:
-    """Returns the finest grid that the modulus allows.
+    """Returns the mechanism with the finest grid that the modulus allows.
 
     Args:
-      noise_multiplier: std that `min_survivors` shares of noise give the sum, / l2_clip_norm.
+      noise_multiplier: standard deviation of the sum of `min_survivors` shares, / l2_clip_norm.
 
     Raises:
       UserError: too few bits for so many clients.
@@ -125,8 +126,8 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=bits)
     validate.integer_at_least(1, min_survivors=min_survivors)
     validate.integer_at_least(min_survivors, max_clients=max_clients)
-    # Up to max_clients clients add shares that are sized for min_survivors, so there may be
-    # more noise.
+    # Up to max_clients clients add shares that are sized for min_survivors, so there may be more
+    # noise than that of min_survivors.
     most = noise_multiplier * math.sqrt(max_clients / min_survivors)
     scale = discrete.scale_for(
       l2_clip_norm=l2_clip_norm,
@@ -160,8 +161,8 @@ class SkellamSum:
   def event(self) -> accounting.SkellamDpEvent:
     """Event of one round with the fewest survivors; a refused round must be accounted, too.
 
-    Guarantee: true for one CLIENT under replace_special (its message is exchanged for zeros)
-    and replace_one. A round with more survivors adds noise to that, so it costs no more.
+    Guarantee: it holds for one CLIENT under replace_special (its message is exchanged for zeros)
+    and replace_one. A round with more survivors has more noise, so it costs no more.
     """
     l2 = self.l2_sensitivity
     variance = self.noise.share_variance * self.noise.min_survivors
@@ -169,7 +170,7 @@ class SkellamSum:
 
   @property
   def noise_multiplier(self) -> float:
-    """Std that the shares of the fewest survivors give the sum, / l2_clip_norm."""
+    """Standard deviation of the sum of the fewest survivors' shares, / l2_clip_norm."""
     variance = self.noise.share_variance * self.noise.min_survivors
     return math.sqrt(variance) / (self.scale * self.l2_clip_norm)
 
@@ -177,7 +178,7 @@ class SkellamSum:
   def wrap_probability(self) -> float:
     """Upper bound on the chance that a round's sum wraps around in any coordinate."""
     spread = discrete.rotated_spread(self.padded_dim, chance=_CHANCE)
-    # Rounding adds less than 1 to a coordinate.
+    # Rounding adds less than 1 to a coordinate of each client.
     largest = self.max_clients * (self.scale * self.l2_clip_norm * spread + 1)
     beyond = discrete.wrap_probability(
       modulus=2**self.bits,
@@ -186,7 +187,7 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
-    # A spread of 1 bounds every coordinate; a smaller one fails with chance _CHANCE.
+    # A spread of 1 bounds every coordinate; a smaller spread fails with chance _CHANCE.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
@@ -199,7 +200,7 @@ class SkellamSum:
       signs: public key of the round's rotation.
     """
     vector = np.asarray(vector, np.float64)
-    # Zeros, with the usual share of noise: silence would reveal the failure.
+    # The client sends zeros, with the usual share of noise: silence would reveal the failure.
     if not np.isfinite(vector).all():
       return np.zeros(self.padded_dim, np.int64)
     # A norm beyond float64 is infinite, and shortens the vector to 0.
@@ -207,7 +208,7 @@ class SkellamSum:
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
-    # The rotation runs in float32, which a finite float64 may exceed.
+    # The rotation runs in float32, whose range a finite float64 may exceed.
     if not np.isfinite(rotated).all():
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
@@ -219,8 +220,8 @@ class SkellamSum:
     return discrete.skellam(rng, self.padded_dim, variance=variance)
 
   def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
-    """Decodes [padded_dim] integers modulo 2^bits: the noisy sum of the messages, [dim] float32."""
-    # Reduced modulo 2^bits, which divides the protocol's modulus.
+    """Decodes [padded_dim] integers modulo 2^bits to the noisy sum of messages, [dim] float32."""
+    # The total is reduced modulo 2^bits, which divides the protocol's modulus.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     decoded = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
     return np.asarray(_unrotate(signs, decoded.astype(np.float32), self.dim))
@@ -242,12 +243,12 @@ def skellam_mean(
   dropout: Dropout = NO_DROPOUT,
   plan: Plan | None = None,
 ) -> Aggregator:
-  """Private mean of the messages of a round's survivors, by a secure sum.
+  """Returns an aggregator for the private mean of the survivors' messages, by a secure sum.
 
   Args:
     protocol: the secure sum. A simulated one draws the noise of all survivors at once (shares
       of Skellam noise add up to it exactly); any other gets each client's noisy integers. Its
-      `min_survivors` must be no fewer than those that the noise was sized for.
+      `min_survivors` must be at least the number that the noise was sized for.
     mechanism: mechanism of one round.
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
@@ -292,7 +293,7 @@ def skellam_mean(
     taken = lambda leaf: np.asarray(leaf)[kept]
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
-    # Checked before any draw: fewer shares would be less noise than accounted.
+    # The number is checked before any draw: fewer shares would be less noise than accounted.
     mechanism.noise.check_survivors(len(kept))
     validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
@@ -376,20 +377,20 @@ def _total(
       return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
-    # Wraps around modulo the protocol's modulus (see above).
+    # The conversion wraps around modulo the protocol's modulus (see the docstring of `_total`).
     return noisy.astype(kind)
 
   return carried_out(protocol, ids, drops, vector)
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:
-  """Returns the generator of one client in one round, or of a whole round without a client."""
+  """Returns the generator of (round, client), or of a whole round if no client is given."""
   words = np.random.SeedSequence(seed, spawn_key=which)
   return np.random.Generator(np.random.Philox(words))
 
 
 def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
-  """Returns the weighted message of one client, flat; exactly 0 where its weight is 0."""
+  """Returns the weighted message of one client, flat; zeros if its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
   flat = np.concatenate(leaves)
   weight = float(weights[place])

@@ -15,8 +15,8 @@ A secure sum adds integers modulo a power of two, so a client sends
 | rounding a coordinate              | to nearest, of the rounded weight times the value: the |
 |                                    | mean errs by `Encoding.error_bound(weights)` at most   |
 
-The weight is one more integer of the message. A server whose secure sum hides the rest learns
-the sum of the weighted messages and the sum of the weights, never either of one client.
+The weight is one more integer of the message. A server whose secure sum hides the rest learns the
+sum of the weighted messages and the sum of the weights, but no message and no weight of one client.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-# Fewest and most bits of the modulus. JAX adds 32-bit integers, and the modulus uses their low
-# bits.
+# Smallest and largest number of bits of the modulus. JAX adds 32-bit integers, and the modulus uses
+# their low bits.
 BITS = (8, 32)
 
 
 class Encoded(NamedTuple):
-  """Integers modulo 2^32: of one client, of several, or their sum."""
+  """Integers modulo 2^32: of one client, of several clients [C, ...], or of their sum."""
 
   values: Any  # a tree like the message, uint32
   weight: Array  # [] uint32
 
 
 def _unsigned(whole: Array) -> Array:
-  # Two's complement: a negative number wraps around.
+  # In two's complement a negative number wraps around, as it must modulo 2^32.
   return whole.astype(jnp.int32).astype(jnp.uint32)
 
 
@@ -60,11 +60,11 @@ class Encoding:
     largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
     bits: bits of the modulus, 8 to 32.
 
-  Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around. The mean
-  of messages within `largest_value` stays within it, and errs by `error_bound(weights)` at
-  most. Where all weights are 1, that is `resolution` / 2 and the rounding of one float. With
-  smaller weights the same half step weighs more: the bound is divided by the mean weight.
-  Small weights thus need more `bits`.
+  Guarantee: max_clients * largest < 2^(bits - 1), so a sum of max_clients messages never wraps
+  around. The mean of messages within `largest_value` stays within it, and errs by
+  `error_bound(weights)` at most. If all weights are 1, that is `resolution` / 2 and the rounding of
+  one float. With smaller weights the same half step weighs more: the bound is divided by the mean
+  weight. Small weights thus need more `bits`.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)
@@ -88,9 +88,9 @@ class Encoding:
 
   @property
   def largest(self) -> int:
-    """Largest integer of one client: of a coordinate, and of a weight of 1."""
+    """Largest integer that one client sends: for a coordinate, and for a weight of 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
-    # Values are clipped in float32, which may have rounded the bound up.
+    # Values are clipped in float32. If it rounds the bound up, the next smaller float is the bound.
     held = np.float32(most)
     return int(np.nextafter(held, np.float32(0)) if int(held) > most else held)
 
@@ -122,7 +122,7 @@ class Encoding:
     whole = np.maximum(np.round(weights * self.largest), 1.0)
     half_steps = len(weights) / 2
     moved = 2 * np.abs(whole - weights * self.largest).sum()
-    # Equal weights are rounded equally, so none counts more than another.
+    # Equal weights are rounded equally, so no client counts more than another.
     moved = 0.0 if np.ptp(weights) == 0 else moved
     return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
 
@@ -155,18 +155,18 @@ class Encoding:
       kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
-      # The product may be rounded above the weight, and the mean would leave its range.
+      # The product may be rounded above the weight, and then the mean would leave its range.
       return _unsigned(jnp.clip(scaled, -limit, limit))
 
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
 
   def add(self, encoded: Encoded) -> Encoded:
-    """Sums over the leading axis; every order gives the same bits."""
+    """Sums over the leading axis, modulo 2^32. Every order gives the same bits."""
     total = lambda leaf: jnp.sum(leaf, axis=0, dtype=jnp.uint32)
     return jax.tree.map(total, encoded)
 
   def mean(self, total: Encoded) -> Any:
-    """Returns the weighted mean [*p] float32; 0 where nobody counted.
+    """Returns the weighted mean [*p] float32; 0 if no client counted.
 
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
@@ -179,8 +179,8 @@ class Encoding:
     return jax.tree.map(lambda leaf: self._centred(leaf) * factor, total.values)
 
   def _centred(self, total: Array) -> Array:
-    """Returns the representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
-    # Shifted up, and down again as signed numbers, so that unused bits follow the sign.
+    """Returns the residue modulo 2^bits that is in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
+    # Bits are shifted up, and down again as signed numbers, so that unused bits follow the sign.
     unused = 32 - self.bits
     shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)
     return jnp.right_shift(shifted, unused).astype(jnp.float32)
@@ -192,15 +192,15 @@ class Encoding:
 def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
   """Returns the integers of one client as [d + 1] uint32, or uint64 if a protocol has 64 `bits`.
 
-  Negative ones wrap around in the PROTOCOL's modulus, so that its total is a function of the
-  sum alone. In a smaller modulus the total would count the clients with negative numbers.
+  Negative integers wrap around in the PROTOCOL's modulus, so that its total is a function of the
+  sum alone. In a smaller modulus the total would count the clients with negative integers.
 
   >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(2**32 - 1)), 64)
   array([                   1,                    1, 18446744073709551615],
         dtype=uint64)
   """
   leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
-  # Signed first, so that negative numbers keep their sign in a wider modulus.
+  # Integers are read as signed first, so that they keep their sign in a wider modulus.
   signed = np.concatenate(leaves).astype(np.uint32).view(np.int32)
   return signed.astype(np.int64).astype(dtype_of(bits))
 

@@ -65,7 +65,7 @@ def is_simulated(protocol: SumProtocol) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Clients that drop out, for simulations: each independently, in a random phase.
+  """Random drop-outs for simulations. Each client drops out independently, in a random phase.
 
   Args:
     prob: probability that a client drops out of a round.
@@ -87,8 +87,7 @@ class Dropout:
     """Returns the clients that drop out in this round, by phase."""
     silent: tuple[set[int], ...] = (set(), set(), set())
     for client in clients if self.prob else ():
-      # A stream for each (seed, round, client): a drop-out does not depend on other
-      # participants.
+      # The random stream depends on (seed, round, client) alone, not on other participants.
       stream = np.random.SeedSequence(self.seed, spawn_key=(round, int(client)))
       rng = np.random.Generator(np.random.Philox(stream))
       if rng.random() < self.prob:
@@ -110,7 +109,7 @@ def uploading(clients: Any, drops: Drops) -> list[int]:
 
 
 def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) -> None:
-  """Raises RoundRefused where fewer than `min_survivors` stay until the end."""
+  """Raises RoundRefused if fewer than `min_survivors` clients stay until the end."""
   left = len(set(uploaded) - drops.before_unmasking)
   if left < protocol.min_survivors:
     raise RoundRefused(
@@ -136,7 +135,7 @@ def secure_mean(
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
     encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: rule by which clients fall silent, in a simulation.
-    plan: plan that draws the cohorts, without privacy.
+    plan: plan without an epsilon, which draws the cohorts.
 
   Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
   hides nothing. The mean is NOT differentially private.
@@ -194,11 +193,12 @@ def through_way(
     def summed_run(context: Context, cohort: Cohort) -> Mapped:
       drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
       kept = uploading(cohort.ids, drops)
-      # Refused before any client computes.
+      # A round with too few clients is refused before any client computes.
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
-      # The inner run numbered the clients that it was given. Back to places in the whole cohort.
+      # The inner run numbers the clients that it was given. `back` returns their places in the
+      # whole cohort.
       back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
       return mapped._replace(
         memories=tuple(part._replace(places=back(part)) for part in mapped.memories)
@@ -221,8 +221,10 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Lets the inner execution add the integers itself. The protocol only gives its cost, and
-  may refuse."""
+  """Returns the way in which the inner execution adds the integers itself.
+
+  The protocol is only asked for its cost and its refusals.
+  """
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
@@ -236,7 +238,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
 
 
 def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Passes each client's message through the protocol."""
+  """Returns the way in which each client's message passes through the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
@@ -250,7 +252,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      # The protocol also asks for clients that dropped out; their zeros are never sent.
+      # The protocol also asks for clients that dropped out. It gets zeros, which are never sent.
       encoded_row = encoded(places[client]) if client in places else like
       return to_vector(encoded_row, protocol.bits)
 
@@ -264,12 +266,13 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
 def carried_out(
   protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
 ) -> Summed:
-  """Sums over clients that upload. `vector` is also called for drop-outs, whose result
-  nobody sees.
+  """Runs the protocol over the clients that upload.
+
+  `vector` is also called for drop-outs, but nobody sees what it returns for them.
 
   Raises:
-    RoundRefused: a protocol that fails with these drop-outs.
-    UserError: several processes, each of which would draw masks of its own; a protocol that
+    RoundRefused: the protocol fails with these drop-outs.
+    UserError: there are several processes, each of which would draw its own masks; or the protocol
       has summed other clients than those who uploaded.
   """
   if jax.process_count() > 1 and not is_simulated(protocol):
@@ -296,7 +299,7 @@ def carried_out(
 
 
 def with_cost(mapped: Mapped, result: Summed) -> Mapped:
-  """Returns the result with `upload_bits`: bits that the busiest client sent and received."""
+  """Returns `mapped` with `upload_bits`: bits that the busiest client sent and received."""
   bits = np.full_like(mapped.info.upload_bits, 8 * result.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
 
@@ -334,7 +337,7 @@ def forgiving(
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
       # The refused round has used its number, which determines noise and rotations.
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
-      # A round without participants.
+      # The report is that of a round without participants.
       zero = np.float32(0)
       empty = jnp.zeros(0)
       clients = ClientInfo(empty, empty, empty, empty, empty)

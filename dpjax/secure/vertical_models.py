@@ -1,5 +1,5 @@
-"""Models on two parties' columns of the same entities, on shares: neither sees the other's
-columns.
+"""Trains models on two parties' columns of the same entities. All is computed on shares, so
+neither party sees the other's columns.
 
 Party 0 has columns, party 1 other columns and the labels; rows are aligned first, by private
 set intersection (`secure.vertical.alignment`). Columns, labels, weights, activations and
@@ -56,7 +56,7 @@ from dpjax.validate import UserError
 
 
 class SharedRows(NamedTuple):
-  """Shares of aligned rows that one party holds."""
+  """One party's shares of aligned rows."""
 
   x_a: Shares  # [n, f_a]
   x_b: Shares  # [n, f_b]
@@ -77,11 +77,11 @@ class SplitNetwork(NamedTuple):
   top: Dense  # [h_a + h_b, k]
 
 
-Columns = np.ndarray | jax.ShapeDtypeStruct  # one's own, or the other's
+Columns = np.ndarray | jax.ShapeDtypeStruct  # own values, or the other's shape
 
 
 def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedRows:
-  """Returns shares of both parties' columns and of the labels; each sends masked numbers only.
+  """Returns shares of both parties' columns and of the labels. Parties send masked numbers only.
 
   Args:
     x_a: [n, f_a] of party 0; party 1 gives its shape.
@@ -105,10 +105,9 @@ def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedR
 def train_logistic(
   party: Party, rows: SharedRows, batches: np.ndarray, recipe: Recipe
 ) -> tuple[Dense, ...]:
-  """Returns shares of the weights [f_a + f_b, k] and biases [k] after one step for each
-  batch.
+  """Returns shares of the weights [f_a + f_b, k] and biases [k] after one step for each batch.
 
-  SecureML's three-piece sigmoid, from weights of 0. Reveals nothing.
+  Uses SecureML's three-piece sigmoid, and starts from weights of 0. Reveals nothing.
 
   Args:
     batches: [steps, B] public indices of rows.
@@ -125,10 +124,10 @@ def train_logistic(
 def own_weights(
   party: Party, weights: tuple[Dense, ...], rows: SharedRows
 ) -> np.ndarray | None:
-  """Returns [f_a] for party 0, [f_b + 1] for party 1, the bias last, as `two_party_scores`
-  uses them.
+  """Returns the weights of the party's own columns, as `two_party_scores` uses them.
 
-  Reveals to each party the weights of its own columns and no others. For two classes.
+  These are [f_a] for party 0 and [f_b + 1], the bias last, for party 1. Each party learns the
+  weights of its own columns and no others. There must be two classes.
   """
   (layer,) = weights
   width = rows.x_a.shape[1]
@@ -186,7 +185,7 @@ def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison
     matmul(party, x, bottom.kernel, bias=bottom.bias)
     for x, bottom in ((rows.x_a, network.bottom_a), (rows.x_b, network.bottom_b))
   ]
-  # One comparison of both layers takes as many rounds as that of one.
+  # One comparison of both layers takes as many rounds as a comparison of one layer.
   return comparison.signs(party, np.concatenate(sums, axis=1))
 
 
@@ -216,8 +215,9 @@ def _step(
 def classes(
   party: Party, model: SplitNetwork | tuple[Dense, ...], rows: SharedRows, *, to: int
 ) -> np.ndarray | None:
-  """Returns the classes [n] of shared rows to party `to`, and nothing else; None to the
-  other.
+  """Returns the classes [n] of shared rows to party `to`, and None to the other party.
+
+  Nothing else is revealed.
 
   Args:
     model: shares, of `train_logistic` or `train_split`.

@@ -8,10 +8,10 @@ from dpjax.serving.journal import ServiceJournal
 
 
 class Alarms:
-  """The alarms that are raised now.
+  """Holds the alarms that are raised now, and writes each change to the journal.
 
   Args:
-    journal: journal that gets each change of a level.
+    journal: journal of the service.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder, ServiceJournal(folder) as journal:
@@ -31,15 +31,16 @@ class Alarms:
 
     Args:
       name: name of the quantity, such as "accuracy".
-      level: "warning" or "alarm"; "": the value is within its bound.
-      value: the measured number. bound: the number that it is compared with.
+      level: "warning" or "alarm", or "" if the value is within its bound.
+      value: measured number.
+      bound: number that the value is compared with.
     """
     before = self.raised.get(name, {}).get("level", "")
     if level:
       self.raised[name] = {"level": level, "value": value, "bound": bound}
     else:
       self.raised.pop(name, None)
-    # Only changes are written: an alarm that stays would fill the journal.
+    # Only changes of the level are written, since an alarm that lasts would fill the journal.
     if level != before:
       self._journal.write(
         "alarm", name=name, level=level or "clear", value=value, bound=bound

@@ -15,15 +15,15 @@ from dpjax.serving.predictor import EVALUATION, Predictor
 
 
 class Full(Exception):
-  """Raised where the rows of a request would exceed the bound of the queue."""
+  """Raised if the rows of a request would exceed the bound of the queue."""
 
 
 class Late(Exception):
-  """Raised where a request was not answered by its deadline."""
+  """Raised if a request was not answered by its deadline."""
 
 
 class Closed(Exception):
-  """Raised where the service is stopping."""
+  """Raised for requests that the service cannot answer because it is stopping."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,8 +47,8 @@ class Batcher:
 
   Args:
     max_queue: largest number of rows that wait.
-    wait_ms: milliseconds that the first request of a batch waits for others.
-    computed: called with (model, seconds, rows) after each batch.
+    wait_ms: milliseconds that the first request of a batch waits for other requests.
+    computed: function that is called with (model, seconds, rows) after each batch.
   """
 
   def __init__(
@@ -66,24 +66,25 @@ class Batcher:
     self._there = asyncio.Event()
     self._closing = False
     self._is_computing = False
-    # One thread: XLA uses every core for one batch already.
+    # One thread is enough, since XLA uses every core for one batch.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "dpjax-serve")
     self._task: asyncio.Task[None] | None = None
 
   @property
   def rows(self) -> int:
-    """Number of rows that wait."""
+    """Number of rows in the queue, without the batch that is being computed."""
     return self._rows
 
   async def logits(self, model: Predictor, x: np.ndarray, *, seconds: float) -> np.ndarray:
     """Returns the logits of one request.
 
     Args:
-      model: the model that answers it. x: rows, as `Predictor.raw` returns them.
+      model: model that answers the request.
+      x: rows, as `Predictor.raw` returns them.
       seconds: seconds until the request's deadline.
 
     Raises:
-      Full, Late, Closed: the request got no answer. Other errors are the model's.
+      Full, Late, Closed: the request got no answer. Other errors come from the model.
     """
     if self._closing:
       raise Closed
@@ -104,7 +105,7 @@ class Batcher:
   async def _work(self) -> None:
     while True:
       await self._there.wait()
-      # Others that are under way can still join; a full batch need not wait.
+      # Requests that come now can still join the batch. A full batch need not wait for them.
       if self._wait and self._rows < EVALUATION and not self._closing:
         await asyncio.sleep(self._wait)
       batch = self._next()
@@ -124,10 +125,10 @@ class Batcher:
     try:
       logits = await loop.run_in_executor(self._thread, model.logits, x)
     except asyncio.CancelledError:
-      # `close` cancels this task when its time for open requests is over.
+      # `close` cancels this task if the batch is not computed within its `seconds`.
       _refuse(batch, Closed())
       raise
-    # Whatever a model raises is the answer to its requests, and not the end of the service.
+    # An error of the model goes to the requests of this batch, and does not end the service.
     except Exception as error:
       _refuse(batch, error)
       return
@@ -140,7 +141,7 @@ class Batcher:
         each.answer.set_result(rows)
 
   def _next(self) -> list[_Waiting]:
-    """Takes the first requests of one model, as many as fit in a batch."""
+    """Takes requests from the front of the queue: for one model, and as many as fit in a batch."""
     batch: list[_Waiting] = []
     rows = 0
     while self._queue:
@@ -150,7 +151,7 @@ class Batcher:
         break
       self._queue.popleft()
       self._rows -= len(first.x)
-      # Its deadline has passed, so nobody reads the answer.
+      # A request whose deadline has passed is dropped, since nobody reads its answer.
       if not first.answer.done():
         batch.append(first)
         rows += len(first.x)
@@ -159,19 +160,19 @@ class Batcher:
     return batch
 
   async def close(self, *, seconds: float) -> None:
-    """Refuses new requests, and computes those that wait.
+    """Refuses new requests, and computes the requests that wait.
 
     Args:
-      seconds: seconds after which requests that are not computed yet are refused by `Closed`.
+      seconds: time in seconds for the computation. After it, open requests get `Closed`.
     """
     self._closing = True
     end = time.monotonic() + seconds
-    # Rows of the batch under way have left the queue, and are not answered yet.
+    # The batch that is being computed has left the queue, so it is waited for separately.
     while (self._rows or self._is_computing) and time.monotonic() < end:
       await asyncio.sleep(0.01)
     if self._task is not None:
       self._task.cancel()
       await asyncio.gather(self._task, return_exceptions=True)
     _refuse(self._queue, Closed())
-    # In another thread: a model that hangs must not stop the event loop.
+    # The shutdown runs in another thread, so that a model that hangs does not stop the event loop.
     await asyncio.to_thread(self._thread.shutdown)

@@ -5,9 +5,9 @@ The population stability index of two histograms with shares p and q is
 index below .1 counts as no change, and one above .25 as a large change. Source: Siddiqi 2006,
 "Credit Risk Scorecards".
 
-Bins are public: they follow from a declaration or from a flag, never from rows. The counts in them
-need not be. A histogram of training rows is a query on these rows. `noisy_counts` answers it under
-noise, at a separate cost (`dpjax.mechanisms.Histogram`).
+Bins are public: they follow from a declaration or from a flag, never from rows. The counts in the
+bins need not be public. A histogram of training rows is a query on these rows. `noisy_counts`
+answers it under noise, at a separate cost (`dpjax.mechanisms.Histogram`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from dpjax.validate import UserError
 
 WARNING = 0.1
 ALARM = 0.25
-# Added to every count, so that an empty bin has a logarithm.
+# Number that is added to every count, so that the share of an empty bin has a logarithm.
 PSEUDO_COUNT = 0.5
 _PARTS = 10
 _SIMULATED = 2000
 # Share of windows without drift that chance alone may put above the bound of `by_chance`.
 _FALSE_ALARMS = 0.001
-# Rows counted at a time.
+# Number of rows that are counted at a time.
 PART = 5000
 CLASSES = "predicted"
 MEAN = "mean"
 
 
 def pseudo_count_of(*scales: float) -> float:
-  """Returns what is added to every count, for Laplace noise of these scales.
+  """Returns the number that is added to every count, given the scales of the Laplace noise.
 
-  Where noise empties a small bin, its logarithm would dominate the index. Adding as many rows as
-  the larger scale, and at least 0.5, prevents that.
+  If noise empties a small bin, the logarithm of its share would dominate the index. Adding the
+  largest scale to each count, and at least 0.5, prevents that.
 
   >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)
   (0.5, 8.0)
@@ -51,7 +51,9 @@ def pseudo_count_of(*scales: float) -> float:
 
 
 def shares(counts: Any, *, pseudo_count: float = PSEUDO_COUNT) -> np.ndarray:
-  """Returns positive shares of counts [k], which noise may have made negative.
+  """Returns the share of each bin, positive even if noise has made its count negative.
+
+  Counts are [..., k] for k bins, and shares sum to 1 along the last axis.
 
   >>> shares([0, 9], pseudo_count=0.5).tolist()
   [0.05, 0.95]
@@ -64,8 +66,8 @@ def psi(counts: Any, reference: Any, *, pseudo_count: float = PSEUDO_COUNT) -> f
   """Returns the population stability index of two histograms over the same bins.
 
   Args:
-    counts, reference: [k] counts, exact or noisy; a negative one counts as 0.
-    pseudo_count: added to every count.
+    counts, reference: [k] counts, exact or noisy. A negative count is taken as 0.
+    pseudo_count: number that is added to every count.
 
   >>> round(psi([50, 50], [90, 10], pseudo_count=0), 4)  # .4 ln(5) - .4 ln(5/9)
   0.8789
@@ -88,16 +90,17 @@ def psi(counts: Any, reference: Any, *, pseudo_count: float = PSEUDO_COUNT) -> f
 def by_chance(
   reference: Any, num_rows: int, *, reference_scale: float = 0.0, window_scale: float = 0.0
 ) -> float:
-  """Returns the PSI that a window without drift exceeds once in 1,000, by simulation.
+  """Returns the PSI that one of 1,000 windows without drift exceeds, by simulation.
 
-  A small window differs from its reference by chance, and by the noise of both. An alarm that
-  does not allow for that fires without drift. The simulation reads the given reference alone, so
-  it costs nothing beyond the release of that reference.
+  A small window differs from its reference by chance, and by the noise of window and reference.
+  An alarm below this PSI may come without drift. The simulation reads only the given reference, so
+  it costs no epsilon beyond that of the reference.
 
   Args:
     reference: [k] counts of the reference.
-    num_rows: rows of a window.
-    reference_scale, window_scale: scales of the Laplace noise on the counts of each; 0: none.
+    num_rows: number of rows of a window.
+    reference_scale, window_scale: scale of the Laplace noise on the counts of the reference, and
+      on those of the window; 0: no noise.
   """
   validate.integer_at_least(1, num_rows=num_rows)
   rng = np.random.default_rng(0)
@@ -120,11 +123,12 @@ class Bins:
   """Public bins of one number or category of each row.
 
   Args:
-    name: "predicted", "mean", a column of a table, or a place such as "x[3,0]": what is counted.
-    edges: inner edges of the bins of a number, increasing; len(edges) + 1 bins.
-    places: columns of the inputs that hold a category, one for each of its values; () for a
-      number.
-    place: the input that holds a number; None for "predicted" and "mean".
+    name: name of what is counted: "predicted", "mean", a column of a table, or an input such as
+      "x[3,0]".
+    edges: increasing inner edges of the bins of a number. There are len(edges) + 1 bins.
+    places: columns of the inputs that hold a category, one column for each value of the category;
+      () for a number.
+    place: index of the input that holds a number; None for "predicted" and "mean".
     lower, upper: bounds of a column before its scaling to [0, 1], in the units of the edges.
     num_classes: number of classes that are bins; 0 for a number or a category.
   """
@@ -156,7 +160,7 @@ class Bins:
     if self.place is not None:
       values = x[(slice(None), *self.place)].astype(np.float64)
     elif self.name == CLASSES:
-      # Answers of a regression, in the units of the data.
+      # The answers of a regression are numbers in the units of the data, as the edges are.
       values = np.asarray(answers, np.float64)
     else:
       values = x.reshape(len(x), -1).mean(axis=1, dtype=np.float64)
@@ -165,13 +169,14 @@ class Bins:
 
 
 def fits(counts: Mapping[str, Sequence[Any]], bins: Sequence[Bins]) -> bool:
-  """Returns whether counts are of exactly these bins, by name and number."""
+  """Returns whether `counts` has exactly the names of `bins`, and one count for each bin."""
   held = {name: len(each) for name, each in counts.items()}
   return held == {each.name: each.size for each in bins}
 
 
 def predicted_bins(inputs: ModelInputs) -> Bins:
-  """Returns the bins of a model's answers: its classes, or ten equal parts of a number's bounds."""
+  """Returns the bins of a model's answers: its classes, or ten equal parts between the bounds of a
+  predicted number. Raises UserError for several labels."""
   if inputs.target is None:
     return Bins(CLASSES, num_classes=inputs.num_classes)
   if isinstance(inputs.target, data.Interval):
@@ -181,14 +186,16 @@ def predicted_bins(inputs: ModelInputs) -> Bins:
 
 
 def bins_of(text: str, inputs: ModelInputs) -> Bins:
-  """Parses a flag: `NAME`, or `NAME:EDGE,EDGE,...`.
+  """Makes bins from the value of a flag: `NAME`, or `NAME:EDGE,EDGE,...`.
 
   Args:
-    text: NAME is a column of the table, "mean" (of all numbers of a row), or "x[3]", "x[3,0]",
+    text: value of the flag. NAME is a column of a table, "mean" (of a row), or "x[3]", "x[3,0]",
       ... for one number of an array.
+    inputs: facts about the model's inputs.
 
   Raises:
-    UserError: no such input, edges that do not increase, or no public bounds to divide.
+    UserError: the input does not exist; the edges do not increase; there are neither edges nor
+      public bounds; a category has edges.
   """
   name, colon, listed = text.partition(":")
   edges = _edges(listed) if colon else ()
@@ -217,7 +224,8 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
 
 
 def _column(name: str, text: str, declaration: Any) -> tuple[Any, int]:
-  """Returns a declared column of numbers or categories, and the place of its first number."""
+  """Returns (a declared column of numbers or categories, the index of its first input). Raises
+  UserError for an unknown column and for a column of texts."""
   columns = table_declaration.parse(declaration).columns
   if name not in columns:
     hint = validate.did_you_mean(name, list(columns))
@@ -264,7 +272,7 @@ def _place(name: str, text: str, shape: Sequence[int]) -> tuple[int, ...]:
 def exact_counts(
   bins: Sequence[Bins], x: np.ndarray, answers: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Counts rows by bin, exactly: {name: counts}. NOT private."""
+  """Counts the rows in each bin exactly: {name of bins: counts}. NOT private."""
   return {
     each.name: np.bincount(each.of(x, answers), minlength=each.size)[: each.size]
     for each in bins
@@ -274,11 +282,13 @@ def exact_counts(
 def mechanism(
   epsilon: float, bins: Bins, relation: str, parts: int
 ) -> mechanisms.Histogram:
-  """Returns the histogram mechanism of one of several statistics of the same rows.
+  """Returns the mechanism of one histogram, among several histograms of the same rows.
 
   Args:
-    epsilon: epsilon of all these statistics together.
-    parts: number of these statistics; a row counts in each.
+    epsilon: epsilon of all histograms together.
+    bins: bins of this histogram.
+    relation: neighbouring relation of the guarantee.
+    parts: number of histograms. A row counts in each of them.
   """
   return mechanisms.Histogram(epsilon / parts, bins.size, neighboring_relation=relation)
 
@@ -289,8 +299,8 @@ def noisy_counts(
   """Returns ({name: noisy counts}, scale of their Laplace noise).
 
   Guarantee: epsilon-DP for one row under `relation`, by sequential composition of one histogram
-  for each of `bins` (Dwork and Roth 2014, example 3.2 and theorem 3.16). The key is drawn from the
-  operating system and dropped.
+  for each of `bins` (Dwork and Roth 2014, example 3.2 and theorem 3.16). The key of the noise comes
+  from the operating system, and is not kept.
   """
   noisy = {}
   scale = 0.0
@@ -299,7 +309,7 @@ def noisy_counts(
     laplace = histogram.noise
     assert isinstance(laplace, mechanisms.Laplace)
     scale = float(laplace.scale)
-    # Integers: none of them is rounded before the noise.
+    # The counts are integers, so that none is rounded before the noise is added.
     exact: Any = np.asarray(counts[each.name], np.int64)
     noisy[each.name] = np.asarray(laplace(noise.new_key(), exact), np.float64).tolist()
   return noisy, scale

@@ -14,10 +14,11 @@ from dpjax.validate import UserError
 
 
 class AwaitedLabels:
-  """Answers that wait for their labels.
+  """Holds answers that wait for their labels.
 
   Args:
-    most: number of requests whose answers are kept; beyond it the oldest is forgotten.
+    most: largest number of requests whose answers are kept. Beyond it the oldest request is
+      forgotten.
   """
 
   def __init__(self, most: int):
@@ -41,16 +42,18 @@ class AwaitedLabels:
   def take(
     self, request: str, labels: Sequence[Any], inputs: ModelInputs
   ) -> tuple[str, int, int]:
-    """Returns (digest of the run, right answers, labels), and forgets the request.
+    """Returns (digest of the run, number of right answers, number of answers), and forgets the
+    request.
 
     Args:
-      request: id of an answer.
-      labels: one for each row: a class by name or number, or 0 and 1 for each of several labels.
-      inputs: facts of the model.
+      request: id of the request.
+      labels: list with an entry for each row: a class by name or number, or a list of 0 and 1 for
+        several labels.
+      inputs: facts about the model's inputs and answers.
 
     Raises:
-      UserError: an id that is unknown or was used before, other labels than the model has, a model
-        that predicts numbers.
+      UserError: the id is unknown or was used before; the labels are not those of the model; the
+        model predicts numbers.
     """
     if isinstance(inputs.target, data.Interval):
       raise UserError("needs a model of classes or labels", field="feedback")
@@ -67,7 +70,7 @@ class AwaitedLabels:
     else:
       truth = np.array([_row_of(label, inputs.labels) for label in labels])
       right = (answers == truth).all(axis=1)
-    # Each id counts once: the same label sent twice must not weigh twice.
+    # Each id is accepted once, so that labels that are sent twice do not count twice.
     del self._answers[request]
     return model, int(right.sum()), len(answers)
 
@@ -86,7 +89,7 @@ def _class_of(label: Any, labels: Sequence[str]) -> int:
 
 
 def _row_of(label: Any, labels: Sequence[str]) -> list[int]:
-  """Returns the 0 and 1 of several labels of one row."""
+  """Returns the labels of one row as a list of 0 and 1. Raises UserError for anything else."""
   is_row = isinstance(label, list) and len(label) == len(labels)
   if not is_row or not all(value in (0, 1) for value in label):
     raise UserError(

@@ -7,9 +7,10 @@
 | GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
 | POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
 
-400: no JSON of that kind. 401, 403: no leave to release. 413: too large. 422: JSON that is no input
-of the model. 429: the queue is full. 503: no answer by the deadline, a failed model, or the service
-stops. Nothing is decompressed, so no small body grows. Heads and bodies of requests have deadlines.
+400: the body is no such JSON. 401, 403: no permission to release. 413: the body is too large. 422:
+the JSON is no input of the model. 429: the queue is full. 503: no answer by the deadline, a failed
+model, or a stopping service. Nothing is decompressed, so a small body cannot grow. Heads and bodies
+of requests have deadlines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from dpjax.serving.predictor import Predictor
 from dpjax.serving.service import ModelFailed, Service
 from dpjax.validate import UserError
 
-# Libraries of the extra that are not installed. Tools import every module, also without extras.
+# Libraries of the extra `serve` that are not installed. The module can be imported without them,
+# since tools import every module.
 MISSING = [
   name
   for name in ("starlette", "uvicorn", "prometheus_client")
@@ -58,10 +60,11 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class _Refused(Exception):
-  """Raised for a request that ends in one line.
+  """Raised for a request that gets one line of error as its answer.
 
   Args:
-    status: status of HTTP. message: the line.
+    status: HTTP status.
+    message: the line.
   """
 
   def __init__(self, status: int, message: str):
@@ -69,7 +72,8 @@ class _Refused(Exception):
     self.status = status
 
 
-# Errors that end a request in one line; (0, "") where the line is the error's own.
+# Maps each expected error to the status and the line of its answer. For (0, "") `_status_of`
+# decides them.
 _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   _Refused: (0, ""),
   UserError: (0, ""),
@@ -77,9 +81,9 @@ _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   ModelFailed: (0, ""),
   Full: (429, "the queue is full; send it again later"),
   Closed: (503, "the service is stopping"),
-  # The client has gone: nobody reads the answer.
+  # The client has gone, so nobody reads this answer.
   ClientDisconnect: (400, "the body ended early"),
-  # Deep nesting ends here, or in the parser, by the depth of Python's stack.
+  # JSON that is nested too deeply exceeds Python's stack, in the parser or in later checks.
   RecursionError: (400, "must be JSON of fewer levels"),
 }
 
@@ -99,7 +103,8 @@ def parsed(body: bytes) -> dict[str, Any]:
   """Parses the JSON object of a request, strictly.
 
   Raises:
-    _Refused: 400; no UTF-8 or JSON, too deep, NaN or infinity, a key twice, no object.
+    _Refused: the body is not UTF-8, not JSON or no object; it is nested too deeply; it holds NaN,
+      infinity, or a key twice. The status is 400.
   """
 
   def constant(name: str) -> Any:
@@ -113,10 +118,10 @@ def parsed(body: bytes) -> dict[str, Any]:
 
   try:
     value = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
-    # Half of a surrogate pair is JSON, and no text that could be hashed or written.
+    # JSON allows half of a surrogate pair, but such a text can be neither hashed nor written.
     if b"\\u" in body:
       json.dumps(value, ensure_ascii=False).encode()
-  # ValueError: also no UTF-8, and an integer of more digits than Python reads.
+  # ValueError is also raised for bytes that are not UTF-8, and for integers of too many digits.
   except (ValueError, RecursionError) as error:
     raise _Refused(400, f"must be JSON ({str(error)[:120]})") from None
   if not isinstance(value, dict):
@@ -125,7 +130,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fields(body: dict[str, Any], needed: tuple[str, ...], also: tuple[str, ...]) -> None:
-  """Raises _Refused unless the body has all of `needed`, and no key beyond `also`."""
+  """Raises _Refused unless the body has all keys of `needed`, and otherwise only keys of `also`."""
   for name in needed:
     if name not in body:
       raise _Refused(422, f"must have the key {name!r}")
@@ -142,7 +147,7 @@ class Web:
     service: service that answers.
     most_bytes: largest size of a body, in bytes.
     token: bearer token that POST /release must bring; None: nobody may release.
-    load: loads a run by its folder.
+    load: function that loads a run from its folder.
   """
 
   def __init__(
@@ -209,17 +214,18 @@ class Web:
     finally:
       await self.service.batcher.close(seconds=self.service.settings.deadline)
       stopping.set()
-      # Not cancelled: a window whose noise is being drawn is accounted already.
+      # The task is not cancelled: it may draw noise for a window that is accounted already.
       await ticking
 
   async def _tick_until(self, stopping: asyncio.Event) -> None:
-    """Ticks once a second, and a last time at the end, so that a service loses no counts."""
+    """Calls `Service.tick` once a second until `stopping` is set, and then a last time, so that no
+    counts are lost."""
     while True:
       is_last = stopping.is_set()
       try:
         await self.service.tick()
         self.service.alarms.pop("journal", None)
-      # A full disk stops the journal, not the answers; /health and the log say so.
+      # A full disk stops the journal, but not the answers. /health and the log report it.
       except Exception as error:
         writers.warn(f"the journal stands still: {type(error).__name__}: {error!s:.200}")
         self.service.alarms["journal"] = {"level": "alarm", "value": 1.0, "bound": 0.0}
@@ -256,7 +262,7 @@ class Web:
     return answer
 
   def _status_of(self, error: Exception) -> tuple[int, str]:
-    """Returns (status, line) of an expected error."""
+    """Returns (HTTP status, line of the answer) for an expected error."""
     if isinstance(error, _Refused):
       return error.status, str(error)
     if isinstance(error, UserError):
@@ -269,9 +275,10 @@ class Web:
     return _EXPECTED[type(error)]
 
   async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads the body of a request, within its bounds of size and time."""
+    """Reads and parses the body of a request. Raises _Refused for another type of content, and
+    beyond the bounds of size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page in a browser cannot send this type to another host without asking it first.
+    # A browser lets a page send this type to another host only if that host allows it.
     if kind != "application/json":
       raise _Refused(400, "must have Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -298,7 +305,7 @@ class Web:
       raise _Refused(422, f"key: must be a text of 1 to {_MOST_KEY} characters")
     model = self.service.old
     x = model.raw(self._rows_of(body["rows"], body.get("encoding"), model))
-    # An empty table row has no cells to refuse.
+    # A request without rows has no answer, even if `raw` accepts it.
     if not len(x):
       raise _Refused(422, "rows: must be a list of at least one row")
     answer = await self.service.predict(x, key)
@@ -315,12 +322,12 @@ class Web:
     else:
       reply["classes"] = answers
       reply["labels"] = [inputs.labels[place] for place in answers]
-    # Every float32 is exact as a float64, so a reader gets the very bits.
+    # A float64 holds every float32 exactly, so a reader gets the same bits.
     reply["logits"] = answer.logits.astype(np.float64).tolist()
     return _json(reply)
 
   def _rows_of(self, rows: Any, encoding: Any, model: Predictor) -> Any:
-    """Returns the rows of a request, after the checks that NumPy does not make."""
+    """Returns the rows of a request after checks that NumPy does not make. Raises _Refused."""
     if not isinstance(rows, list) or not rows:
       raise _Refused(422, "rows: must be a list of at least one row")
     if len(rows) > self.service.settings.max_rows:
@@ -348,7 +355,7 @@ class Web:
     if self._token is None:
       raise _Refused(403, "releases need --token_file")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    # In constant time, since the duration must not reveal how many characters are right.
+    # The comparison takes constant time, so it does not reveal how many characters are right.
     if scheme.lower() != "bearer" or not hmac.compare_digest(
       token.encode(), self._token.encode()
     ):
@@ -360,7 +367,7 @@ class Web:
     if body["action"] == "offer":
       if not isinstance(body.get("run"), str):
         raise _Refused(422, "run: must be the folder of a finished run")
-      # In a thread: requests are answered while the model is loaded and compiled.
+      # The model is loaded and compiled in a thread, so that requests are answered meanwhile.
       self.service.offer(await asyncio.to_thread(self._load, body["run"]))
     elif body["action"] == "promote":
       self.service.promote("asked for")
@@ -390,7 +397,8 @@ class Web:
 
 
 def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
-  """Returns the bytes of images, which the model divides by 255 as its training did."""
+  """Returns the pixels of images as uint8, which the model divides by 255, as training did. Raises
+  _Refused for other numbers, and for a model of other inputs."""
   try:
     wide = np.asarray(rows)
   except (ValueError, OverflowError):
@@ -403,18 +411,18 @@ def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
 
 
 def _only_numbers(value: Any) -> bool:
-  """Returns whether nested lists hold numbers alone: NumPy would take true for 1."""
+  """Returns whether nested lists hold only numbers. NumPy alone would read true as 1."""
   if isinstance(value, list):
     return all(map(_only_numbers, value))
   return type(value) in (int, float)
 
 
 class PatientProtocol(H11Protocol):
-  """uvicorn's protocol with two repairs.
+  """uvicorn's HTTP protocol with two repairs.
 
-  A connection whose next request has no whole head within `head_seconds` is closed. uvicorn would
-  wait for ever for a client that sends one byte at a time. A client that closes its side after a
-  request still gets the answer.
+  It closes a connection that does not send the whole head of its next request within
+  `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time. A client
+  that closes its side of the connection after a request still gets the answer.
   """
 
   head_seconds = 10.0
@@ -438,12 +446,12 @@ class PatientProtocol(H11Protocol):
     super().connection_lost(exc)
 
   def eof_received(self) -> bool:
-    # True keeps the other direction open until the answer is written.
+    # True keeps the other direction of the connection open until the answer is written.
     return self._busy
 
   @property
   def _busy(self) -> bool:
-    """Whether a request is under way."""
+    """Whether a request has come whose answer is not complete."""
     return self.cycle is not None and not self.cycle.response_complete
 
   def _watch(self) -> None:
@@ -469,15 +477,15 @@ def server(
   head_seconds: float = 10.0,
   ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns (a uvicorn server, the socket that it is to serve).
+  """Returns (uvicorn server, bound socket that the server is to be run with).
 
   Args:
-    host, port: address to listen at; port 0: a free one.
+    host, port: address to listen at; port 0: any free port.
     head_seconds: seconds within which a connection must send the whole head of its next request.
-    ready: called with host and port once the server listens.
+    ready: function that is called with host and port once the server listens.
 
   Raises:
-    UserError: the address cannot be listened at.
+    UserError: the server cannot listen at the address.
   """
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   listening = socket.socket(family, socket.SOCK_STREAM)
@@ -497,7 +505,8 @@ def server(
     access_log=False,
     log_level="warning",
     server_header=False,
-    # The last bound on connections. The queue's own bound comes first, with a line of JSON.
+    # This bound on connections is the last one. Usually the bound of the queue comes first, which
+    # refuses a request with a line of JSON.
     limit_concurrency=2048,
     backlog=2048,
     timeout_keep_alive=max(1, round(head_seconds)),
@@ -517,10 +526,10 @@ def server(
 
 
 def serve(web: Web, **where: Any) -> None:
-  """Serves until SIGINT or SIGTERM, which lets requests that are under way end.
+  """Serves until SIGINT or SIGTERM. Requests that are under way are still answered.
 
   Args:
-    where: host, port, head_seconds and ready, as in `server`.
+    where: arguments host, port, head_seconds and ready of `server`.
   """
   uvicorn_server, listening = server(web, **where)
   with listening, contextlib.suppress(KeyboardInterrupt):

@@ -30,7 +30,8 @@ from dpjax.validate import UserError
 
 NAME = "journal.jsonl"
 COUNTS = "counts.json"
-# Increased when a line changes its meaning, so that an older version does not misread it.
+# Version of the lines. It is increased if a line changes its meaning, so that no other version of
+# dpjax misreads the line.
 FORMAT = 1
 KINDS = (
   "start", "reference", "reference_charge", "charge", "window", "spent", "alarm", "candidate",
@@ -40,7 +41,7 @@ _CHAIN = ', "chain": "'
 
 
 class ServiceJournal:
-  """The journal of one service, in a folder of its own.
+  """The journal of one service, in a folder that no other service uses.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,11 +53,11 @@ class ServiceJournal:
 
   Args:
     folder: folder of the journal, made if it is missing.
-    clock: returns seconds since the epoch.
+    clock: function that returns seconds since the epoch.
 
   Raises:
     UserError: another process has the journal open; a line is not what a service wrote there, or
-      is gone; a newer version wrote it.
+      is missing; another version of dpjax wrote the journal.
   """
 
   def __init__(
@@ -65,19 +66,19 @@ class ServiceJournal:
     self.path = pathlib.Path(folder) / NAME
     self._clock = clock
     self._saving = threading.Lock()
-    # Lines of earlier starts. Those of this one are not kept: a service may run for years.
+    # Lines of earlier starts. Lines of this start are not kept here: a service may run for years.
     self.lines: list[dict[str, Any]] = []
     self._hash = hashlib.sha256()
     self._is_chained = False
     with contextlib.ExitStack() as opened:
       files.make_folder(self.path.parent)
-      # Two services with one journal would both charge, and both promote.
+      # Two services with one journal would both spend its epsilon, and both move its release.
       opened.enter_context(writers.alone_in(self.path.parent))
       for path in (self.path, self._counts):
         validate.no_pipe(path, str(path))
       content = self.path.read_bytes() if self.path.exists() else b""
       whole = self._without_torn_end(content)
-      # Not `splitlines`, which also ends lines at control characters that a flipped bit makes.
+      # `splitlines` would also end a line at a carriage return, which a flipped bit may make.
       for line in whole.split(b"\n")[:-1]:
         self._read(line)
       if whole != content or not self.path.exists():
@@ -93,11 +94,11 @@ class ServiceJournal:
 
   @property
   def num_lines(self) -> int:
-    """Number of lines of all starts."""
+    """Number of lines in the journal, with those of this start."""
     return self._next
 
   def _without_torn_end(self, content: bytes) -> bytes:
-    """Returns whole lines: a kill in the middle of a write leaves the start of one."""
+    """Returns the content without an incomplete last line, which a kill during a write leaves."""
     place = content.rfind(b"\n") + 1
     text = content[place:].decode(errors="replace")
     try:
@@ -105,15 +106,15 @@ class ServiceJournal:
     except (ValueError, RecursionError):
       # The write was incomplete, so the line never took effect.
       return content[:place]
-    # A whole object that lacks only its line feed counts, for it may have taken effect. A kill
-    # leaves no bytes behind an object. If there are any, `_read` refuses the line.
+    # A whole object that lacks only its line feed is kept, since it may have taken effect. A kill
+    # leaves no bytes after the object, so `_read` refuses a line with such bytes.
     return content[:place] + text.encode() + b"\n" if end else content[:place]
 
   def _read(self, line: bytes) -> None:
     """Appends a line of the file to `lines`.
 
     Raises:
-      UserError: it is not what a service wrote there, or a newer version wrote it.
+      UserError: the line is not what a service wrote there, or another version wrote it.
     """
     place = len(self.lines)
     at = f"{str(self.path)[-120:]}: line {place + 1}"
@@ -142,16 +143,17 @@ class ServiceJournal:
     self.lines.append(entry)
 
   def _ended(self, text: str) -> str:
-    """Returns a line from its text without the last brace, ended by the digest of all bytes."""
+    """Returns a whole line: `text`, a JSON object without its last brace, and the digest of all
+    bytes up to here."""
     digest = self._hash.copy()
     digest.update(text.encode())
     return f'{text}{_CHAIN}{digest.hexdigest()[:32]}"}}'
 
   def write(self, kind: str, **values: Any) -> None:
-    """Appends a line. When it returns, the line survives a loss of power.
+    """Appends a line, which survives a loss of power once this function has returned.
 
     Raises:
-      OSError: the disk took no line; the journal is as it was.
+      OSError: the disk did not take the line. The journal is unchanged.
     """
     entry = {"line": self._next, "time": round(self._clock(), 3), "kind": kind}
     entry |= writers.plain(values)
@@ -159,12 +161,12 @@ class ServiceJournal:
     line = f"{self._ended(text[:-1])}\n".encode()
     try:
       written = 0
-      # A full disk takes a part of a line, and says nothing before the next write.
+      # A full disk may take only a part of a line, and raises an error only at the next write.
       while written < len(line):
         written += self._file.write(line[written:])
       os.fsync(self._file.fileno())
     except OSError:
-      # The part would make one broken line with whatever is written next.
+      # The written part of the line is removed: with the next line it would make one broken line.
       os.ftruncate(self._file.fileno(), self._size)
       raise
     self._hash.update(line)
@@ -176,17 +178,18 @@ class ServiceJournal:
     return [line for line in self.lines if line["kind"] == kind]
 
   def save_counts(self, counts: Mapping[str, Any]) -> None:
-    """Replaces the counts of open windows, whole or not at all."""
+    """Replaces the file with the counts of open windows, either completely or not at all."""
     content = writers.plain(counts)
-    # One at a time: the last save of a service that ends may meet one that is under way.
+    # Only one save runs at a time: the last save of a service may begin while another runs.
     with self._saving:
       writers.write_json(self._counts, content | {"sha256": _digest(content)}, secret=True)
 
   def saved_counts(self) -> dict[str, Any]:
-    """Returns the counts that were saved last; {} where there are none.
+    """Returns the counts that were saved last; {} if there are none.
 
     Raises:
-      UserError: they are not what a service wrote, or the journal has fewer lines than at the save.
+      UserError: the counts are not what a service wrote, or the journal has fewer lines than when
+        they were saved.
     """
     held = writers.read_json(self._counts) if self._counts.exists() else {}
     is_whole = isinstance(held, dict)
@@ -206,7 +209,7 @@ class ServiceJournal:
     return held
 
   def close(self) -> None:
-    """Closes the file, and lets another service have it."""
+    """Closes the journal, so that another service can open it."""
     self._opened.close()
 
   def __enter__(self) -> ServiceJournal:
@@ -217,7 +220,7 @@ class ServiceJournal:
 
 
 def _no_number(name: str) -> Any:
-  """Refuses NaN and infinities, which no service writes."""
+  """Raises ValueError for NaN and infinities, which no service writes."""
   raise ValueError(f"{name} is no JSON number")
 
 

@@ -47,7 +47,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Batch size with which runs evaluate: the default of dpjax.metrics.
+# Batch size of the evaluation of runs, which is the default of dpjax.metrics.
 EVALUATION = 500
 SIZES = (8, 32, 128, EVALUATION)
 _PROBE_SEED = 20_480
@@ -68,12 +68,13 @@ class _Model:
   standardize_by: Any  # released statistics of the features; None: there are none
 
   def logits(self, x: np.ndarray) -> np.ndarray:
-    """Computes logits [B, K] of raw inputs [B, ...] in one batch of this very size."""
+    """Computes logits [B, K] of raw inputs [B, ...] in one batch of exactly B rows. K is the number
+    of classes or outputs."""
     raw = self.inputs.zeros()
     rows = dataclasses.replace(raw, x=x, y=np.repeat(raw.y, len(x), axis=0))
     if self.config.data.center:
       rows = data.preprocess.center(rows)
-    # A request's progress bar would be noise in the log of a server.
+    # Progress bars are turned off, since each request would write one to the log of a server.
     with writers.silent():
       rows = featured(
         self.config.model, rows, normalization.per_example(self.config), None, True
@@ -83,7 +84,7 @@ class _Model:
     return np.asarray(_jitted(self.apply)(self.params, rows.x))
 
 
-# Bounded, so that a server that exchanges its model for years frees the old ones.
+# The cache is bounded, so that a server that replaces its model many times frees the old models.
 @functools.lru_cache(maxsize=8)
 def _jitted(apply: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
@@ -119,7 +120,7 @@ class Predictor:
     self.result = dict(result)
     self.inputs = model.inputs
     self._model = model
-    # row_exact: whether a row's logits have the bits of evaluation in every batch and place.
+    # `row_exact` says whether a row's logits have the bits of evaluation in every batch and place.
     self.sizes, self.row_exact = self._checked_sizes(sorted({*sizes, EVALUATION}))
 
   @classmethod
@@ -129,17 +130,18 @@ class Predictor:
     """Loads a finished run of `launch.train` or `launch.federate`.
 
     The folder needs config.json, result.json, params.npz and the other files that result.json has
-    a digest of; inputs.json stands for the training data, which need not be there. It does not
-    need `checkpoints/`, which is as secret as the data.
+    a digest of. With inputs.json the training data need not be there. The folder `checkpoints/`,
+    which is as secret as the data, is not needed.
 
     Args:
       run_folder: folder of the run.
-      sizes: batch sizes that requests are padded to. Those whose logits differ in a bit from
-        those of evaluation are left out.
+      sizes: batch sizes that requests are padded to. A size is left out if its logits differ in a
+        bit from those of evaluation. If `row_exact` is False, differences by rounding are allowed.
 
     Raises:
-      UserError: one line: no finished run, a file that is not what the run wrote, a model of
-        embeddings or of next tokens, or missing data that an old run needs.
+      UserError: the folder holds no finished run; a file is not what the run wrote; the model
+        predicts embeddings or the next token; the data of a run without inputs.json are missing.
+        The message is one line.
     """
     path = pathlib.Path(run_folder)
     at = f"run={str(run_folder)[-100:]!r}"
@@ -160,27 +162,29 @@ class Predictor:
     return cls(model, result, path, sizes)
 
   def __call__(self, x: Any) -> np.ndarray:
-    """Computes logits [n, K] of raw inputs, bit for bit those of the run's evaluation (where
-    `row_exact` is False: those of the same rows in the same places).
+    """Computes logits [n, K] of raw inputs, for K classes or outputs.
+
+    If `differences` is empty, they have the bits of the run's evaluation. If `row_exact` is False,
+    this holds only for the same rows in the same places.
 
     Args:
       x: raw inputs [n, ...] as the run's data had them, before they were centred or turned into
         features; or rows of a table as a list of dicts, or as a dict of columns.
 
     Raises:
-      UserError: as `raw`.
+      UserError: in the cases that `raw` names.
     """
     return self.logits(self.raw(x))
 
   def raw(self, x: Any) -> np.ndarray:
-    """Checks raw inputs and converts them to an array [n, ...] of the model's own type.
+    """Checks raw inputs and converts them to an array [n, ...] of the model's input type.
 
     Raises:
-      UserError: one line: another shape or type, a number that is not finite or out of range, a
-        token beyond the vocabulary, a cell that is not as declared.
+      UserError: the inputs have another shape or type; a number is not finite or out of range; a
+        token is beyond the vocabulary; a cell is not as declared. The message is one line.
     """
     wanted = self.inputs
-    # Rows of a table come as cells by column, or as dicts in a list.
+    # A table comes as a dict of columns, or as a list of dicts.
     dicts = isinstance(x, list) and x and all(isinstance(row, Mapping) for row in x)
     if wanted.declaration is not None and (isinstance(x, Mapping) or dicts):
       return tables.inputs(_columns(x), wanted.declaration)
@@ -198,7 +202,7 @@ class Predictor:
       shape = ", ".join(map(str, wanted.shape))
       raise UserError(f"must be of shape [n, {shape}], got {array.shape}", field="rows")
     if array.dtype == np.uint8 and wanted.unit_range:
-      # `data.from_arrays` makes inputs from images in the same way.
+      # `data.from_arrays` divides the bytes of images by 255 in the same way.
       return np.divide(array, 255, dtype=np.float32)
     return self._checked(array)
 
@@ -221,10 +225,10 @@ class Predictor:
     return cast
 
   def logits(self, x: np.ndarray) -> np.ndarray:
-    """Computes logits [n, K] of what `raw` returned."""
+    """Computes logits [n, K] of an array that `raw` returned, in padded batches."""
     if not len(x):
       return np.zeros((0, self.inputs.num_classes), np.float32)
-    # Several batches are all of evaluation's size, as those of the run's evaluation were.
+    # If one batch does not hold all rows, all batches have the size of the run's evaluation.
     size = next((size for size in self.sizes if size >= len(x)), EVALUATION)
     missing = -len(x) % size
     padded = np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
@@ -233,28 +237,29 @@ class Predictor:
     return np.concatenate(parts)[: len(x)]
 
   def classes(self, logits: np.ndarray) -> np.ndarray:
-    """Returns the answer of each row as a number: its class [n]; for several labels 0 or 1
-    [n, labels]; for a number its value [n] in the units of the data."""
+    """Returns the answer to each row: its class [n]; for several labels 0 or 1 [n, labels]; for a
+    predicted number its value [n] in the units of the data."""
     if self.inputs.target is None:
       return np.argmax(logits, axis=-1)
     if isinstance(self.inputs.target, data.Labels):
       return (logits > 0).astype(np.int32)
-    # Clipped, since the bounds of the target are public facts that no answer should contradict.
+    # Values are clipped to the bounds of the target, public facts that no answer may contradict.
     return self.inputs.target.original(np.clip(logits[:, 0], -1, 1))
 
   @property
   def config(self) -> TrainConfig:
     """The run's config; for a federated run, the central config that reads the same data.
 
-    `pretrained` is None where the run's own weights replace every weight of that file.
+    `pretrained` is None if the run's weights replace every weight of that file.
     """
     return self._model.config
 
   @property
   def differences(self) -> list[str]:
-    """Lists versions and a device that differ from those of the training; [] for none.
+    """Lists versions and a device that differ from those of the training; [] if none differs.
 
-    Each may change the rounding. Without any, logits have the bits of evaluation (`row_exact`).
+    Each difference may change the rounding. Without differences, logits have the bits of
+    evaluation (see `row_exact`).
     """
     differences = []
     versions = self.result.get("versions")
@@ -278,22 +283,23 @@ class Predictor:
         field="run",
         value=self.name,
       )
-    # An odd number, so that every row moves to another place of a vector register.
+    # `_MOVED` is odd, so that every row moves to another place of a vector register.
     moved = self._model.logits(np.roll(probe, _MOVED, axis=0))
     anywhere = np.array_equal(np.roll(moved, -_MOVED, axis=0), wanted)
     kept = []
     for size in sizes:
       if size == EVALUATION:
         kept.append(size)
-      # A larger one than evaluation's would be another program for nothing.
+      # A size above that of evaluation would need another program without use.
       if size >= EVALUATION:
         continue
-      # Every place of a batch is tried: the last rows of a product may take another route.
+      # Every place of a batch is tried, since the last rows of a product may run other code.
       starts = range(0, EVALUATION - size + 1, size)
       parts = [self._model.logits(probe[start : start + size]) for start in starts]
       there = np.concatenate(parts)
       here = wanted[: len(there)]
-      # If the place of a row decides its bits, no size keeps them, and small sizes are faster.
+      # If the place of a row decides its bits, no size keeps the bits. Then small sizes are used
+      # if they agree up to rounding, since they are faster.
       same = (
         np.array_equal(there, here) if anywhere else np.allclose(there, here, atol=_CLOSE)
       )
@@ -302,7 +308,7 @@ class Predictor:
     return kept, anywhere
 
   def probe(self) -> np.ndarray:
-    """Returns 500 raw inputs, drawn at random from a fixed seed: they hold no record."""
+    """Returns 500 raw inputs, drawn at random from a fixed seed, so that they hold no record."""
     rng = np.random.default_rng(_PROBE_SEED)
     shape = (EVALUATION, *self.inputs.shape)
     if self.inputs.dtype == "int32":
@@ -320,7 +326,7 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
   if isinstance(held, dict) and "num_teachers" in held:
-    # The student answers on components of the public examples, which the folder does not hold.
+    # The student's inputs are components of its public examples, which the folder does not hold.
     raise UserError(
       f"{at}: is a run of launch.pate, whose student needs its public examples; train a run on "
       f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"
@@ -335,7 +341,7 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
     if not is_federated:
       config = fields.from_dict(TrainConfig, held)
       return config, config
-    # Imported here: a server of a central run needs no federated code.
+    # These modules are imported here, since a server of a central run needs no federated code.
     from dpjax.experiments.kinds.federated import loading
     from dpjax.experiments.kinds.federated.config import FedConfig
 
@@ -348,7 +354,7 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
 
 
 def _holds_all_weights(config: TrainConfig) -> bool:
-  """Whether params.npz holds every weight, so the file of the first weights is not needed."""
+  """Returns whether params.npz holds every weight. If so, the file `pretrained` is not needed."""
   return isinstance(config.trainable, (AllWeights, HeadFirst))
 
 
@@ -366,7 +372,8 @@ def _check_kind(config: TrainConfig, at: str) -> None:
 
 
 def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
-  """Returns the facts of a run that wrote no inputs.json, from the data that it names."""
+  """Returns the facts about the inputs of a run without inputs.json, read from the data that its
+  config names."""
   writers.note(f"{at}: has no {model_inputs.NAME}, so its data are read for their shape")
   try:
     if config is not train:
@@ -415,7 +422,7 @@ def _rebuilt(
       kind = mechanisms.Spread
     prefix = f"{normalization.RELEASED}/"
     try:
-      # Taken out, so that what is left are the parameters of the model alone.
+      # `pop` removes the statistics, so that only the parameters of the model are left.
       statistics = kind(*(arrays.pop(prefix + name) for name in kind._fields))
     except KeyError as error:
       raise UserError(f"{at}: its {workdir.PARAMS} has no {error.args[0]}") from None
@@ -429,7 +436,7 @@ def _rebuilt(
 
 
 def _columns(x: Any) -> Mapping[str, Sequence[Any]]:
-  """Returns cells by column; rows that have other columns than the first are refused."""
+  """Returns the cells of each column. Raises UserError if the rows have different columns."""
   if isinstance(x, Mapping):
     return x
   names = list(x[0])

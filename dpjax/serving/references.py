@@ -40,18 +40,21 @@ def make(
   epsilon: float | None = None,
   exact: bool = False,
 ) -> Reference | None:
-  """Returns the reference that a flag names; None for the stream's first window, or without bins.
+  """Returns the reference that a flag names.
+
+  Returns None if the first window of the stream is the reference, and if there are no bins.
 
   Args:
     text: stream, training, public:NAME or FILE.json.
-    run: the model whose answers are counted. bins: public bins.
+    run: model whose answers are counted.
+    bins: public bins.
     journal: journal that keeps a noisy reference, so that a restart does not account for it again.
     epsilon: epsilon of the noise on the counts of training rows, for all bins together.
     exact: whether training rows are counted without noise.
 
   Raises:
-    UserError: training rows without `epsilon` or `exact`; counts of other bins; a unit of privacy
-      that is no row.
+    UserError: "training" has neither `epsilon` nor `exact`, or both; another `text` has one of
+      them; a file has counts of other bins; the unit of privacy is not one row.
   """
   if text != "training" and (epsilon is not None or exact):
     field_name = "reference_epsilon" if epsilon is not None else "exact_reference"
@@ -74,7 +77,7 @@ def make(
 
 
 def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
-  """Counts rows exactly, NOT privately; in parts, since they may lie in files."""
+  """Counts rows exactly, NOT privately. Rows are read in parts, since they may lie in files."""
   totals = {each.name: np.zeros(each.size, np.int64) for each in bins}
   for start in range(0, len(x), drift.PART):
     rows = run.raw(np.asarray(x[start : start + drift.PART]))
@@ -138,7 +141,7 @@ def _of_training(
       return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])
   exact_counts = _counted(run, bins, _training_rows(run))
   ledger = ledger.spend("reference", epsilon=epsilon)
-  # The line is on the disk before the noise is drawn, as with every charge.
+  # This line is on the disk before the noise is drawn, as with every charge.
   journal.write(
     "reference_charge",
     run=digest_of(run),
@@ -154,9 +157,9 @@ def _of_training(
 
 
 def _training_rows(run: Predictor) -> Any:
-  """Returns the training rows of a run as requests would bring them."""
+  """Returns the raw training rows of a run, in the form in which requests bring rows."""
   config = run.config
-  # Not centred: a request is not, either.
+  # The rows are not centred here, since the rows of a request are not, either.
   raw = dataclasses.replace(config, data=dataclasses.replace(config.data, center=False))
   train, _ = central.load_data(raw, features=False)
   return train.x[:] if train.present is None else train.x[:][train.present]

@@ -23,13 +23,13 @@ _TIMES = 1000
 
 
 class Releases:
-  """The models of a service.
+  """Holds the model that answers and the new model of a release, and moves the release on.
 
   Args:
-    old: the model that answers.
+    old: model that answers.
     rule: rule by which stages of a release end.
-    journal: gets candidates, stages, promotions and roll-backs.
-    clock: returns seconds, for the duration of a stage.
+    journal: journal that candidates, stages, promotions and roll-backs are written to.
+    clock: function that returns seconds, for the duration of a stage.
   """
 
   def __init__(
@@ -46,14 +46,14 @@ class Releases:
     self._journal = journal
     self._clock = clock
     self._stage_began = clock()
-    # Milliseconds of the new model's batches in this stage.
+    # Computing times of the new model's batches in this stage, in milliseconds.
     self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
 
   def begin(self, new: Predictor) -> None:
-    """Begins a release.
+    """Writes a new model to the journal, and begins the first stage of its release.
 
     Raises:
-      UserError: as `check`.
+      UserError: in the cases that `check` names.
     """
     self.check(new)
     self._write("candidate", new, stage=0)
@@ -62,16 +62,16 @@ class Releases:
   def resume(
     self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None, elapsed: float
   ) -> None:
-    """Goes on with a release of an earlier start, which the journal has already.
+    """Continues a release that an earlier start has written to the journal.
 
     Args:
       new: new model of the release.
-      stage: stage of the release.
-      counts: counts of this stage, as `snapshot` saved them; None: none.
-      elapsed: seconds that this stage had lasted at that time.
+      stage: number of the stage, from 0.
+      counts: counts of this stage, as `snapshot` saved them; None: all counts are 0.
+      elapsed: seconds that this stage had lasted when `snapshot` saved it.
 
     Raises:
-      UserError: as `check`, or the rule has fewer stages.
+      UserError: in the cases that `check` names, or if the rule has no such stage.
     """
     self.check(new)
     num_stages = len(self._rule.stages)
@@ -91,7 +91,7 @@ class Releases:
       UserError: the model takes other inputs, gives other answers, or is the same run.
     """
     if digest_of(new) == digest_of(self.old):
-      # Counts are kept by run, so those of the two could not be separated.
+      # Counts are kept by run, so two models of one run could not be told apart.
       raise UserError(
         "must be another run than the one that answers", field="run", value=new.name
       )
@@ -104,7 +104,7 @@ class Releases:
       )
 
   def _enter(self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None) -> None:
-    """Makes a model the new one of a release."""
+    """Sets the new model of a release, and begins its stage with these counts."""
     self.new = new
     self.rollout = Rollout(self._rule, digest_of(new), stage=stage, counts=counts)
     self._restart_stage()
@@ -114,7 +114,7 @@ class Releases:
     self._times.clear()
 
   def advance(self, why: str) -> None:
-    """Begins the next stage of a release."""
+    """Begins the next stage of a release, and writes it to the journal with the reason `why`."""
     assert self.rollout is not None and self.new is not None
     stage = self.rollout.stage + 1
     self._write(
@@ -131,7 +131,8 @@ class Releases:
     """
     if self.new is None:
       raise UserError("needs a release that is under way", field="action", value="promote")
-    # The line first: a kill in between leaves a service that starts with the new model.
+    # The line is written first. After a kill before the next line of code, the service starts
+    # with the new model.
     self._write("promote", self.new, why=why)
     self.old = self.new
     self.new = None
@@ -152,7 +153,7 @@ class Releases:
     self.rollout = None
 
   def decision(self) -> tuple[str, str] | None:
-    """Returns (what to do now, why), as `Rollout.decision`; None without a release."""
+    """Returns (what to do now, why), as `Rollout.decision` does; None without a release."""
     if self.rollout is None:
       return None
     p99 = float(np.percentile(self._times, 99)) if self._times else math.nan
@@ -160,7 +161,7 @@ class Releases:
     return self.rollout.decision(p99_ms=p99, elapsed=elapsed)
 
   def record_time(self, model: Predictor, seconds: float) -> None:
-    """Records the computing time of one batch."""
+    """Records the computing time of a batch if the new model of a release computed it."""
     if self.rollout is not None and model is self.new:
       self._times.append(1000 * seconds)
 
@@ -172,14 +173,14 @@ class Releases:
   def count_request(
     self, stage: dict[str, StageCounts] | None, name: str, *, failed: bool
   ) -> bool:
-    """Counts one request of a stage; returns whether it counted.
+    """Counts one request of the current stage, and returns whether it was counted.
 
     Args:
       stage: value of `stage_counts` when the request came.
-      name: "old" or "new": the model that it was given.
-      failed: whether that model gave no answer.
+      name: name of the model that got the request, "old" or "new".
+      failed: whether the model gave no answer.
     """
-    # A request of an earlier release or stage says nothing about this one.
+    # A request of an earlier release or stage must not count in the current stage.
     if stage is None or stage is not self.stage_counts:
       return False
     stage[name].requests += 1
@@ -187,10 +188,10 @@ class Releases:
     return True
 
   def count_labels(self, labels: np.ndarray) -> None:
-    """Counts a released window of feedback.
+    """Adds a released window of feedback to the counts of the stage.
 
     Args:
-      labels: [4] counts: right and wrong answers of the old model, then of the new one.
+      labels: [4] counts: right and wrong answers of the old model, then of the new model.
     """
     if self.rollout is None:
       return
@@ -205,13 +206,13 @@ class Releases:
     return {
       "new": digest_of(self.new),
       "stage": self.rollout.stage,
-      # A clock that goes backwards must not make the next start wait.
+      # A clock may go backwards. A negative time would make the next start wait longer.
       "elapsed": max(0.0, round(self._clock() - self._stage_began, 3)),
       "counts": self.rollout.plain_counts(),
     }
 
   def state(self) -> dict[str, Any] | None:
-    """Returns the release as /health shows it; None without one."""
+    """Returns the release as /health shows it; None without a release."""
     if self.rollout is None or self.new is None:
       return None
     return {
@@ -222,7 +223,8 @@ class Releases:
     }
 
   def _write(self, kind: str, new: Predictor, **values: Any) -> None:
-    """Writes a line that names the new model, and as "old" the one that answers from now on."""
+    """Writes a line to the journal. "new" is the new model of the release, and "old" the model that
+    answers from now on."""
     old = new if kind == "promote" else self.old
     self._journal.write(
       kind,

@@ -16,17 +16,17 @@ from dpjax.validate import UserError
 def spent_on_windows(journal: ServiceJournal) -> float:
   """Returns the epsilon of all windows that were accounted."""
   charges = journal.of_kind("charge")
-  # Each line holds the sum up to itself.
+  # The last line holds the sum of all charges.
   return charges[-1]["spent"] if charges else 0.0
 
 
 def next_window(journal: ServiceJournal, of: str) -> int:
-  """Returns the number of the window that is open after these lines.
+  """Returns the number of the window that is open at the end of the journal.
 
   Args:
-    of: "drift" or "feedback".
+    of: kind of the window, "drift" or "feedback".
   """
-  # A window that was accounted is closed, even where a kill came before its release.
+  # A window that was accounted is closed, even if a kill came before its release.
   lines = journal.of_kind("window") + journal.of_kind("charge")
   return 1 + max((line["number"] for line in lines if line["of"] == of), default=-1)
 
@@ -38,7 +38,8 @@ def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
 
 
 def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, Any] | None:
-  """Returns the line that says in which state a release of these runs is; None for none."""
+  """Returns the last line about a release of these runs, which says its state; None if there is no
+  release."""
   kinds = ("candidate", "stage", "promote", "roll_back")
   state = None
   for line in journal.lines:
@@ -59,9 +60,10 @@ def model_of(
   """Returns a model that a line of the journal names.
 
   Args:
-    line: line of a release. which: "old" or "new".
+    line: line about a release.
+    which: name of the model in the line, "old" or "new".
     known: {digest: model} of the models that are loaded.
-    load: loads a run by its folder.
+    load: function that loads a run from its folder.
 
   Raises:
     UserError: the folder of the model holds another run now.
@@ -82,7 +84,7 @@ def model_of(
 def reference_from_stream(
   journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
 ) -> Reference | None:
-  """Returns a run's newest reference; None unless it is of its own stream and over these bins."""
+  """Returns a run's newest reference; None if it is not from the stream, or has other bins."""
   digest = digest_of(run)
   lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
   if not lines or lines[-1]["source"] != "stream":

@@ -21,7 +21,7 @@ ADVANCE = "advance"
 PROMOTE = "promote"
 ROLL_BACK = "roll_back"
 # A new model is withdrawn if its accuracy is this many standard deviations below what the rule
-# allows. While a stage has few requests, the same holds for the number of its errors.
+# allows. While a stage has few requests, errors may exceed their bound by as many deviations.
 _DEVIATIONS = 3.0
 
 
@@ -32,7 +32,7 @@ def position(key: str, salt: str) -> float:
   True
   """
   digest = hashlib.sha256(f"dpjax serve {len(salt)} {salt}{key}".encode()).digest()
-  # 53 bits are as many as a float64 holds.
+  # A float64 holds 53 bits, so the quotient is exact.
   return (int.from_bytes(digest[:8]) >> 11) / 2**53
 
 
@@ -41,14 +41,15 @@ class StageRule:
   """Rule by which a stage of a release ends.
 
   Args:
-    stages: shares of requests that the new model answers, increasing; after the last one it
-      replaces the old model.
-    requests: number of requests that the new model must have got in a stage, with failed ones.
-    seconds: shortest duration of a stage.
+    stages: increasing shares of requests that the new model answers. After the last stage the new
+      model replaces the old model.
+    requests: number of requests that the new model must have got in a stage, failed ones included.
+    seconds: shortest duration of a stage, in seconds.
     error_rate: largest share of requests that the new model may fail on.
-    latency_ms: largest 99th percentile of the new model's computing times, in milliseconds; 0: any.
-    labels: labels from feedback that each model must have in a stage; 0: none are needed.
-    accuracy_drop: how far the new model's accuracy may be below that of the old model.
+    latency_ms: largest 99th percentile of the new model's computing times, in milliseconds; 0: no
+      bound.
+    labels: number of labels from feedback that each model must have in a stage; 0: none needed.
+    accuracy_drop: largest amount by which the new model's accuracy may be below the old model's.
   """
 
   stages: tuple[float, ...] = (0.1, 0.5)
@@ -91,14 +92,14 @@ class StageCounts:
 
 
 class Rollout:
-  """The stage of a release, and its next step.
+  """Holds the stage of a release and its counts, and decides what to do next.
 
   Args:
     rule: rule by which stages end.
     salt: name of the release, such as the digest of the new run. Another release splits keys in
       another way.
-    stage: place in `rule.stages`.
-    counts: counts of ("old", "new") in this stage.
+    stage: index in `rule.stages`.
+    counts: counts of the models "old" and "new" in this stage, by name; None: all are 0.
 
   >>> rollout = Rollout(StageRule(stages=(0.25, 1.0), requests=2), salt="run")
   >>> sum(rollout.is_new(str(user)) for user in range(10_000)) // 100
@@ -130,7 +131,7 @@ class Rollout:
     return self.rule.stages[self.stage]
 
   def plain_counts(self) -> dict[str, dict[str, Any]]:
-    """Returns the counts of both models, as `counts` takes them and JSON can write them."""
+    """Returns the counts of both models as dictionaries, for JSON and for the argument `counts`."""
     return {name: dataclasses.asdict(each) for name, each in self.counts.items()}
 
   def is_new(self, key: str) -> bool:
@@ -138,21 +139,23 @@ class Rollout:
     return position(key, self.salt) < self.share
 
   def decision(self, *, p99_ms: float, elapsed: float) -> tuple[str, str]:
-    """Returns (what to do now, why).
+    """Returns (KEEP, ADVANCE, PROMOTE or ROLL_BACK, a text that says why).
 
     Args:
-      p99_ms: 99th percentile of the new model's times in this stage; NaN: none.
+      p99_ms: 99th percentile of the new model's times in this stage; NaN if there are no times.
       elapsed: seconds since the stage began.
     """
     rule = self.rule
     new = self.counts["new"]
     why = f"{new.requests} requests, {new.errors} errors, p99 {p99_ms:.1f} ms"
-    # A model that fails is taken back at once: it need not fail a whole stage long.
+    # A model that fails is withdrawn early: after a tenth of the requests of a stage, or after 10
+    # requests if that is more.
     early = max(10, rule.requests // 10)
     enough = new.requests >= rule.requests
     if new.requests >= min(early, rule.requests):
       allowed = rule.error_rate * new.requests
-      # Three deviations of a count: a single early error is no reason.
+      # An early decision allows three standard deviations more errors, so that one error does not
+      # decide.
       slack = 0.0 if enough else _DEVIATIONS * math.sqrt(max(allowed, 1.0))
       if new.errors > allowed + slack:
         return ROLL_BACK, f"{why}; the error rate is above {rule.error_rate}"
@@ -169,7 +172,8 @@ class Rollout:
     return (PROMOTE if last else ADVANCE), why
 
   def _is_worse(self) -> bool:
-    """Returns whether the new model's accuracy is below what the rule allows, beyond chance."""
+    """Returns whether the new model's accuracy is further below what the rule allows than chance
+    explains."""
     new = self.counts["new"]
     old = self.counts["old"]
     if not self.rule.labels or min(new.labels, old.labels) < self.rule.labels:
@@ -182,7 +186,7 @@ class Rollout:
     return new.accuracy < old.accuracy - self.rule.accuracy_drop - slack
 
   def advance(self) -> None:
-    """Begins the next stage, with new counts."""
+    """Begins the next stage, with all counts 0."""
     self.stage += 1
     self.counts = {name: StageCounts() for name in self.counts}
 

@@ -50,12 +50,12 @@ _FEWEST_LATENCIES = 100
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """The answer to a request.
+  """The answer to a request of n rows.
 
   Args:
     id: id of the request, for `feedback`.
     run: name of the model that answered.
-    logits: [n, K].
+    logits: logits [n, K].
     answers: result of `Predictor.classes`: [n], or [n, labels].
   """
 
@@ -66,20 +66,20 @@ class Answer:
 
 
 class ModelFailed(Exception):
-  """Raised where no model gave finite logits."""
+  """Raised if a model raised an error or gave logits that are not finite."""
 
 
 class Service:
   """Answers requests with one model, or with two during a release.
 
   Args:
-    runs: the model that answers, and in a release the new one.
+    runs: the model that answers, and after it the new model if a release is to begin.
     journal: journal of this service.
     bins: public bins of drift.
-    reference: histograms that windows are compared with; None: those of the first whole window.
-    settings: bounds.
-    clock: returns seconds, for stages and latencies.
-    load: loads a run that the journal names and `runs` does not hold: one that was released later.
+    reference: histograms that windows are compared with; None: those of the first full window.
+    settings: bounds of the service; None: the defaults.
+    clock: function that returns seconds, for stages and latencies.
+    load: function that loads a run from its folder, for runs that only the journal names.
   """
 
   def __init__(
@@ -102,7 +102,7 @@ class Service:
     self._clock = clock
     self._load = load
     self._latencies: collections.deque[float] = collections.deque(maxlen=_LATENCIES)
-    # Whether counts have changed since they were saved.
+    # Whether counts have changed since the last save.
     self._dirty = False
     self.batcher = Batcher(
       max_queue=self.settings.max_queue,
@@ -113,7 +113,7 @@ class Service:
       self._resume(runs)
     except UserError:
       raise
-    # Earlier versions wrote lines and counts without digests, so these may hold anything.
+    # Earlier versions wrote lines and counts without digests, so they may hold anything.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "
@@ -127,12 +127,12 @@ class Service:
 
   @property
   def new(self) -> Predictor | None:
-    """The new model of a release."""
+    """The new model of a release; None without a release."""
     return self.releases.new
 
   @property
   def rollout(self) -> Rollout | None:
-    """The stage of a release."""
+    """The stage of a release; None without a release."""
     return self.releases.rollout
 
   @property
@@ -147,7 +147,7 @@ class Service:
 
   @property
   def reference(self) -> Reference | None:
-    """The histograms that windows are compared with."""
+    """The histograms that windows are compared with; None before the first full window."""
     return self.windows.reference
 
   @property
@@ -157,7 +157,7 @@ class Service:
 
   @property
   def accuracy(self) -> float:
-    """Accuracy of the last window of feedback; NaN before the first."""
+    """Accuracy of the last window of feedback; NaN before the first window."""
     return self.windows.accuracy
 
   @property
@@ -171,7 +171,8 @@ class Service:
     return self.windows.stream_ledger
 
   def _resume(self, runs: Sequence[Predictor]) -> None:
-    """Continues where the journal ends; without a release in it, begins that of `runs[1]`."""
+    """Continues where the journal ends. If the journal has no release, begins the release of
+    `runs[1]`, if there is one."""
     known = {digest_of(run): run for run in runs}
     spent = replay.spent_on_windows(self.journal)
     budget = self.settings.drift_budget
@@ -188,7 +189,8 @@ class Service:
     saved = self.journal.saved_counts()
     line = replay.last_release(self.journal, list(known))
     answering = digest_of(runs[0]) if line is None else line["old"]
-    # Rows that another model answered are dropped: a kill came right after a promotion.
+    # After a kill that came right after a promotion, the saved rows are dropped, since another
+    # model answered them.
     if saved.get("run", answering) == answering:
       self.windows.drift.restore(saved.get("drift"), self.bins, most=self.settings.window)
     self.windows.feedback.restore(saved.get("feedback"), [FEEDBACK])
@@ -206,7 +208,7 @@ class Service:
     elif len(runs) > 1:
       self.releases.begin(runs[1])
     if self.old is not runs[0]:
-      # The given reference is of the model that was replaced.
+      # The given reference belongs to the model that was replaced.
       self.windows.reference = None
     if self.reference is None:
       self.windows.reference = replay.reference_from_stream(
@@ -216,38 +218,39 @@ class Service:
   def _resume_release(
     self, line: dict[str, Any], known: dict[str, Predictor], saved: dict[str, Any]
   ) -> None:
-    """Takes the models and the stage that the last line of a release leaves.
+    """Restores the models and the stage of a release from its last line in the journal.
 
     Args:
-      line: last line of the release in the journal.
+      line: last line of the release.
       known: {digest: model} of this start's runs.
-      saved: counts of a stage that an earlier start saved last; {} for none.
+      saved: snapshot of a stage that an earlier start saved last; {} if there is none.
     """
     self.releases.old = replay.model_of(line, "old", known, self._load)
     if line["kind"] not in ("candidate", "stage"):
       return
-    # Counts of another stage say nothing about this one.
+    # Counts of another stage must not count in this stage.
     same = saved.get("stage") == line["stage"] and saved.get("new") == line["new"]
     self.releases.resume(
       replay.model_of(line, "new", known, self._load),
       stage=line["stage"],
       counts=saved.get("counts") if same else None,
-      # Seconds of a stage that were before the kill count as well.
+      # The time that the stage lasted in earlier starts counts, too.
       elapsed=saved.get("elapsed", 0.0) if same else 0.0,
     )
 
   async def predict(self, x: np.ndarray, key: str | None) -> Answer:
-    """Answers one request.
+    """Answers one request by the old model, or in a release by the model of its key.
 
     Args:
       x: rows, as `Predictor.raw` returned them.
-      key: name of who asks. It decides the model in a release; None: the request's own id.
+      key: name of the user who asks, which decides the model in a release; None: the id of the
+        request decides.
 
     Raises:
       Full, Late, Closed, ModelFailed: the request gets no answer.
     """
     request = secrets.token_hex(12)
-    # Taken now: a release may end while the logits are computed.
+    # The release is read now, since it may end while the logits are computed.
     release = self.rollout
     stage = self.releases.stage_counts
     is_new = release is not None and release.is_new(request if key is None else key)
@@ -257,7 +260,7 @@ class Service:
     try:
       logits = await self._finite(model, x)
     except Late:
-      # A new model that is too slow to answer has failed, and there is no time for the old one.
+      # A new model that is too slow to answer has failed. No time is left to ask the old model.
       self._count_request(stage, name, failed=True)
       raise
     except ModelFailed:
@@ -278,11 +281,11 @@ class Service:
     return Answer(request, model.name, logits, answers)
 
   async def _finite(self, model: Predictor, x: np.ndarray) -> np.ndarray:
-    """Returns logits, which are finite.
+    """Returns the logits of rows, and checks that they are finite.
 
     Raises:
-      Full, Late, Closed: they were not computed.
-      ModelFailed: the model raised an error, or some are NaN or infinite.
+      Full, Late, Closed: the logits were not computed.
+      ModelFailed: the model raised an error, or some logits are NaN or infinite.
     """
     try:
       logits = await self.batcher.logits(model, x, seconds=self.settings.deadline)
@@ -301,15 +304,15 @@ class Service:
       self._dirty = True
 
   def feedback(self, request: str, labels: Sequence[Any]) -> int:
-    """Counts the labels of one answered request; returns how many answers were right.
+    """Counts the labels of one answered request, and returns the number of right answers.
 
     Raises:
-      UserError: an id that is unknown or was used before, other labels than the model has, a model
-        that predicts numbers.
+      UserError: the id is unknown or was used before; the labels are not those of the model; the
+        model predicts numbers.
     """
     run, num_right, num_labels = self._labels.take(request, labels, self.old.inputs)
     is_new = self.new is not None and run == digest_of(self.new)
-    # A run that was replaced or taken back since then has no counts any more.
+    # A model that was replaced or withdrawn after its answer has no counts any more.
     if is_new or run == digest_of(self.old):
       self.windows.count_labels(is_new=is_new, num_right=num_right, num_labels=num_labels)
       self._dirty = True
@@ -326,13 +329,13 @@ class Service:
     self._move_release()
     if self._dirty:
       self._dirty = False
-      # In a thread, for the disk may be slow.
+      # Counts are saved in a thread, since the disk may be slow.
       await asyncio.to_thread(self.journal.save_counts, self._snapshot())
 
   def _snapshot(self) -> dict[str, Any]:
-    """Returns counts of open windows and of the stage."""
+    """Returns the counts of open windows and of the stage, as they are saved."""
     counts = {
-      # Length of the journal, so that missing lines are noticed.
+      # The length of the journal is saved, so that missing lines are noticed.
       "lines": self.journal.num_lines,
       "run": digest_of(self.old),
       "drift": self.windows.drift.plain(),
@@ -342,9 +345,8 @@ class Service:
     return counts if release is None else counts | {"release": release}
 
   def p99_ms(self) -> float:
-    """Returns the 99th percentile of the milliseconds of the last 1,000 requests.
-
-    NaN before there are 100.
+    """Returns the 99th percentile of the times of the last 1,000 answered requests, in
+    milliseconds. It is NaN before 100 requests are answered.
     """
     if len(self._latencies) < _FEWEST_LATENCIES:
       return math.nan
@@ -358,13 +360,13 @@ class Service:
       self._alarms.report("latency p99 ms", level, value, bound)
 
   def offer(self, new: Predictor) -> None:
-    """Begins the release of a new model, in place of one that is under way.
+    """Begins the release of a new model. A release that is under way ends first.
 
     Raises:
       UserError: the model takes other inputs than the old one, gives other answers, or is the
         same run.
     """
-    # First: an offer that is refused must not end the release that is under way.
+    # The check comes first: a refused offer must not end the release that is under way.
     self.releases.check(new)
     if self.new is not None:
       self.releases.roll_back("another release begins")
@@ -389,7 +391,7 @@ class Service:
       UserError: no release is under way.
     """
     self.releases.roll_back(why)
-    # Labels of this model are not those of the next one that is offered.
+    # Labels of the withdrawn model must not count for the next new model.
     self.windows.clear_labels()
     self._dirty = True
 
@@ -405,7 +407,7 @@ class Service:
       self.promote(why)
     elif decision == rollout.ADVANCE:
       self.releases.advance(why)
-      # Labels of the stage before are not labels of this one.
+      # Labels of the earlier stage must not count in the new stage.
       self.windows.clear_labels()
 
   def health(self) -> dict[str, Any]:
@@ -430,7 +432,7 @@ class Service:
     reference = self.reference
     spent = 0.0 if reference is None else reference.epsilon
     trained = self.old.result.get("epsilon")
-    # After exact counts of training rows no epsilon holds.
+    # If exact counts of training rows are in use, no epsilon holds.
     is_exact = reference is not None and reference.source == "exact"
     whole = None
     if isinstance(trained, (int, float)) and not is_exact:

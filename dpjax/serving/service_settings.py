@@ -12,20 +12,22 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ServiceSettings:
-  """Bounds of a service.
+  """Sizes, times, alarm levels and privacy budget of a service.
 
   Args:
     max_rows: largest number of rows of a request.
-    max_queue: largest number of rows that wait.
-    wait_ms: milliseconds that a request waits for others to be computed with.
-    deadline: seconds within which a request is answered.
-    window: rows of a window of drift.
-    feedback_window: labels of a window of accuracy.
-    psi_warning, psi_alarm: PSI of a window above which it is reported.
-    latency_ms: bound on the 99th percentile of a request's milliseconds; 0: none.
-    accuracy_drop: how far the accuracy of a window may be below that of the run's test.
+    max_queue: largest number of rows that wait in the queue.
+    wait_ms: milliseconds that a request waits for other requests to join its batch.
+    deadline: seconds within which a request must be answered.
+    window: number of rows of a window of drift.
+    feedback_window: number of labels of a window of accuracy.
+    psi_warning, psi_alarm: PSI of a window above which a warning or an alarm is raised.
+    latency_ms: bound on the 99th percentile of a request's milliseconds; 0: no bound.
+    accuracy_drop: largest amount by which the accuracy of a window may be below the test accuracy
+      of the run.
     drift_epsilon: epsilon of the noise on every window, for one row; None: exact counts.
-    drift_budget: epsilon of all windows together; None: any. Windows beyond it are not released.
+    drift_budget: largest epsilon of all windows together; None: no bound. Windows beyond it are
+      not released.
     remembered: number of requests whose answers are kept for feedback.
     rule: rule by which stages of a release end.
   """

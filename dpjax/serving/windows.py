@@ -25,12 +25,14 @@ from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor, digest_of
 from dpjax.serving.service_settings import ServiceSettings
 
-# Number and times of requests are not hidden, so a row is replaced and none comes or goes.
+# The number and the times of requests are not hidden. So neighbouring streams have equally many
+# rows, and differ in one row.
 STREAM_RELATION = "replace_one"
-# Bins of one label from feedback: which model answered, and whether it was right.
+# Bins of a label from feedback: which model answered, and whether the answer was right.
 FEEDBACK = Bins("feedback", num_classes=4)
 # A window raises the alarm if its accuracy is this many standard deviations below the lowest
-# accepted one. With many labels, and a model as accurate as in its test, that is rarer than 2.3 %.
+# accepted accuracy. With many labels, and a model as accurate as in its test, fewer than 2.3 % of
+# windows raise it.
 _DEVIATIONS = 2.0
 
 
@@ -42,8 +44,8 @@ class Reference:
     counts: {name of bins: counts}.
     source: origin of the counts, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
-    epsilon: cost of the counts for a training record; 0 if none is in them. No epsilon holds for
-      "exact".
+    epsilon: epsilon that the counts cost a training record; 0 if they count no training record.
+      For "exact" no epsilon holds.
   """
 
   counts: Mapping[str, Sequence[float]]
@@ -54,11 +56,11 @@ class Reference:
 
 @dataclasses.dataclass
 class OpenWindow:
-  """Counts of a window that is not full.
+  """Counts of a window of rows or labels, before its release.
 
   Args:
-    number: place of the window among those of its kind, since the journal began.
-    rows: rows or labels that were counted.
+    number: number of the window, from 0, among windows of its kind in the journal.
+    rows: number of rows or labels that were counted.
     counts: {name of bins: counts}.
   """
 
@@ -68,29 +70,31 @@ class OpenWindow:
 
   @classmethod
   def empty(cls, number: int, bins: Sequence[Bins]) -> OpenWindow:
-    """Returns a window without rows."""
+    """Returns a window without rows: all its counts are 0."""
     return cls(number, 0, {each.name: np.zeros(each.size, np.int64) for each in bins})
 
   def plain(self) -> dict[str, Any]:
-    """Returns the window as JSON can write it."""
+    """Returns the window as a dictionary of numbers and lists, for JSON."""
     counts = {name: each.tolist() for name, each in self.counts.items()}
     return {"number": self.number, "rows": self.rows, "counts": counts}
 
   def restore(self, saved: Any, bins: Sequence[Bins], *, most: int | None = None) -> None:
-    """Takes the counts that an earlier start saved, where they are of this very window.
+    """Takes the counts that an earlier start saved, if they belong to this window.
 
     Args:
-      saved: window as `plain` returned it. bins: bins of this window.
-      most: rows with which this window is full; None: a full one is taken, too.
+      saved: window as `plain` returned it.
+      bins: bins of this window.
+      most: number of rows with which this window is full, so that saved counts of as many rows are
+        dropped; None: they are taken, too.
     """
-    # A window that was accounted or closed since then must not be counted twice.
+    # A window that was accounted or closed after the save must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
       return
-    # Counts of other bins say nothing about these.
+    # Counts over other bins cannot be converted to these bins.
     if not drift.fits(saved["counts"], bins):
       return
     if most is not None and saved["rows"] >= most:
-      # Only counts were saved, so its rows cannot be divided into windows.
+      # Only counts were saved, so the rows cannot be divided into smaller windows.
       writers.note(
         f"{saved['rows']} rows of an open window are dropped; its size is {most} now"
       )
@@ -101,15 +105,15 @@ class OpenWindow:
 
 
 class Windows:
-  """Open windows of a service, and what its closed ones released.
+  """Holds the open windows of a service, and the results of its closed windows.
 
   Args:
     settings: sizes of windows, bounds and budget.
     bins: public bins of rows.
-    reference: histograms that windows of rows are compared with; None: those of the first whole
+    reference: histograms that windows of rows are compared with; None: those of the first full
       window.
-    journal: gets charges, windows and references.
-    alarms: get PSI, accuracy and the end of the budget.
+    journal: journal that charges, windows and references are written to.
+    alarms: alarms that PSI, accuracy and the end of the budget are reported to.
   """
 
   def __init__(
@@ -131,7 +135,7 @@ class Windows:
     # Full windows of rows, which the next tick releases.
     self.full: list[OpenWindow] = []
     budget = settings.drift_budget
-    # A ledger needs a number: without a budget it is beyond what any service can spend.
+    # A ledger needs a budget. Without a budget in the settings, it gets one that no service spends.
     self.stream_ledger = mechanisms.BudgetLedger(
       epsilon=1e12 if budget is None else budget, neighboring_relation=STREAM_RELATION
     )
@@ -139,12 +143,12 @@ class Windows:
     self._journal = journal
     self._alarms = alarms
     self._chance: dict[str, float] = {}
-    # Number of times that the model which answers was replaced.
+    # Number of times that a new model has replaced the model that answers.
     self._num_models = 0
     self._is_spent_written = False
 
   def count_rows(self, x: np.ndarray, answers: np.ndarray) -> None:
-    """Counts rows, and cuts windows at their exact sizes.
+    """Adds rows to the open window, and closes a window whenever it has exactly its size.
 
     Args:
       x: inputs [n, ...] as `Predictor.raw` returned them.
@@ -166,8 +170,9 @@ class Windows:
     """Counts the labels of one request.
 
     Args:
-      is_new: whether the new model of a release answered it.
-      num_right: labels that the answers agree with. num_labels: all of them.
+      is_new: whether the new model of a release answered the request.
+      num_right: number of labels that the answers agree with.
+      num_labels: number of all labels.
     """
     place = 2 * is_new
     counts = self.feedback.counts[FEEDBACK.name]
@@ -181,21 +186,24 @@ class Windows:
     self.feedback.rows = 0
 
   def begin_model(self) -> None:
-    """Begins windows of another model: its first whole one is the reference.
+    """Begins the windows of another model. The first full window of the model is the reference.
 
-    The open window is dropped: the model before answered its rows, at least in part.
+    The open window is dropped, since the replaced model answered at least some of its rows.
     """
     self._num_models += 1
     self.reference = None
     self.psi = {}
     self._chance = {}
     self.full = []
-    # The same number: nothing of that window was released.
+    # The new window keeps the number of the dropped window, of which nothing was released.
     self.drift = OpenWindow.empty(self.drift.number, self.bins)
     self.clear_labels()
 
   def spend(self, what: str, epsilon: float) -> None:
-    """Adds to the stream's ledger. All windows are one line: a service may run for years."""
+    """Adds an epsilon to the stream's ledger. Raises Overspent beyond the budget.
+
+    The ledger has one line for all windows, since a service may run for years.
+    """
     spent = self.stream_ledger.spend(what, epsilon=epsilon)
     empty = dataclasses.replace(spent, charges=())
     self.stream_ledger = empty.spend("windows", epsilon=spent.spent[0])
@@ -204,8 +212,8 @@ class Windows:
     """Releases a full window of rows, and compares it with the reference.
 
     Args:
-      window: one of `full`.
-      run: the model that answers now.
+      window: full window, removed from `full`.
+      run: model that answers now.
     """
     model = self._num_models
     released = await self._released(window, "drift", self.bins)
@@ -213,7 +221,8 @@ class Windows:
       return
     counts, scale = released
     self.num_released += 1
-    # A promotion came while the noise was drawn: these rows say nothing about the new model.
+    # If a promotion came while the noise was drawn, the rows say nothing about the new model. They
+    # are written to the journal, and not compared.
     if model != self._num_models:
       self._write("drift", window, counts, scale)
       return
@@ -223,13 +232,13 @@ class Windows:
       self._journal.write(
         "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
       )
-    # Bound here: a promotion may replace all three while a thread computes.
+    # These attributes are read once, since a promotion may replace them while a thread computes.
     reference = self.reference
     chances = self._chance
     psi = self.psi
     for each in self.bins:
       if each.name not in chances:
-        # In a thread, for it simulates 2,000 windows.
+        # The simulation of 2,000 windows runs in a thread, so that requests are answered meanwhile.
         chances[each.name] = await asyncio.to_thread(
           drift.by_chance,
           reference.counts[each.name],
@@ -256,13 +265,14 @@ class Windows:
     self._write("drift", window, counts, scale, psi=psi)
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
-    """Releases the open window of feedback, where it is full.
+    """Releases the open window of feedback if it is full.
 
     Args:
-      run: the model that answers now, whose test accuracy is expected.
+      run: model that answers now. Its test accuracy is the expected accuracy.
 
     Returns:
-      The four counts of `FEEDBACK`, at least 0; None: it is not full, or beyond the budget.
+      The four counts of `FEEDBACK`, none below 0; None if the window is not full, or is beyond the
+      budget.
     """
     window = self.feedback
     if window.rows < self._settings.feedback_window:
@@ -273,12 +283,12 @@ class Windows:
       return None
     counts, scale = released
     labels = np.maximum(np.asarray(counts[FEEDBACK.name], np.float64), 0)
-    # Noise can leave no label at all.
+    # Noise may leave a total of 0, so the divisor is at least 1.
     total = max(float(labels.sum()), 1.0)
     self.accuracy = float((labels[0] + labels[2]) / total)
     expected = run.result.get("test_accuracy")
     if isinstance(expected, (int, float)):
-      # Variance of chance, and of the noise on four counts.
+      # Variance of the accuracy by chance, and by the noise on four counts.
       spread = expected * (1 - expected) / total + 8 * (scale / total) ** 2
       drop = self._settings.accuracy_drop
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)
@@ -292,7 +302,8 @@ class Windows:
   ) -> tuple[dict[str, Any], float] | None:
     """Returns (counts, scale of their noise) of a closed window; None beyond the budget.
 
-    Each call spends `drift_epsilon`. If it is None, counts are exact and the scale is 0.
+    Each call spends `drift_epsilon`. If `drift_epsilon` is None, counts are exact and the scale
+    is 0.
     """
     epsilon = self._settings.drift_epsilon
     if epsilon is None:
@@ -307,7 +318,8 @@ class Windows:
         spent = self.stream_ledger.spent[0]
         self._alarms.report("drift_budget", "warning", spent, self.stream_ledger.epsilon)
       return None
-    # On the disk before the noise: a kill in between wastes epsilon, and never spends it twice.
+    # The charge is on the disk before the noise is drawn. A kill in between wastes this epsilon,
+    # but the window is never released twice.
     self._journal.write(
       "charge",
       what=what,
@@ -329,7 +341,8 @@ class Windows:
     scale: float,
     **values: Any,
   ) -> None:
-    """Writes what a closed window released, and what follows from it."""
+    """Writes the released counts of a closed window, and values computed from them, to the
+    journal."""
     self._journal.write(
       "window",
       of=of,

@@ -1,4 +1,4 @@
-"""Central training: algorithms as (init, step) pairs."""
+"""Algorithms of central training (not federated), as functions such as `init` and `step`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,12 +1,13 @@
 """Two networks under one budget: a critic that reads private examples, and a generator that reads
 the critic.
 
-The private gradient is the critic's alone, as in Xie et al. 2018 (DP-GAN, arXiv:1802.06739). The
-generator learns from the critic's noisy parameters and from public random numbers. So its steps,
-its parameters and all its samples are post-processing.
+Only the critic has a private gradient, as in Xie et al. 2018 (DP-GAN, arXiv:1802.06739). The
+generator learns from the critic's noisy parameters and from public random numbers. So the steps,
+the parameters and all samples of the generator are post-processing.
 
-The random numbers of the pairs are secret. An example that joins a batch shifts the others to
-other places, which have other keys. If these keys were known, all gradients would change visibly.
+Each example is paired with a generated one. The random keys of these pairs are secret: an example
+that joins a batch shifts other examples to other places, and so to other keys. If the keys were
+known, all gradients would change visibly.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd, noise_state
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
 
-# Folded into the noise key, for the keys of pairs.
+# Number that is folded into the noise key to make the secret key of the pairs.
 PAIRS = 2**32 - 1
 
 
 class AdversarialState(NamedTuple):
-  """State of both networks; `plan.spent(state.critic)` says what was spent."""
+  """State of both networks; `plan.spent(state.critic)` gives the privacy cost so far."""
 
   critic: TrainState
   generator: Params
@@ -42,8 +43,8 @@ class AdversarialState(NamedTuple):
 class Adversarial(NamedTuple):
   """The two functions of `adversarial`.
 
-  `init(critic, generator)` makes the state. `step(state, batch)` updates the critic and, when it is
-  its turn, the generator.
+  `init(critic, generator)` makes the state. `step(state, batch)` updates the critic. After
+  every `critic_steps` updates of the critic it updates the generator, too.
   """
 
   init: Callable[[Params, Params], AdversarialState]
@@ -72,12 +73,12 @@ def adversarial(
     plan: clip norm, noise and divisor of the critic's gradients; also yields the batches.
     pair: `(generator, key, example) -> pair`: joins ONE example with an output of the generator.
       It is called for each example separately, so no example changes the pair of another.
-    critic_tx, generator_tx: optimizers.
+    critic_tx, generator_tx: optimizers of the two networks.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of the generator's random numbers. It may be known, so it must not follow
       from `noise_key`. The keys of pairs are secret, and follow from `noise_key`.
-    critic_steps: number of steps of the critic before each step of the generator. More of them help
-      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
+    critic_steps: number of steps of the critic before each step of the generator. More steps help
+      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each step is one of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:
@@ -85,8 +86,9 @@ def adversarial(
     private.
 
   Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
-  one example. A gradient penalty belongs into `critic_loss`, at points of the one pair
-  (`training.gradient_penalty`): then clipping bounds it, too. BatchNorm in the critic is refused.
+  one example. Compute a gradient penalty in `critic_loss`, from ONE pair
+  (`training.gradient_penalty`), so that clipping bounds the penalty, too. BatchNorm in the critic
+  is refused.
 
   Raises:
     UserError: a plan with slices, since the generator would move in the middle of a step; a public
@@ -131,7 +133,7 @@ def adversarial(
   check_public_key(public_key, noise_key, plan.num_steps)
 
   def init(critic: Params, generator: Params) -> AdversarialState:
-    # Copied, so that the caller's parameters survive donation.
+    # The parameters are copied, so that donation does not delete the caller's arrays.
     generator = jax.tree.map(jnp.copy, generator)
     # The optimizer's first state reaches the generator, so it must not hold private data.
     check(generator_tx.init, generator)
@@ -142,15 +144,15 @@ def adversarial(
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
     step_key = jax.random.fold_in(public_key, state.critic.step)
     _, generator_key = jax.random.split(step_key)
-    # These keys are secret. None is the key of a draw of noise, whose counter ends below 2^31. As
-    # they are independent and nobody knows them, the proof may give them to examples instead of
-    # places: then one example moves one pair. The noise key comes from the state, so that no
-    # compiled program holds it.
+    # The keys of pairs are secret, and independent of the noise: draws of noise fold in counters
+    # below 2^31. As nobody knows the keys, the proof may assign them to examples instead of places.
+    # Then one example changes one pair. The noise key comes from the state, so that no compiled
+    # program holds it.
     secret = jax.random.fold_in(noise_state(state.critic).key, PAIRS)
     pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)
-    # Each pair is made alone: a function of the whole batch could spread one example over many.
+    # Each pair is made alone: a function of the whole batch could put one example into many pairs.
     pair_of = functools.partial(pair, state.generator)
     loss_checks.check_apart(pair_of, pair_keys, batch.examples, name="pair")
     pairs = jax.vmap(pair_of)(pair_keys, batch.examples)
@@ -158,7 +160,7 @@ def adversarial(
     # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)
-    # Checked again: a restored state has not passed `init`, and closures may have changed.
+    # A second check: a restored state has not passed `init`, and closures may have changed.
     check(generator_step, critic.params, generator_key, before)
     if critic_steps == 1:
       generator, opt_state = moved(before)

@@ -1,5 +1,7 @@
-"""Augmentation multiplicity (De et al. 2022): several augmented copies of one example,
-averaged BEFORE its gradient is clipped, so the privacy cost is that of one copy."""
+"""Augmentation multiplicity (De et al. 2022): an example's loss is averaged over augmented copies.
+
+The gradient of the average is clipped, so the privacy cost is that of one copy.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
-# Folded into a copy's key to make the model's key, from which the augmentation never draws.
+# Number that is folded into a copy's key to make the model's key. No augmentation draws from it.
 _OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 
 def shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
-  """Crops the reflected image at random: each axis moves by at most `pixels`.
+  """Shifts the image along each axis by a random number of pixels, reflected at the edges.
+
+  The number is at most `pixels` in each direction.
 
   >>> shift(jax.random.key(0), jnp.ones((8, 8, 1))).shape
   (8, 8, 1)
@@ -41,10 +45,10 @@ def crop_color(
   changes its colours.
 
   Args:
-    least_area: least area of the part, as a share of the image's, at most 3/4. Its sides, as shares
-      of the image's, have a ratio from 3/4 to 4/3.
+    least_area: smallest area of the part, as a share of the image's area, at most 3/4. The sides of
+      the part, as shares of the image's sides, have a ratio from 3/4 to 4/3.
     strength: each channel's contrast changes by at most this share, and its mean by at most
-      this many standard deviations of the image; the range stays that of the image.
+      this many standard deviations of the image. Results are clipped to the image's range.
 
   >>> crop_color(jax.random.key(0), jnp.ones((8, 8, 3))).shape
   (8, 8, 3)
@@ -52,7 +56,7 @@ def crop_color(
   key_crop, key_flip, key_color = jax.random.split(key, 3)
   x = _cropped(key_crop, x, least_area)
   x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
-  # Contrast and brightness of each channel, clipped to the range of the image.
+  # Contrast and brightness of each channel change; pixels stay within the range of the image.
   drawn = jax.random.uniform(key_color, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
   factor, offset = strength * drawn
   mean = jnp.mean(x, axis=(0, 1), keepdims=True)

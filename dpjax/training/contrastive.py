@@ -1,10 +1,10 @@
 """Contrastive learning without labels or privacy: alignment and uniformity of two views.
 
-Wang and Isola (2020, arXiv 2005.10242) train two augmented views of an image to lie together on
-the unit sphere, and all images to be spread over it. The loss is that of a whole BATCH: every
-example changes the gradient of every other. No clip norm bounds that influence, so clipping
-examples cannot make anything here private. Use it for data that nobody owns, such as images of
-random processes (Baradad et al. 2021, arXiv 2106.05963).
+Wang and Isola (2020, arXiv 2005.10242) train embeddings on the unit sphere: two augmented views of
+one image are pulled together, and different images are spread over the sphere. The loss is that of
+a whole BATCH: every example changes the gradient of every other. No clip norm bounds this
+influence, so clipping examples cannot make anything here private. Use it for data that nobody owns,
+such as images of random processes (Baradad et al. 2021, arXiv 2106.05963).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dpjax.training.augment import AugmentFn
 from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
 from dpjax.types import Algorithm, Array, Batch, Params
 
-# t of the uniformity. This t and the power 2 of the alignment are as published.
+# Factor t of squared distances in `uniformity`. It is as published, like the square in `alignment`.
 _TEMPERATURE = 2.0
 # Squared length below which a point is not stretched to length 1.
 _LEAST = 1e-12
 
 
 def on_sphere(z: Array) -> Array:
-  """Divides points [B, D] by their lengths, float32 or wider; 0 stays 0.
+  """Returns points [B, D] divided by their lengths, in float32 or wider; 0 stays 0.
 
   >>> on_sphere(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
   Array([[0.6, 0.8],
@@ -40,7 +40,7 @@ def on_sphere(z: Array) -> Array:
 
 
 def alignment(u: Array, v: Array, mask: Array) -> Array:
-  """Mean over i of |u_i - v_i|^2: u and v [B, D] are two views of the same examples.
+  """Returns the mean over i of |u_i - v_i|^2; u and v [B, D] are two views of the same examples.
 
   Args:
     mask: [B] bool; False is padding, which does not count.
@@ -54,10 +54,10 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
 
 
 def uniformity(u: Array, mask: Array) -> Array:
-  """Log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
+  """Returns log(mean over pairs i != j of exp(-2 |u_i - u_j|^2)) of rows u_i [B, D] of length 1.
 
-  It is 0 if all points coincide, and least if they are uniform on the sphere. With fewer than two
-  points it is 0.
+  It is 0 if all points coincide, and smallest if they are uniform on the sphere. With fewer than
+  two points it is 0.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
   >>> print(uniformity(ends, jnp.array([True, True])))  # -2 * 2^2
@@ -70,7 +70,7 @@ def uniformity(u: Array, mask: Array) -> Array:
   pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
   count = jnp.sum(pairs)
   total = jnp.sum(jnp.where(pairs, jnp.exp(-_TEMPERATURE * squared), 0))
-  # Without pairs the log is of 1, since log 0 would make the gradient NaN.
+  # Without pairs this is log 1, since log 0 would make the gradient NaN.
   return jnp.log(jnp.where(count > 0, total / jnp.maximum(count, 1), 1))
 
 
@@ -86,7 +86,7 @@ def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
 
 
 def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
-  """Makes two augmented views [B, H, W, C] of all examples, from one key each [B].
+  """Returns two augmented views [B, H, W, C] of the images x, from one key for each image: [B].
 
   >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
   ...   jnp.ones((3, 8, 8, 1)))
@@ -156,7 +156,7 @@ def contrastive(
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:
-    # Copied, so that the caller's parameters survive donation.
+    # The parameters are copied, so that donation does not delete the caller's arrays.
     params = jax.tree.map(jnp.copy, params)
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     opt_state = chain.init(params)

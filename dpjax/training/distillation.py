@@ -1,4 +1,4 @@
-"""A teacher and a student under one budget.
+"""A teacher and a student under one privacy budget.
 
 | what the student reads                   | function             | what is accounted        |
 | ---------------------------------------- | -------------------- | ------------------------ |
@@ -34,7 +34,7 @@ from dpjax.validate import UserError
 
 
 class DistillationState(NamedTuple):
-  """State of both networks; `plan.spent(state.teacher)` says what was spent."""
+  """State of both networks; `plan.spent(state.teacher)` gives the privacy cost so far."""
 
   teacher: TrainState
   student: Params
@@ -92,8 +92,8 @@ def distillation(
   Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
   one example, for any number of `student_step`. The student's functions see the teacher's noisy
   parameters, `public` and random numbers. An array that they close over is refused, because it
-  could be private data. Single numbers are not: what you compute from private data is yours to
-  account for.
+  could be private data. Single numbers are not refused: you must account for those that you compute
+  from private data.
 
   Raises:
     UserError: a plan with slices; a public key that follows from the noise key. At `init` and each
@@ -151,13 +151,14 @@ def distillation(
     return optax.apply_updates(student, updates), opt_state
 
   def init(teacher: Params, student: Params) -> DistillationState:
-    # Copied, so that the caller's parameters survive donation.
+    # The parameters are copied, so that donation does not delete the caller's arrays.
     student = jax.tree.map(jnp.copy, student)
     # The optimizer's first state reaches the student, so it must not hold private data.
     check(student_tx.init, student)
     opt_state = student_tx.init(student)
     count = jnp.zeros((), jnp.int32)
-    # The whole update is checked, since derivatives and optimizers may read more than the loss.
+    # The whole update is checked: a derivative or an optimizer may read arrays that the loss does
+    # not.
     check(update, student, opt_state, count, teacher, public)
     return DistillationState(init_teacher(teacher), student, opt_state, count)
 
@@ -169,7 +170,7 @@ def distillation(
       state.teacher.params,
       public,
     )
-    # Checked again: a restored state has not passed `init`, and closures may have changed.
+    # A second check: a restored state has not passed `init`, and closures may have changed.
     check(update, *read)
     student, opt_state = update(*read)
     return state._replace(
@@ -203,7 +204,7 @@ def joint_distillation(
     teacher_loss: `(teacher, example) -> scalar` for ONE private example.
     student_loss: `(student, teacher, example) -> scalar` for ONE private example. The teacher
       gets no gradient from it.
-    plan: its clip norm bounds the gradient of both networks together.
+    plan: plan whose clip norm bounds the gradient of both networks together.
     teacher_tx, student_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     method, microbatch_size: see `dpjax.clipped_grad`.
@@ -216,7 +217,7 @@ def joint_distillation(
   each step is one event, and `plan.spent(state)` counts it.
 
   Raises:
-    UserError: as `dp_sgd`.
+    UserError: as `dp_sgd` does. At `init`: parameters without exactly these two entries.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -284,7 +285,7 @@ def check_declared(
     field: name of the user's argument that the error names.
     remedy: advice for an array that is public.
   """
-  # A new function each time, since JAX caches traces by function, and closures may have changed.
+  # A new function is traced: JAX caches traces by function, and closures may have changed.
   jaxpr = jax.make_jaxpr(lambda *each: update(*each))(*arguments)
   for constant in equations.closed_over(jaxpr):
     raise UserError(

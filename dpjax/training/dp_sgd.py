@@ -65,8 +65,10 @@ def _masked_mean(values: Array, mask: Array) -> Array:
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
-  """Updates the average. Warm-up min(decay, (1 + t) / (10 + t)), as in De et al. 2022, lets
-  the average forget the initial weights."""
+  """Returns the average after step t, with decay min(decay, (1 + t) / (10 + t)).
+
+  The warm-up is that of De et al. 2022: the average forgets the initial weights.
+  """
   rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
@@ -101,7 +103,8 @@ def _check_optional(
 
 
 def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
-  """Raises UserError: a plan with scaling was given a state without scales."""
+  """Raises UserError, in place of a gradient, if a plan with scaling gets a state without
+  scales."""
   del params, examples, mask
   raise UserError(
     "must be of a plan with scaling, as the algorithm's own `init` makes it",
@@ -136,14 +139,14 @@ def dp_sgd(
       `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
       as secret as `noise_key`, and must be another key. An example that leaves shifts the others
       to other keys. If these were known, all gradients would change visibly.
-    ema_decay: decay of an exponential average of the parameters (post-processing: free); None for
-      no average. Refused with a schedule-free optimizer of Optax, whose own average `eval_params`
-      returns.
+    ema_decay: decay of an exponential average of the parameters (post-processing, at no cost); None
+      for no average. It must be None with a schedule-free optimizer of Optax, which averages the
+      parameters itself: `eval_params` returns that average.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
-    mesh: devices. Those along the axis "data" share the examples of a batch. Over an axis "model",
-      if there is one, parameters, optimizer state and noise are split
-      (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
-      pass the same arguments and batches. Noise, batches and event are as on one device.
+    mesh: device mesh (`dpjax.gradients.device_mesh`). Its axis "data" splits the examples of a
+      batch. An axis "model", if there is one, splits parameters, optimizer state and noise. With
+      several processes the mesh must span all of them, and all processes pass the same arguments
+      and batches. Noise, batches and privacy event are as on one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
@@ -199,7 +202,7 @@ def dp_sgd(
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
-    # Copied, so that the caller's parameters survive donation.
+    # The parameters are copied, so that donation does not delete the caller's arrays.
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     opt_state = chain.init(params)
@@ -207,7 +210,7 @@ def dp_sgd(
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    # If a step is one batch, slices are not counted.
+    # With slices = 1 the state has no count of slices.
     chained: Any = state.opt_state
     slice_index = chained.slices if isinstance(chained, transforms.AccumulateState) else 0
     # Each slice of a step has its own keys.
@@ -217,7 +220,7 @@ def dp_sgd(
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       num_keys = padded_batch_size if size == rows else size
-      # A mesh added the rows beyond `num_keys`, which must not change the keys of others.
+      # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
@@ -228,7 +231,7 @@ def dp_sgd(
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
     done = slice_index == plan.slices - 1
-    # The average moves with the optimizer, once in a whole step.
+    # Like the parameters, the average changes once per step, at the last slice.
     ema = state.ema
     if ema_decay is not None:
       ema = averaged(ema, params, state.step, ema_decay)
@@ -246,9 +249,9 @@ def dp_sgd(
 
 
 def eval_params(state: TrainState) -> Params:
-  """Returns the parameters to evaluate and release: the average where one is kept.
+  """Returns the parameters to evaluate and release: their average, if the state holds one.
 
-  It is that of `ema_decay`, or of one of Optax's schedule-free optimizers.
+  `ema_decay` makes such an average, and so does a schedule-free optimizer of Optax.
   """
   if state.ema is not None:
     return state.ema
@@ -257,7 +260,8 @@ def eval_params(state: TrainState) -> Params:
 
 
 def _private_state(state: TrainState) -> Any:
-  """Returns the state of the plan's transform."""
+  """Returns the state of `plan.transform`, without the count of slices and the optimizer's
+  state."""
   chained: Any = state.opt_state
   if isinstance(chained, transforms.AccumulateState):
     chained = chained.inner
@@ -265,17 +269,17 @@ def _private_state(state: TrainState) -> Any:
 
 
 def noise_state(state: TrainState) -> Any:
-  """Returns key and count of the noise drawn so far."""
+  """Returns the state of the noise, with its key and the number of draws so far."""
   private = _private_state(state)
   outer = (transforms.ScaledState, transforms.ScalingState)
   return private.inner if isinstance(private, outer) else private
 
 
 def clip_scale(state: TrainState) -> float | None:
-  """Returns the clip norm of the next step / `plan.l2_clip_norm`; None where it is
-  constant.
+  """Returns the clip norm of the next step, divided by `plan.l2_clip_norm`.
 
-  It is public, or an output of the mechanism: it may be logged and released.
+  Returns None if the clip norm is constant. The ratio is public, or an output of the mechanism: it
+  may be logged and released.
   """
   scale = transforms.clip_scale(_private_state(state))
   return None if scale is None else float(scale)

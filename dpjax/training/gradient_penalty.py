@@ -19,20 +19,20 @@ def gradient_penalty(
 
   Use it within the critic's loss of `training.adversarial`, whose examples are pairs. The penalty
   then reads one private example, as the rest of that loss does. Clipping bounds the gradient of the
-  whole loss, so the penalty costs nothing and needs no bound of its own.
+  whole loss, so the penalty costs no privacy and needs no separate bound.
 
   Args:
     score: the critic's score of ONE example, a scalar.
     real, generated: the two examples of one pair, of one shape.
-    key: typed key of the point, uniform between the two. `training.adversarial` gives each pair one
-      that nobody knows: `jax.random.split` it in `pair`.
+    key: typed key of the point, which is uniform between the two examples. `training.adversarial`
+      passes a secret key to `pair`: make this one from it by `jax.random.split`.
 
   Returns:
     A scalar, at least 0.
 
   Raises:
-    UserError: examples of two shapes, or a score that is no scalar. The penalty of a batch would
-      join examples, so that clipping one of them bounds nothing.
+    UserError: examples of two shapes, a real example that is not of floats, or a score that is no
+      scalar. A penalty of a batch would mix examples, so clipping one gradient would bound none.
 
   Source: Gulrajani et al. 2017 (arXiv:1704.00028), equation 3.
 
@@ -61,8 +61,8 @@ def gradient_penalty(
   share = jax.random.uniform(key, (), real.dtype)
   between = share * real + (1 - share) * generated
   squared = jnp.sum(jnp.square(jax.grad(score)(between)))
-  # The root has an infinite slope at 0, the square of a dead critic. There 0 x infinity would be
-  # NaN, and an example whose gradient is NaN is dropped.
+  # The root has an infinite slope at 0, where a critic with no gradient is. There 0 * infinity
+  # would be NaN, and an example whose gradient is NaN is dropped.
   flat = squared == 0
   norm = jnp.where(flat, 0.0, jnp.sqrt(jnp.where(flat, 1.0, squared)))
   return jnp.square(norm - 1)

@@ -3,7 +3,7 @@ the model stays fixed.
 
 `merge` gives the weights W + (alpha / rank) A B. Training through merged weights would form,
 for every example, a gradient as large as W. `apply` rewrites the products of a loss instead:
-where x meets W it adds (alpha / rank) (x A) B, so that no gradient of a frozen weight exists.
+to each x W it adds (alpha / rank) (x A) B, so that no gradient of a frozen weight is formed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CALLS = ("jit", "pjit")
 
 
 class Lora(NamedTuple):
-  """Adapters of some weights: their parameters and their use."""
+  """Adapters of some weights: parameters to train, and the two functions that use them."""
 
   trainable: Adapters
   merge: Callable[[Adapters], Params]
@@ -43,19 +43,19 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     params: any tree of real arrays; public, as it was trained on other data.
     pattern: shell pattern, such as "*/kernel", of paths such as "params/block_0/mlp_in/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
-    alpha: A B is multiplied by alpha / rank.
-    key: key of the initial A, truncated normal of variance 1 / K. B starts at 0: the function is
-      unchanged.
+    alpha: numerator of the factor alpha / rank of A B.
+    key: key of the initial A, which is truncated normal of variance 1 / K. B starts at 0, so that
+      the adapters change nothing at first.
 
   Returns:
     (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
-    as W + (alpha / rank) A B, in its dtype. `apply(loss_fn)` is the loss of the adapters:
+    as W + (alpha / rank) A B, in the dtype of W. `apply(loss_fn)` is the loss of the adapters:
     `loss_fn(merge(trainable), example)` up to rounding, for `clipped_grad` and `dp_sgd`.
     A product with W as its second operand is rewritten, also inside `jit` and
     `jax.checkpoint`. Anywhere else, such as in a scan, the merged weight is used, which gives
     the same result more slowly.
 
-  Guarantee: none of its own; the code that trains `trainable` gives it. The frozen weights
+  Guarantee: none; privacy comes from the algorithm that trains the adapters. The frozen weights
   must not depend on the private data.
 
   Raises:
@@ -105,8 +105,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   def apply(loss_fn: LossFn) -> LossFn:
     def loss(adapters: Adapters, example: Example) -> jax.Array:
       _check_adapters(adapters, trainable)
-      # A new function, since JAX caches traces by function, and the closure of a loss may
-      # have changed.
+      # A new function is traced: JAX caches traces by function, and closures may have changed.
       call = lambda p, e: loss_fn(p, e)
       traced, shapes = jax.make_jaxpr(call, return_shape=True)(params, example)
       frozen = [
@@ -130,7 +129,7 @@ def _wide(w: Any) -> Any:
 
 
 def _chosen(params: Any, pattern: str) -> dict[str, Any]:
-  """Returns the leaves whose path matches, by path."""
+  """Returns {path: leaf} of the leaves whose path matches the pattern, at least one."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
     raise UserError("must hold at least one array", field="params")
@@ -145,7 +144,7 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
     raise UserError("must be a string, such as '*/kernel'", field="pattern", value=pattern)
   chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
   if not chosen:
-    # A matrix is what the pattern should match. In nnx its path ends in /value.
+    # The error names a matrix, since only matrices can be adapted. In nnx its path ends in /value.
     matrices = (name for name, leaf in named.items() if jnp.ndim(leaf) == 2)
     example = next(matrices, next(iter(named)))
     raise UserError(
@@ -164,14 +163,14 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
   """Returns W + scale A B: [K, P], in the dtype of W."""
-  # Multiplied in full precision: accelerators use fewer bits by default.
+  # The product needs full precision: accelerators use fewer bits by default.
   low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
   w = jnp.asarray(w)
   return (trees.at_least_float32(w) + scale * low_rank).astype(w.dtype)
 
 
 class _Adapted(NamedTuple):
-  """A frozen matrix with its adapters, not multiplied out."""
+  """A frozen matrix W and its adapters, whose product A B is not computed yet."""
 
   frozen: Any  # [K, P]
   pair: dict[str, jax.Array]
@@ -183,14 +182,14 @@ def _plain(value: Any) -> Any:
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
-  """Evaluates a traced function, some of whose arguments are `_Adapted`."""
+  """Returns the results of a traced function, some of whose arguments are `_Adapted`."""
   return [
     _plain(value) for value in equations.evaluated(closed.jaxpr, closed.consts, args, _step)
   ]
 
 
 def _step(eqn: Any, values: list[Any]) -> list[Any]:
-  """Evaluates one equation."""
+  """Returns the results of one equation; `values` are its inputs, some of them `_Adapted`."""
   name = eqn.primitive.name
   if not any(isinstance(value, _Adapted) for value in values):
     return equations.results_of(eqn, values)
@@ -209,7 +208,7 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
 
 
 def _is_matmul(eqn: Any) -> bool:
-  """Whether an equation multiplies rows by one side of a matrix: x W or x W^T."""
+  """Returns whether a product is x W or x W^T, summed over one axis and without batch axes."""
   (_, contracted), (batch, _) = eqn.params["dimension_numbers"]
   return len(contracted) == 1 and not batch
 

@@ -1,4 +1,4 @@
-"""Training of some parameters for some steps, with the state of a training of all parameters."""
+"""Trains some parameters for some steps, with the optimizer state of all parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.training import schedule_free
 from dpjax.types import Example, LossFn, Params, Updates
 from dpjax.validate import UserError
 
-# Number of parameter names that an error lists.
+# Largest number of parameter names that an error lists.
 _SHOWN = 8
 
 
@@ -62,8 +62,8 @@ def of_part(
       raise UserError(
         "must not be schedule-free, which averages all parameters", field="tx"
       )
-    # Updates are zeroed before the optimizer, for its state, and again after it, since it may add
-    # its own (weight decay).
+    # Updates are zeroed before the optimizer, so that its state does not see them. They are zeroed
+    # again after it, since an optimizer may add updates of its own, such as weight decay.
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
     return but(moved, jnp.zeros_like), state
 

@@ -1,8 +1,9 @@
-"""PATE around the votes: disjoint parts, teachers on them, and a student on public examples.
+"""PATE without its noisy vote: disjoint parts of the records, teachers, and a public student.
 
-The private records reach a teacher only through `parts_by_content` or `parts_by_place`, and a
-student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
-`spread_labels` and `student_weights` read such labels and public examples alone, and cost nothing.
+The private records reach a teacher only through `parts_by_content` or `parts_by_place`. They reach
+a student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
+`spread_labels` and `student_weights` read only published labels and public examples: they cost no
+privacy.
 
 Source: Papernot et al. 2017, arXiv:1610.05755, and 2018, arXiv:1802.08908. Teachers here are
 ridge regressions in closed form, and the student spreads labels over a graph (Zhou et al. 2004,
@@ -25,21 +26,23 @@ from dpjax import validate
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
-# Public and fixed, so that two data sets that differ in one record are divided by the same hash.
+# The salt is public and fixed, so that neighbouring data sets are divided by the same hash
+# function.
 _SALT = b"dpjax parts"
 # Number of rows of a similarity matrix that are computed at a time.
 _ROWS = 1000
-# Columns beyond the components that are kept, and number of passes, of the randomised decomposition
-# (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
+# Number of columns beyond the kept components, and number of passes, in the randomised
+# decomposition (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
-# Reach and turns for a student's scores. These cover the whole pool, so they need not spread far.
+# `reach` and `num_turns` with which a student's scores are spread. Every example of the pool has
+# scores, so they need not spread far.
 _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
 
 def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
-  """Returns the part of each record, [n]: a hash of the record itself.
+  """Returns the part of each record, [n] in [0, num_parts): a hash of the record itself.
 
   Guarantee: one record more or fewer changes one part, whatever the others are. Under
   replace_one two parts may change.
@@ -66,7 +69,7 @@ def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray
 def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n], by its place alone.
 
-  Guarantee: a record that is replaced changes one part. One more or fewer may change all.
+  Guarantee: a record that is replaced changes one part. One record more or fewer may change all.
 
   >>> parts_by_place(5, 2).tolist()
   [0, 1, 0, 1, 0]
@@ -86,7 +89,7 @@ class PaddedParts(NamedTuple):
 def padded_parts(
   x: np.ndarray, y: np.ndarray, parts: np.ndarray, which: range, capacity: int
 ) -> PaddedParts:
-  """Returns the records of the parts `which`; those beyond `capacity` of a part are left out.
+  """Returns the first `capacity` records of each part in `which`; later ones are left out.
 
   Leaving records out changes no other part, so it costs no privacy. `capacity` is public: shapes,
   and so the last bits of every teacher, follow from it and not from the data.
@@ -115,12 +118,13 @@ def ridge_votes(
 ) -> jax.Array:
   """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
 
-  A teacher is ridge regression onto one-hot labels, in its dual form. Each is computed from its
-  part alone, under one `vmap`. An empty part votes for class 0.
+  A teacher is a ridge regression onto one-hot labels, in dual form. It is computed from one part
+  alone, under one `vmap` for all parts. An empty part votes for class 0.
 
   Args:
     queries: public examples [m, d].
-    penalty: factor of the squared weights, in mean squared lengths of a part's examples.
+    penalty: factor of the squared weights, as a multiple of the mean squared length of a part's
+      examples.
   """
 
   def teacher(x: Any, y: Any, mask: Any) -> jax.Array:
@@ -150,8 +154,8 @@ class PublicGraph(NamedTuple):
   """Public examples as a student sees them."""
 
   spread: sparse.csr_matrix  # [n, n], normalised similarities of near neighbours
-  pool: np.ndarray  # [n, d], of which some get labels
-  others: np.ndarray  # [m, d], which only the student's model sees
+  pool: np.ndarray  # [n, d] examples, some of which get labels
+  others: np.ndarray  # [m, d] examples that only the student's model sees
 
 
 def public_graph(
@@ -164,8 +168,8 @@ def public_graph(
 ) -> PublicGraph:
   """Returns the graph of a public pool: near neighbours by cosine in principal components.
 
-  Components count by the square root of their deviation. Whole deviations would let a few
-  components decide who is near; equal ones would let noise do so.
+  Each component is scaled to the square root of its standard deviation. Unscaled, a few components
+  would decide which examples are near; scaled to equal deviations, noise would decide.
 
   Args:
     pool: [n, ...], public.
@@ -206,10 +210,14 @@ def public_graph(
 
 
 def _components(centred: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (directions [d, k], deviations [k]) of the largest principal components."""
+  """Returns (directions [d, k], singular values [k]) of the k = `most` largest principal
+  components.
+
+  There are fewer if an axis of `centred` [n, d] is shorter.
+  """
   count = min(most, *centred.shape)
   width = min(count + _OVERSAMPLED, *centred.shape)
-  # Fixed numbers: the components are a function of the public pool.
+  # The seed is fixed, so that the components are a function of the public pool.
   start = np.random.default_rng(0).normal(size=(len(centred), width)).astype(np.float32)
   basis, _ = np.linalg.qr(centred.T @ start)
   for _ in range(_PASSES - 1):
@@ -224,8 +232,11 @@ def _on_sphere(rows: np.ndarray) -> np.ndarray:
 
 
 def _neighbors(rows: np.ndarray, count: int) -> sparse.csr_matrix:
-  """Returns D^-1/2 W D^-1/2: W holds symmetric similarities of `count` nearest neighbours, D the
-  sums of its rows."""
+  """Returns D^-1/2 W D^-1/2, for the similarities W [n, n] of each row and its `count` nearest
+  rows.
+
+  W is made symmetric. The diagonal matrix D holds the row sums of W.
+  """
   size = len(rows)
   columns = np.empty((size, count), np.int64)
   weights = np.empty((size, count), np.float64)
@@ -252,10 +263,10 @@ def spread_labels(
   reach: float = 0.985,
   num_turns: int = 150,
 ) -> np.ndarray:
-  """Returns a label of every example of the pool, [n], by the labels of its neighbours.
+  """Returns a label for each example of the pool, [n], from the labels of its neighbours.
 
   It is post-processing of published labels, and costs no privacy. Labels are not clamped, so that
-  a neighbourhood can outvote a wrong one.
+  a neighbourhood can outvote a wrong label.
 
   Args:
     labels: [n], labels of the pool; below 0 for an example without one.

@@ -1,8 +1,8 @@
-"""The averages of Optax's schedule-free optimizers, which are what to evaluate and to release.
+"""Averages that Optax's schedule-free optimizers keep: the parameters to evaluate and to release.
 
 A schedule-free optimizer (Defazio et al. 2024, arXiv:2405.15682) takes gradients at points y, moves
-points z, and averages the z to x. The state holds y as the parameters and z beside them; x follows
-from both. All are functions of the noisy gradients, so they cost no privacy.
+points z, and averages the points z to x. Training keeps y as the parameters and z in the optimizer
+state; x follows from both. All three are functions of the noisy gradients, so they cost no privacy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
   if not free:
     return
   if ema_decay is not None:
-    # That average would be of the points y, at which nobody evaluates.
+    # `ema_decay` would average the points y, at which nobody evaluates.
     raise UserError(
       "must be None with a schedule-free optimizer, which averages the parameters itself",
       field="ema_decay",
@@ -70,7 +70,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
 
 
 def average(opt_state: optax.OptState, params: Params) -> Params | None:
-  """Returns the average x of a schedule-free optimizer; None where the optimizer is another.
+  """Returns the average x of a schedule-free optimizer; None for any other optimizer.
 
   >>> import jax.numpy as jnp
   >>> tx = optax.contrib.schedule_free_sgd(0.5, b1=0.9)

@@ -7,12 +7,13 @@ of its images are those of the release. The features here are public functions o
 | part       | features of an image x                               | kernel                       |
 | ---------- | ---------------------------------------------------- | ---------------------------- |
 | `fourier`  | cos and sin of random frequencies (the paper's)      | exp(-|x - x'|^2 / 2 l^2)     |
-| `moments`  | products of two entries of u, low frequencies and 1  | <u, u'>^2                    |
+| `moments`  | products of two entries of the vector u              | <u, u'>^2                    |
 | `count`    | the number 1                                         | 1                            |
 
-Each part has norm 1, and they are joined with weights whose squares sum to 1. So the joint vector
-has norm 1 for every image, and one Gaussian release covers all of them together. The number of
-records of a class is one of its entries, so no exact count is used.
+The vector u joins a constant and the low frequencies of the image, and is scaled to norm 1. Each
+part has norm 1, and the parts are joined with weights whose squares sum to 1. So the joint vector
+has norm 1 for every image, and one Gaussian release covers all parts together. A noisy number of
+records of each class is in the release, so no exact count is used.
 
 `mechanisms.ClassSums` makes the release. Everything in this module after it is post-processing.
 """
@@ -40,33 +41,35 @@ PARTS = ("fourier", "moments")
 # exactly.
 _PIXEL_BITS = 12
 _FREQUENCY_BITS = 24
-# Size of the entry 1 of u, relative to the length of an image of ones.
+# Size of the constant entry of u, relative to the length of an image of ones.
 _CONSTANT = 0.2
-# Number of images whose features are computed at a time: they stay in the processor's cache.
+# Number of images whose features are computed at a time: so few stay in the processor's cache.
 _CHUNK = 64
 # A class whose noisy count is below this many standard deviations of the noise counts as empty.
 _EMPTY = 4.0
 _MOST_PIXELS = 2**12
 # Largest random frequency, and largest sum of the frequencies of all pixels. A pixel times a
 # frequency is a whole multiple of 2^-(12 + 24). The products of one image sum to at most 2^17,
-# which is 2^53 of these units, so float64 adds them exactly in any order.
+# which is 2^53 of these units. So float64 adds them exactly in any order.
 _MOST_FREQUENCY = 2.0**8
 _MOST_FREQUENCIES = 2.0 ** (53 - _PIXEL_BITS - _FREQUENCY_BITS)
-# Least second moment that the metric of the generator's loss resolves.
+# Smallest number that is added to the second moments in the metric of the generator's loss.
 _FLOOR = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-  """Public features of an image: every image gets a vector of norm 1.
+  """Public features of an image, as a vector of norm 1.
 
   Args:
     shape: shape (H, W, C) of an image. Pixels are clipped to [0, 1].
     num_frequencies: number of frequencies of the part `fourier`; 0 leaves it out.
-    length_scale: l of the Gaussian kernel of `fourier`, in units of the distance of two images.
+    length_scale: l of the Gaussian kernel of `fourier`, in units of the distance |x - x'| of
+      images.
     side: number of low frequencies of each axis in the part `moments`; 0 leaves it out.
-    moments_share: share of the squared norm for `moments`, beside `fourier`.
-    count_share: share of the squared norm for the number of records.
+    moments_share: share of `moments` in the squared norm that `moments` and `fourier` have
+      together.
+    count_share: share of the part `count` in the squared norm.
     seed: public seed of the random frequencies.
 
   Guarantee: each row follows from its image alone, bit for bit, whatever other images there are.
@@ -101,7 +104,7 @@ class Embedding:
 
   @property
   def weights(self) -> dict[str, float]:
-    """Returns the weight of each part; the squares sum to 1."""
+    """Returns the weight of each part in use, by name; the squares sum to 1."""
     features = 1 - self.count_share
     moments = self.moments_share if self.side else 0.0
     if not self.num_frequencies:
@@ -121,7 +124,8 @@ class Embedding:
   def frequencies(self) -> np.ndarray:
     """Returns the random frequencies [pixels, m], of std 1 / length_scale; public.
 
-    They are clipped to 2^8 and to 2^17 / pixels, which length scales above .25 never reach.
+    They are clipped to 2^8 and to 2^17 / pixels. With length scales above .25 none is that large,
+    except with probability below 1e-8.
     """
     count = (math.prod(self.shape), self.num_frequencies)
     drawn = np.random.Generator(np.random.Philox(self.seed)).standard_normal(count)
@@ -147,7 +151,7 @@ class Embedding:
   @functools.cached_property
   def _pair_weights(self) -> np.ndarray:
     first, second = self._pairs
-    # An entry beside the diagonal stands for two of the symmetric matrix.
+    # An entry off the diagonal stands for two equal entries of the symmetric matrix.
     return np.where(first == second, 1.0, math.sqrt(2))
 
   def rows(self, images: Any) -> np.ndarray:
@@ -158,8 +162,8 @@ class Embedding:
     images = np.asarray(images, np.float64).reshape(len(images), math.prod(self.shape))
     sound = np.isfinite(images).all(axis=1)
     clipped = np.clip(np.where(sound[:, None], images, 0.0), 0.0, 1.0)
-    # Pixels on a grid: their products with frequencies are exact, so that a row's last bit does not
-    # depend on its place in the batch.
+    # Pixels are rounded to a grid, so that their products with frequencies are exact. Then a row's
+    # last bit does not depend on its place in the batch.
     pixels = np.round(clipped * 2.0**_PIXEL_BITS) * 2.0**-_PIXEL_BITS
     out = np.empty((len(images), self.width))
     out[:, 0] = self.weights["count"]
@@ -180,23 +184,23 @@ class Embedding:
     return out
 
   def chunks(self, images: Any) -> Iterator[np.ndarray]:
-    """Yields the rows of all images in order, a few at a time.
+    """Yields the features of all images in order, for 64 images or fewer at a time.
 
-    Without images it yields one chunk of 0 rows, so that a release of no data has its width too.
+    Without images it yields one chunk of 0 rows, so that a release of no data has the right width.
     """
     for start in range(0, max(1, len(images)), _CHUNK):
       yield self.rows(images[start : start + _CHUNK])
 
   def _unit(self, pixels: np.ndarray) -> np.ndarray:
-    """Returns u [n, 1 + s]: the entry 1 and the low frequencies, scaled to norm 1."""
+    """Returns u [n, 1 + s]: a constant and s low frequencies of each image, scaled to norm 1."""
     low = pixels @ self.low_frequencies
     constant = np.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
     joined = np.concatenate([constant, low], axis=1)
-    # The entry 1 is above 0, so no image has length 0.
+    # The constant is above 0, so no row has length 0.
     return joined / np.sqrt(np.square(joined).sum(axis=1, keepdims=True))
 
   def targets(self, sums: np.ndarray, std: float) -> MeanFeatures:
-    """Returns the mean features that a generator is trained to, by post-processing of a release.
+    """Returns the mean features towards which a generator is trained, from a release.
 
     Args:
       sums: [K, width], a release of `mechanisms.ClassSums`.
@@ -213,7 +217,8 @@ class Embedding:
       size = 1 + self.low_frequencies.shape[1]
       matrices = np.zeros((len(sums), size, size))
       first, second = self._pairs
-      # Entries of the matrix itself: those beside the diagonal weigh sqrt(2) in the release.
+      # The matrix holds plain moments. In the release those off the diagonal are weighted by
+      # sqrt(2).
       matrices[:, first, second] = (
         means[:, start:] / self._pair_weights / self.weights["moments"]
       )
@@ -243,11 +248,11 @@ class MeanFeatures(NamedTuple):
   present: Any  # [K] bool; False for a class that counts as empty
   fourier: Any  # [K, 2m]
   matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
-  metric: Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
+  metric: Any  # [1 + s, 1 + s] inverse root of all classes' mean moments, plus a floor
 
 
 def _cosines(length: int, count: int) -> np.ndarray:
-  """Returns the first columns of the orthonormal cosine transform: [length, count]."""
+  """Returns the first `count` columns of the orthonormal cosine transform: [length, count]."""
   places = (np.arange(length) + 0.5) * np.pi / length
   waves = np.cos(np.outer(places, np.arange(count))) * math.sqrt(2 / length)
   waves[:, 0] /= math.sqrt(2)
@@ -255,9 +260,9 @@ def _cosines(length: int, count: int) -> np.ndarray:
 
 
 class Generator(nn.Module):
-  """Images of a class from random numbers: (z [B, k], labels [B]) -> [B, H, W, C] in (0, 1).
+  """Makes images of classes from random numbers: (z [B, k], labels [B]) -> [B, H, W, C] in (0, 1).
 
-  The last layer writes low frequencies, so that neighbouring pixels agree from the start.
+  The last layer writes low frequencies, so that neighbouring pixels are similar from the start.
   """
 
   shape: tuple[int, int, int]
@@ -270,14 +275,14 @@ class Generator(nn.Module):
     embedding = Embedding(self.shape, num_frequencies=0, side=self.side)
     basis = jnp.asarray(embedding.low_frequencies, jnp.float32)
     classes = jax.nn.one_hot(labels, self.num_classes)
-    # Each class scales the units of the first layer: classes differ in shape, not in a shift alone.
+    # Each class scales the units of the first layer, so that classes differ in more than a shift.
     h = nn.Dense(self.hidden)(jnp.concatenate([z, classes], axis=1))
     h = h * (1 + nn.Dense(self.hidden, use_bias=False)(classes))
     h = nn.relu(h)
     h = nn.relu(nn.Dense(self.hidden)(h))
     mean = nn.Dense(basis.shape[1], use_bias=False)(classes)
     coefficients = nn.Dense(basis.shape[1])(h) + mean
-    # Logits near -2: most pixels of the first images are dark.
+    # The first logits are near -2, so that most pixels of the first images are dark.
     images = nn.sigmoid(4.0 * (coefficients @ basis.T) - 2.0)
     return images.reshape(len(z), *self.shape)
 
@@ -289,12 +294,12 @@ class Synthesis:
   Args:
     embedding: the embedding that the release was made with.
     num_classes: public number of classes.
-    num_steps: updates of the generator.
-    per_class: generated images of each class in an update, at least 2.
+    num_steps: number of updates of the generator.
+    per_class: number of generated images of each class in an update, at least 2.
     learning_rate: learning rate of Adam, which falls to 0 along a cosine.
-    num_latents: random numbers that the generator turns into an image.
+    num_latents: number of random numbers that the generator turns into an image.
     hidden: width of the generator's hidden layers.
-    matrix_weight: weight of the part `moments` in the loss, beside its weight in the release.
+    matrix_weight: weight of the part `moments` in the loss, instead of its weight in the release.
   """
 
   embedding: Embedding
@@ -308,36 +313,36 @@ class Synthesis:
 
   def __post_init__(self) -> None:
     validate.integer_at_least(1, num_classes=self.num_classes, num_steps=self.num_steps)
-    # The loss leaves out pairs of an image with itself, and needs another pair.
+    # The loss needs pairs of two different images of a class.
     validate.integer_at_least(2, per_class=self.per_class)
 
   @property
   def generator(self) -> Generator:
-    """Returns the network."""
+    """Returns the network that makes images of the embedding's shape from z and labels."""
     return Generator(
       shape=self.embedding.shape, num_classes=self.num_classes, hidden=self.hidden
     )
 
   @property
   def optimizer(self) -> optax.GradientTransformation:
-    """Returns the optimizer of the generator."""
+    """Returns Adam with a learning rate that falls to 0 at step `num_steps`."""
     return optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps))
 
   def init(self, key: jax.Array) -> Params:
-    """Returns the first parameters."""
+    """Returns the first parameters of the generator, drawn from `key`."""
     z = jnp.zeros((1, self.num_latents))
     return self.generator.init(key, z, jnp.zeros(1, jnp.int32))
 
   def images(self, params: Params, key: jax.Array, labels: Any) -> Any:
-    """Returns images of the labels [B], drawn by a key."""
+    """Returns one image for each of the labels [B], drawn from `key`: [B, H, W, C]."""
     z = jax.random.normal(key, (len(labels), self.num_latents))
     return self.generator.apply(params, z, labels)
 
   def loss(self, params: Params, key: jax.Array, targets: MeanFeatures) -> jax.Array:
-    """Returns the squared distance of mean features to the targets, up to a constant.
+    """Returns the squared distance between generated and target mean features, up to a constant.
 
     It is unbiased for any number of images, as pairs of an image with itself are left out. With
-    them the generator would be trained to less variety.
+    these pairs the generator would be trained to less variety.
     """
     labels = jnp.repeat(jnp.arange(self.num_classes), self.per_class)
     pixels = self.images(params, key, labels).reshape(len(labels), -1)
@@ -352,7 +357,7 @@ class Synthesis:
       scale = weights["fourier"] / math.sqrt(embedding.num_frequencies)
       waves = scale * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=1)
       mean = waves.reshape(by_class).mean(axis=1)
-      # A row's squared norm is the square of its weight. A pair of it with itself adds no more.
+      # The product of a row with itself is the square of the weight. These products are left out.
       alone = weights["fourier"] ** 2 / (self.per_class - 1)
       squares = unbiased * jnp.square(mean).sum(axis=1) - alone
       total += jnp.sum(present * (squares - 2 * (mean * targets.fourier).sum(axis=1)))
@@ -361,10 +366,10 @@ class Synthesis:
       constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
       joined = jnp.concatenate([constant, low], axis=1)
       unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
-      # The metric makes directions in which images vary little count, too.
+      # With the metric, directions in which images vary little count, too.
       unit = (unit @ targets.metric).reshape(by_class)
       mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
-      # Only pairs of different images count: the squared mean of few images is too large.
+      # Products of an image with itself are left out: they make the squared mean too large.
       each = jnp.square(jnp.square(unit).sum(axis=2)).mean(axis=1) / self.per_class
       squares = unbiased * (jnp.square(mean).sum(axis=(1, 2)) - each)
       cross = (mean * targets.matrices).sum(axis=(1, 2))
@@ -372,8 +377,10 @@ class Synthesis:
     return total
 
   def update_fn(self) -> Callable[..., tuple[Params, Any, jax.Array]]:
-    """Returns (params, optimizer state, keys [n], targets) -> (params, optimizer state, mean loss),
-    a function that makes n updates."""
+    """Returns a function that makes n updates.
+
+    It maps (params, optimizer state, keys [n], targets) to (params, optimizer state, mean loss).
+    """
     optimizer = self.optimizer
 
     @jax.jit

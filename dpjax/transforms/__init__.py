@@ -1,4 +1,4 @@
-"""Optax transforms of dpjax: they combine the clipping of `gradients` with the noise of `noise`."""
+"""Optax transforms that combine the clipping of `gradients` with the noise of `noise`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Gradient accumulation: the batch of one step comes in slices; noise and update happen once.
 
-The sensitivity of the accumulated sum is C only if an example is in at most ONE slice of a step.
-This holds for slices that are cut from one draw (`dpjax.sampling.slices`,
+The sensitivity of the accumulated sum is the clip norm C only if an example is in at most ONE slice
+of a step. This holds for slices that are cut from one draw (`dpjax.sampling.slices`,
 `Plan(slices=k).batches`). It does not hold for an independent draw per slice: an example drawn k
 times would move the sum by k C (pitfall P15).
 """
@@ -41,20 +41,20 @@ def accumulate(
   l2_clip_norm: ClipLike,
   padded_batch_size: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Sums clipped gradients over `every` slices. With the last one it passes the sum to `tx`.
+  """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last slice.
 
   Args:
-    tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and the
-      optimizer's update happen once per step.
+    tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`, so that noise, division and
+      the optimizer's update happen once per step.
     every: number of slices of a step.
     l2_clip_norm: clip norm of the private transform inside `tx`.
-    padded_batch_size: number of rows that each slice must have; None: any number.
+    padded_batch_size: number of rows that each slice must have; None allows any number.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice. Its
     updates are zero except for the last slice of each step.
 
-  Guarantee: that of `tx` for the whole batch, provided that no example is in two of its slices:
+  Guarantee: that of `tx` for the whole batch, provided that no example is in two slices of a batch:
   take them from `Plan.batches`. The state holds clipped gradients without noise: keep it secret.
 
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
@@ -121,14 +121,14 @@ def accumulate(
 def whole_steps_only(
   tx: optax.GradientTransformationExtraArgs, every: int
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns the same transform, which then takes only the sum of a whole step of `every` slices.
+  """Returns `tx`, restricted to inputs that are the sum of a whole step of `every` slices.
 
-  `accumulate` makes that sum. Noise on single slices would not cover a step: one more row moves
-  others across every cut, and so changes two rows of each slice. Noise on the sum of several steps
-  would not be enough either, since an example may be in each.
+  `accumulate` computes such a sum. Noise on single slices would not cover a step: one more row
+  moves other rows across every cut, and so changes two rows of each slice. Noise on the sum of
+  several steps would not be enough either, since an example may be in each of these steps.
   """
 
-  # The type of `tx` does not include ClippedSum.
+  # The declared type of `tx` does not include ClippedSum.
   inner: Any = tx
 
   def update_fn(updates, state, params=None, **extra_args):
@@ -157,7 +157,7 @@ def _check_place(state: AccumulateState) -> None:
   try:
     sound = bool(is_sound(state.slices, state.checksum))
   except jax.errors.ConcretizationTypeError:
-    # Traced: the updates are NaN in that case.
+    # Under tracing the count is not known. `update_fn` then sets the updates to NaN.
     return
   if not sound:
     raise changed("state.slices", state.slices)

@@ -1,29 +1,29 @@
 """Private adaptive clipping: the clip norm follows a noisy query about the gradients' norms.
 
 In each step an adapting rule (`AdaptingClip`) releases one more query of the same rows, together
-with the noisy sum. Here that is a count, with which the clip norm follows a quantile;
-`slack_clipping` has another query.
+with the noisy sum. Here the query is a count, with which the clip norm follows a quantile of the
+norms. `slack_clipping` has another query.
 
 Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
-moves C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
+gives C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
 
-What each example adds, and what is accounted for it. C is the first norm, and s_t = C_t / C:
+The table shows what each example adds to both queries. C is the first norm, and s_t = C_t / C:
 
 | query            | one example's term           | norm at most | noise          |
 | ---------------- | ---------------------------- | ------------ | -------------- |
 | gradient / s_t   | clip(g / s_t, C)             | C            | z_sum C        |
 | centred count    | 1[norm <= C_t] - 1/2         | 1/2          | count_noise_std|
 
-Both are released together, so one example moves the vector of both, each divided by its
-noise, by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
-paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double
-and so does the vector: the accountant's usual conversion covers it. Under replace_special
+Both are released together, as one vector, in which each is divided by its noise. One example moves
+this vector by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
+paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double,
+and so does the vector: the accountant's usual conversion covers this. Under replace_special
 the empty record adds nothing to either query, as padding does.
 
-Norms are compared with the same C_t that clips. The noise of the sum is proportional to it. The
-count is divided by the public expected batch size. C_t is a function of private outputs: it may be
-logged and released.
+Norms are compared with the same C_t that clips. The noise of the sum is proportional to C_t. The
+count is divided by the public expected batch size. C_t is a function of private outputs, so it may
+be logged and released.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
-# Default noise of the count, as a share of the expected batch size: that of the paper.
+# Default std of the noise on the count, as a share of the expected batch size, as in the paper.
 _COUNT_SHARE = 1 / 20
 
 
@@ -62,15 +62,13 @@ class AdaptingClip(gradients.Flat):
 
   def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
     """Returns the query without noise, a sum over rows: [] or [k]. Queries of parts of a batch
-    add up to that of the batch."""
+    add up to the query of the batch."""
     raise NotImplementedError
 
   def query_unit(self, std: float, normalize_by: float) -> float:
-    """Returns the factor by which the query is multiplied, so that noise of `std` is right for it.
+    """Returns the factor that scales the query so that it needs noise of `std`, as the sum does.
 
-    `std` is the standard deviation of the noise on the sum.
-
-    Sum and scaled query then get one draw of noise: they are one Gaussian mechanism.
+    Sum and scaled query then get one draw of noise, and are one Gaussian mechanism.
     """
     raise NotImplementedError
 
@@ -87,11 +85,11 @@ class AdaptingClip(gradients.Flat):
   def combined_noise_multiplier(
     self, noise_multiplier: float, normalize_by: float
   ) -> float:
-    """Returns the noise multiplier of sum and query as one Gaussian mechanism, from the sum's."""
+    """Returns the noise multiplier of sum and query as one mechanism, from the sum's multiplier."""
     raise NotImplementedError
 
   def sum_noise_multiplier(self, combined: float, normalize_by: float) -> float:
-    """Returns the sum's noise multiplier from that of sum and query as one mechanism."""
+    """Returns the noise multiplier of the sum: the inverse of `combined_noise_multiplier`."""
     raise NotImplementedError
 
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
@@ -99,7 +97,7 @@ class AdaptingClip(gradients.Flat):
     raise NotImplementedError
 
   def batch_size(self, normalize_by: float) -> float:
-    """Returns the public number by which the query is divided."""
+    """Returns the public divisor of the query: `expected_batch_size`, or else `normalize_by`."""
     return self.expected_batch_size or normalize_by
 
 
@@ -121,7 +119,7 @@ class AdaptiveClipping(AdaptingClip):
     count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public number by which the count is divided; None for `normalize_by`.
-    min_factor, max_factor: the clip norm stays within these multiples of the first one.
+    min_factor, max_factor: bounds on the clip norm, as multiples of the first one.
 
   >>> round(AdaptiveClipping(count_noise_std=1.0).combined_noise_multiplier(2.0, 100), 4)
   1.4142
@@ -218,10 +216,10 @@ def adaptive_clip_and_noise(
 
   Args:
     l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, with an `AdaptingClip` as its
-      rule, such as `SlackClipping`; a number alone is taken with the rule `AdaptiveClipping()`.
+      rule, such as `SlackClipping`. A number alone gets the rule `AdaptiveClipping()`.
     noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
-      z_sum C_t. The accountant must be told `combined_noise_multiplier` of the rule, which
-      is smaller; `dpjax.Plan` does so.
+      z_sum C_t. The accountant needs `combined_noise_multiplier` of the rule, which is at most
+      z_sum; `dpjax.Plan` uses it.
     normalize_by: public divisor of the noisy sum.
     key: a typed key; one draw per step serves the sum and the query.
     num_steps: as for `clip_and_noise`.
@@ -242,7 +240,7 @@ def adaptive_clip_and_noise(
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
-  # Imported here, since configs import this module and do not need it.
+  # Imported here, since configs import this module and do not need `beside_noise`.
   from dpjax.transforms import beside_noise
 
   is_clip = isinstance(l2_clip_norm, gradients.Clip)
@@ -269,7 +267,7 @@ def adaptive_clip_and_noise(
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     check_arguments(extra_args)
-    # If the scale was changed from outside, the checksum is now wrong, and the noise refuses it.
+    # If other code changed the scale, the checksum is now wrong, and `noise` refuses the state.
     state = beside_noise.turned(state)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)

@@ -1,17 +1,17 @@
-"""Numbers in a state by which noise is scaled, protected by the checksum of the noise.
+"""Protection of the numbers in a state by which noise is scaled, by the checksum of the noise.
 
 Some transforms multiply their noise by numbers that follow from earlier outputs: the scale of an
 adaptive clip norm, the sizes of coordinates. If these came from elsewhere, such as the data, the
 size of the noise would reveal them, and no event covers that. So the checksum of the noise state
-includes a digest of them:
+includes a digest of these numbers:
 
 | what happens to the numbers                        | what follows                        |
 | -------------------------------------------------- | ----------------------------------- |
 | they are exchanged, mapped, or those of another run | `UserError`; NaN where it is traced |
 | a whole earlier state is used again                | cannot be detected                  |
 
-A state with such numbers is a named tuple with a field `inner`, which holds the noise, and a method
-`beside_noise()`, which returns the numbers.
+A state with such numbers is a named tuple. Its field `inner` holds the noise, and its method
+`beside_noise()` returns the numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_noise(part: object) -> bool:
 
 
 def marked(state: Any, mark: int | jax.Array) -> Any:
-  """Returns the state with the mark in its noise checksum; a second call removes it.
+  """Returns the state with `mark` in its noise checksum; a second call removes the mark.
 
   >>> from dpjax import noise
   >>> state = noise.init(jax.random.key(0))
@@ -72,10 +72,11 @@ def digest(numbers: ArrayTree) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
       if leaf.dtype.itemsize != 4:
-        # A state's own numbers have 4 bytes. Others were cast from outside: any digest is wrong.
+        # The numbers of a state have 4 bytes each. Other code cast this one, so its digest may be
+        # any wrong number.
         leaf = leaf.astype(jnp.float32)
       if jnp.issubdtype(leaf.dtype, jnp.floating):
-        # NaN has many bit patterns; all are digested as one.
+        # NaN has many bit patterns, which must all have the same digest.
         leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
       bits = lax.bitcast_convert_type(leaf, jnp.uint32)
       mixed = bits ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
@@ -107,7 +108,7 @@ def _places(shape: tuple[int, ...]) -> jax.Array:
 def turned(state: Any) -> Any:
   """Adds the digest of a state's numbers to the checksum of its noise; a second call removes it.
 
-  If the numbers change between the two calls, the checksum is wrong, and the noise refuses it.
+  If the numbers change between the two calls, the checksum is wrong, and `noise` refuses the state.
   """
   return state._replace(inner=marked(state.inner, digest(state.beside_noise())))
 
@@ -117,7 +118,7 @@ def _is_outer(part: object) -> bool:
 
 
 def opened(tree: Any) -> Any:
-  """Returns a tree of states with all digests removed: checksums cover the noise alone."""
+  """Returns a tree of states with all digests removed, so that checksums cover the noise alone."""
 
   def inner(part: Any) -> Any:
     if not _is_outer(part):

@@ -1,4 +1,4 @@
-"""Clip each example, sum, add Gaussian noise, divide by a public constant."""
+"""DP-SGD's gradient: clip each example, sum, add Gaussian noise, divide by a public constant."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def clip_and_noise(
 ) -> optax.GradientTransformationExtraArgs:
   """Clips per-example gradients, sums, adds Gaussian noise, divides by a public constant.
 
-  The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax transformation. Its
-  `update(grads, state, params, *, mask)` takes gradients of `dpjax.per_example_grads` (leaves
+  This is the Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax transform.
+  Its `update(grads, state, params, *, mask)` takes gradients of `dpjax.per_example_grads` (leaves
   [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum` (mask already applied). Wrap arrays
-  from elsewhere in `dpjax.stacked`. It must be first in `optax.chain`. It works under jit, with
-  donated state. Give every step the state that the last step returned. A state changed by other
-  code raises, or gives NaN under jit. A whole earlier state draws the same noise twice, which
+  from elsewhere in `dpjax.stacked`. The transform must be first in `optax.chain`. It works under
+  jit, with donated state. Give every step the state that the last step returned. A state changed by
+  other code raises, or gives NaN under jit. A whole earlier state draws the same noise twice, which
   cannot be detected.
 
   Args:
@@ -62,17 +62,18 @@ def clip_and_noise(
     normalize_by: public constant that the noisy sum is divided by, such as the EXPECTED
       batch size; never the realised one.
     key: a typed key, `jax.random.key(...)`. There is no default.
-    noise_shape: only its `shares` may be set, a tree like the clip norms: each group's share of the
-      privacy budget. Group g then gets noise of standard deviation z C_g / sqrt(share_g), with
-      shares scaled to sum 1, at the same z for the accountant (see `transforms/group_noise.py`).
+    noise_shape: `NoiseShape` in which only `shares` may be set. This is a tree like the clip norms,
+      with each group's share of the privacy budget. Shares are scaled to sum 1. Group g then gets
+      noise of standard deviation z C_g / sqrt(share_g), at the same z for the accountant (see
+      `transforms/group_noise.py`).
     num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
-      None for no limit. `dpjax.Plan` gives its own.
+      None sets no limit. `dpjax.Plan` passes its number of steps.
 
   A group whose bound is 0 is frozen: its update is exactly 0.
 
   Guarantee: each update is the post-processing of a Gaussian mechanism with noise multiplier z on
-  a sum of sensitivity C (add_or_remove_one), for any mask and any gradients, an empty batch
-  included. Account for it with `dpjax.Plan`, which builds this transform.
+  a sum of sensitivity C (add_or_remove_one). This holds for any mask and any gradients, also for an
+  empty batch. Account for it with `dpjax.Plan`, which builds this transform.
 
   Raises:
     UserError: bare arrays, a mask that is missing or of another length, gradients without a batch
@@ -113,7 +114,8 @@ def clip_and_noise(
     # Shares need a sum that was clipped group by group.
     if shares is not None:
       group_noise.check_groups(summed, clip)
-    # One draw of white noise serves all groups: weights before and after it set their levels.
+    # One draw of white noise serves all groups. The weights before and after the noise give each
+    # group its noise level.
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)

@@ -35,7 +35,7 @@ class ScaledState(NamedTuple):
   steps: jax.Array  # int32, so far
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
+    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
     return {"scale": self.scale, "steps": self.steps}
 
 
@@ -51,8 +51,8 @@ def clip_scale(state: object) -> jax.Array | None:
 def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
-  """Divides stacked gradients by s_t. Returns a ClippedSum as it is: its loss was divided."""
-  # Checked here, since the division turns integers into floats, which later checks accept.
+  """Divides stacked gradients by s_t. Returns a ClippedSum as it is, since its loss was divided."""
+  # Types are checked first, since the division turns integers into floats, which pass later checks.
   arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):
     return updates
@@ -89,7 +89,7 @@ def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ..
 def with_clip_schedule(
   tx: optax.GradientTransformationExtraArgs, scales: Sequence[float]
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns a private transform whose clip norm at step t is `scales[t]` times its own.
+  """Returns a private transform whose clip norm at step t is `scales[t]` times that of `tx`.
 
   Args:
     tx: `clip_and_noise`, or another private transform with the same inputs.
@@ -106,7 +106,7 @@ def with_clip_schedule(
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
-  # Imported here, since configs import this module and do not need it.
+  # Imported here, since configs import this module and do not need `beside_noise`.
   from dpjax.transforms import beside_noise
 
   if not len(scales):
@@ -121,9 +121,9 @@ def with_clip_schedule(
     return beside_noise.turned(state_at(tx.init(params), jnp.zeros((), jnp.int32)))
 
   def update_fn(updates, state, params=None, **extra_args):
-    # If the scale was changed from outside, the checksum is now wrong, and `tx` refuses it.
+    # If other code changed the scale, the checksum is now wrong, and `tx` refuses the state.
     state = beside_noise.turned(state)
-    # Gradients are divided by the scale. What `tx` makes of them is multiplied by it.
+    # Gradients are divided by the scale before `tx`, and its output is multiplied by the scale.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     after = beside_noise.turned(state_at(inner, state.steps + 1))

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
-  """Raises UserError if this sum was clipped to more than `bound`, for which the noise is made."""
+  """Raises UserError if this sum was clipped to more than `bound`, the bound of the noise."""
   # The factor allows for rounding, since bounds are computed as roots of sums.
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
@@ -91,18 +91,18 @@ def check_start(params: Any) -> None:
 
 
 def is_placeholder(params: Any) -> bool:
-  """Whether `params` is the placeholder with which `optax.tree_map_params` calls init.
+  """Returns whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
-  That is how Optax finds the parts of a state that are shaped like the parameters, for example to
-  reset Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as
-  they are.
+  With this call Optax finds the parts of a state that are shaped like the parameters, for example
+  to reset Adam's moments. For it, init leaves sums of gradients and earlier noise out of the state,
+  so that Optax does not change them.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 
 
 def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
-  """Returns the sum if its bounds are those at its creation. Otherwise it raises UserError, or
-  under jit all numbers are NaN."""
+  """Returns the sum if its bounds are unchanged since its creation. Otherwise raises UserError, or
+  sets the total to NaN under jit."""
 
   def exchanged() -> UserError:
     return UserError(
@@ -118,7 +118,7 @@ def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
 
 
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
-  """Returns the arrays in the input of a private transform: stacked, or their sum.
+  """Returns the arrays in a transform's input: leaves [B, *param], or [*param] of a ClippedSum.
 
   Raises:
     UserError: a bare tree of arrays, which other code may have changed; a part of a tree.
@@ -187,7 +187,8 @@ def _check_stacked(updates: Any, params: Any) -> int:
 
 
 def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
-  """Returns the sum if no row number comes twice. Otherwise raises UserError; NaN under jit."""
+  """Returns the sum if no row number comes twice. Otherwise raises UserError, or sets the total to
+  NaN under jit."""
   ordered = jnp.sort(numbers)
   # Padding has the number 0, and may repeat.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
@@ -213,14 +214,14 @@ def clipped_sum(
   """Checks either form of input, and returns the clipped sum to which noise is added.
 
   Args:
-    updates: sealed leaves [B, *param], or a ClippedSum (its mask is already applied).
+    updates: `PerExampleGrads` with leaves [B, *param], or a ClippedSum (mask already applied).
     params: parameters whose shapes the gradients must have, or None.
-    mask: [B] bool, or True for all rows; needed for stacked gradients without a mask of their own.
-    l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
+    mask: [B] bool, or True for all rows; needed if `updates` are stacked and hold no mask.
+    l2_clip_norm: a `Clip`, or the number or prefix tree of a flat `Clip`.
 
   Raises:
     UserError: bare arrays, no mask, no batch axis, gradients that are not real floating
-      point, a row that comes twice (NaN where that is traced), or a sum clipped to a larger bound.
+      point, a row that comes twice (NaN under jit), or a sum clipped to a larger bound.
 
   >>> grads = gradients.stacked(jnp.array([[3.0, 4.0]]))
   >>> clipped_sum(grads, None, jnp.array([True]), 1.0).total

@@ -1,4 +1,4 @@
-"""Clip each example, sum, add correlated Gaussian noise, divide by a public constant."""
+"""DP-FTRL's gradient: `clip_and_noise` with noise that is correlated over steps."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ def clip_and_correlated_noise(
   noise_shape: NoiseShape,
   num_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns `clip_and_noise` with noise C^{-1} z in place of z.
+  """Returns `clip_and_noise` with noise C^{-1} z in place of z; C is the matrix of the correlation.
 
-  With an Optax optimizer after it, that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of
-  Denisov et al. 2022). `init` needs the parameters, since the state holds copies of them: as many
-  as the correlation has `buffers`, or none if it draws earlier noise again
-  (`noise.correlated.InverseBanded`).
+  Followed by an Optax optimizer, it is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of
+  Denisov et al. 2022). `init` needs the parameters, since the state holds arrays of their shapes
+  with earlier noise: as many as the correlation has `buffers`, or none if the correlation draws
+  earlier noise again (`noise.correlated.InverseBanded`).
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`. The white noise z on
-      the SUM has standard deviation noise_multiplier * l2_clip_norm. Given the noise of all earlier
-      steps, the noise of a step has that one, times the step's factor in the schedule.
+      the SUM has standard deviation s = noise_multiplier * l2_clip_norm. Given the noise of all
+      earlier steps, the noise of a step has standard deviation s times the step's factor in the
+      schedule.
     noise_shape: shape with a correlation, a schedule, or both, fixed in advance.
     num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
 
@@ -52,7 +53,7 @@ def clip_and_correlated_noise(
   sampler.
 
   Raises:
-    UserError: as `clip_and_noise`; a schedule of another length; a step not accounted for.
+    UserError: as `clip_and_noise`; a schedule whose length is not `num_steps`; too many steps.
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked

@@ -1,7 +1,7 @@
 """DP-Adam with the noise removed from its second moment (DP-AdamBC).
 
 Adam divides by the root of a moving average of g^2. For a private gradient g = signal + N(0, s^2)
-that average is E[signal^2] + s^2. In private training the second term dominates. Then every
+this average is about E[signal^2] + s^2. In private training the second term dominates. Then every
 coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s is
 public, so it can be subtracted, at no privacy cost (post-processing): Tang, Shpilevskiy and Lecuyer
 2024, "DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'.
@@ -46,7 +46,7 @@ def scale_by_dp_adam(
     noise_floor: least root in the denominator, in units of noise_std, since the estimate v_hat -
       s^2 may be negative. A smaller floor makes longer steps in coordinates with a weak signal.
 
-  With noise_std 0 it is `optax.scale_by_adam`.
+  With noise_std 0 the transform is `optax.scale_by_adam`.
 
   >>> tx = scale_by_dp_adam(noise_std=3.0)
   >>> update, _ = tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
@@ -59,7 +59,7 @@ def scale_by_dp_adam(
     validate.non_negative(noise_std=std)
 
   def init_fn(params) -> DpAdamState:
-    # Two separate trees, since a donated state must not hold one buffer twice.
+    # The two trees are separate, since a donated state must not hold one buffer twice.
     zeros = lambda: jax.tree.map(jnp.zeros_like, params)
     return DpAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 

@@ -6,8 +6,8 @@ tau, is
 
   theta <- theta - h grad U + sqrt(2 h tau) N(0, I).
 
-Take for grad U the private mean gradient g of a plan, times the number n of examples, with
-its noise N(0, noise_std^2): that noise enters as h n noise_std N(0, I), so
+Replace grad U by the private mean gradient g of a plan, times the number n of examples. The noise
+N(0, noise_std^2) of g then enters the step as h n noise_std N(0, I), so
 
   tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
 
@@ -90,14 +90,16 @@ def dp_sgld(
   num_examples: int,
   prior_precision: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Returns the Langevin step -h (n g + prior_precision theta), to follow a private transform.
+  """Returns the transform g -> -h (n g + prior_precision theta), a Langevin step.
+
+  It must follow a private transform, which gives the noisy mean gradient g.
 
   Args:
-    step_size: h, for the energy SUMMED over the examples: an SGD learning rate r on the mean loss
-      is h = r / n. A schedule changes the temperature from step to step.
+    step_size: h, for the energy SUMMED over the examples. A learning rate r of SGD on the mean loss
+      corresponds to h = r / n. A schedule changes the temperature from step to step.
     noise_std: standard deviation of the noise on the mean gradient, `plan.noise_std`; it must be
-      > 0, because this transform adds no noise of its own. `sgld_temperature` says at which
-      temperature it samples.
+      > 0, because this transform adds no noise itself. `sgld_temperature` computes the temperature
+      from it.
     num_examples: number n of examples; public, as in the plan's guarantee.
     prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 

@@ -8,7 +8,7 @@ from dpjax import gradients
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.transforms.slack_clipping import SlackClipping
 
-# A ChainMap, so that rules which are added to `gradients.RULES` later appear here, too.
+# A ChainMap also shows rules that are added to `gradients.RULES` later.
 CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
   {"adaptive": AdaptiveClipping, "slack": SlackClipping}, gradients.RULES
 )

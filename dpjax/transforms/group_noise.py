@@ -60,7 +60,7 @@ class PerLayer:
 
 
 def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:
-  """Returns the weights w_g of the groups: 0 for frozen ones (C_g = 0), 1 without shares.
+  """Returns the weights w_g of the groups: 0 for frozen groups (C_g = 0), else 1 without shares.
 
   Raises:
     UserError: shares that are not a tree of numbers like `l2_clip_norm`, or no share for a
@@ -85,14 +85,14 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
       raise UserError(
         f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
-    # Chosen so that sum_g (w_g C_g)^2 equals the square of the whole bound.
+    # With these weights sum_g (w_g C_g)^2 equals the square of the whole bound.
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
   return jax.tree.map(weight, shares, clip.norms)
 
 
 def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
-  """Raises UserError unless the sum was clipped group by group to these bounds."""
+  """Raises UserError unless the sum was clipped group by group to at most these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
   # The factor allows for rounding of the bounds.
@@ -127,7 +127,7 @@ def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
 def group_stds(
   l2_clip_norm: ClipLike, noise_multiplier: float, noise_shares: NumberTree = None
 ) -> NumberTree:
-  """Returns the standard deviation of the noise on the sum, group by group.
+  """Returns the standard deviation of the noise on the sum, group by group; 0 for frozen groups.
 
   >>> group_stds({"a": 3.0, "b": 4.0}, 2.0)
   {'a': 10.0, 'b': 10.0}

@@ -1,7 +1,7 @@
 """Binds a private transform to the plan that accounts for it.
 
 In a notebook two plans may exist at once. Then the noise of one plan could be accounted for by
-the other. And a batch that is larger than any draw of a plan was not drawn by it. Both are refused:
+the other plan. A batch could also be larger than any draw of the plan's sampler. Both are refused:
 
 | what is given                                     | what follows                        |
 | ------------------------------------------------- | ----------------------------------- |
@@ -33,14 +33,14 @@ from dpjax.validate import UserError
 def mark_of(facts: Mapping[str, Any]) -> int:
   """Returns a hash of 32 bits, never 0, of the facts that define the steps of a plan.
 
-  Numbers count to six digits, so that rounding on another machine does not change the hash.
+  Numbers are rounded to six digits, so that rounding on another machine does not change the hash.
 
   >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.0000001})
   True
   >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.1})
   False
   """
-  # Converted to floats, so that NumPy's numbers are written like Python's.
+  # NumPy's numbers become floats, so that they are written like Python's.
   text = json.dumps(facts, default=lambda number: float(number))
   rounded = lambda digits: f"{float(digits):.6g}"
   known = json.loads(text, parse_float=rounded, parse_int=rounded, parse_constant=str)
@@ -64,9 +64,9 @@ def _mask_of(updates: Any, mask: Any) -> Any:
 
 
 def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
-  """Returns the update if there are at most `padded_batch_size` examples. Otherwise it raises
-  UserError, or under jit all numbers are NaN."""
-  # With so few rows there cannot be too many examples, whatever the mask.
+  """Returns the update if there are at most `padded_batch_size` examples. Otherwise raises
+  UserError, or returns NaN under jit."""
+  # If there are no more rows than that, there cannot be too many examples, whatever the mask.
   if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy
   count = jnp.sum(mask)
@@ -85,14 +85,14 @@ def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
 def of_plan(
   tx: optax.GradientTransformationExtraArgs, mark: int, padded_batch_size: int
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns the same private transform, which then takes only states and batches of one plan.
+  """Returns the private transform `tx`, restricted to states and batches of one plan.
 
   Args:
-    tx: the transform, with the plan's numbers.
+    tx: transform with the noise, bound and number of steps of the plan.
     mark: hash of the plan by `mark_of`.
     padded_batch_size: largest number of rows in a draw of the plan.
   """
-  # The type of `tx` does not include ClippedSum.
+  # The declared type of `tx` does not include ClippedSum.
   inner: Any = tx
 
   def init_fn(params: Any) -> Any:
@@ -107,7 +107,7 @@ def of_plan(
     real = _mask_of(updates, mask)
     noisy = _as_drawn(noisy, real, padded_batch_size)
     if real is not None and jnp.size(real) > padded_batch_size:
-      # The numbers of the next state follow from the same sum, so they become NaN, too.
+      # The next state's numbers that scale noise follow from the same sum, so they become NaN, too.
       after = beside_noise.invalid_unless(jnp.sum(real) <= padded_batch_size, after)
     return noisy, marked(after, mark)
 

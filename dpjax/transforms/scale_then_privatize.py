@@ -10,9 +10,9 @@ what it is given, so its sensitivity and its event do not change. The product wi
 post-processing. Steps compose adaptively as before. s_t never follows from gradients without noise.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
-sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
-and the noise has the same total variance. On the digits, at one clip norm, scaling with the
-defaults does not help.
+sqrt(v) + eps. Here a floor takes the place of eps, and s_t is divided by its root mean square. So
+the clip norm keeps its meaning, and the noise has the same total variance. On the digits data set,
+at one clip norm, scaling with the defaults does not help.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class CoordinateScaling:
 
   Args:
     b2: decay of the moving average of squared outputs, in [1e-6, 0.999999].
-    floor: smallest s_t, as a share of the root mean square over coordinates, in [1e-6, 1].
+    floor: least root of the moving average, as a share of the root mean square of all these roots,
+      in [1e-6, 1].
 
   Raises:
-    UserError: a number out of its range. With smaller ones, quotients or squares would leave the
-      range of float32; a larger b2 could round to 1 there.
+    UserError: a number out of its range. With smaller numbers, quotients or squares would leave the
+      range of float32. A larger b2 could round to 1 in float32.
 
   >>> CoordinateScaling(floor=0.0)
   Traceback (most recent call last):
@@ -76,7 +77,7 @@ class ScalingState(NamedTuple):
   floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
+    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
     return {"mean_squares": self.mean_squares, "floor": self.floor}
 
 
@@ -95,7 +96,7 @@ class ScaledLoss:
   @property
   def start(self) -> Params:
     """Returns d = 0, at which the gradient is taken."""
-    # Widened, since the range of half precision is too narrow for the quotient.
+    # Half precision is widened, since its range is too narrow for the quotient.
     return jax.tree.map(
       lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), self._params
     )
@@ -129,14 +130,14 @@ def scale_then_privatize(
   Args:
     tx: `clip_and_noise`, or another private transform with the same inputs.
     b2, floor: as for `CoordinateScaling`.
-    takes_scaled_sums: whether to take a `ClippedSum`, too, which should be that of a `ScaledLoss`.
-      Any other one costs no privacy either, but was clipped in other units.
+    takes_scaled_sums: whether to accept a `ClippedSum`, too. It should be that of a `ScaledLoss`.
+      Another sum costs no more privacy, but was clipped in other units.
 
   Guarantee: that of `tx`, as the module proves. At the first step nothing is scaled.
 
   Raises:
-    UserError: a `ClippedSum` without `takes_scaled_sums`: its examples were clipped before they
-      could be scaled. Use the gradients of `dpjax.per_example_grads`.
+    UserError: a `ClippedSum` without `takes_scaled_sums`, since its examples were clipped before
+      they could be scaled. Use the gradients of `dpjax.per_example_grads`.
 
   >>> from dpjax.gradients import stacked
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
@@ -147,7 +148,7 @@ def scale_then_privatize(
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
   """
-  # Imported here, since configs import this module and do not need it.
+  # Imported here, since configs import this module and do not need `beside_noise`.
   from dpjax.transforms import beside_noise
 
   # Raises for numbers out of range.
@@ -185,11 +186,12 @@ def scale_then_privatize(
         lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
       )
       rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
-    # If scales were changed from outside, the checksum is now wrong, and `tx` refuses it.
+    # If other code changed the scales, the checksum is now wrong, and `tx` refuses the state.
     noise_state = beside_noise.turned(state).inner
     noisy, inner = tx.update(rows, noise_state, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
-    # The state keeps its type for float64 gradients, too, or `lax.scan` would refuse it.
+    # The state stays float32 for float64 gradients, too: `lax.scan` refuses a state that changes
+    # its type.
     mean_squares = jax.tree.map(
       lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32),
       state.mean_squares,
@@ -207,7 +209,7 @@ def _scales(mean_squares: Any, floor: Any) -> Any:
   If an output was NaN, because its step was not accounted for, all s_t are NaN.
   """
   leaves = jax.tree.leaves(mean_squares)
-  # A float, since 2^31 coordinates or more do not fit in int32.
+  # The count is a float, since 2^31 coordinates or more do not fit in int32.
   count = float(sum(leaf.size for leaf in leaves))
   mean = sum(jnp.sum(leaf) for leaf in leaves) / count
   # Nothing is scaled before the first output, after outputs of zero, or if squares overflow.
@@ -219,6 +221,6 @@ def _scales(mean_squares: Any, floor: Any) -> Any:
   raised = jax.tree.map(lambda root: jnp.maximum(root, floor), relative)
   squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(raised))
   size = jnp.sqrt(squares / count)
-  # Exactly 1 at the first step, where leaf / size could differ from 1 by rounding.
+  # At the first step s_t is exactly 1, where leaf / size could differ from 1 by rounding.
   unscaled = jnp.where(jnp.isnan(mean), jnp.nan, 1.0)
   return jax.tree.map(lambda leaf: jnp.where(is_known, leaf / size, unscaled), raised)

@@ -1,23 +1,23 @@
-"""SlaClip: a clip norm that adapts, at the privacy cost of a constant one.
+"""SlaClip: a clip norm that adapts, at the privacy cost of a constant clip norm.
 
 Zou et al. 2026, "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping in DP-SGD"
 (ICML 2026), equations 6 to 11 and 28 to 30.
 
-A gradient that is shorter than the clip norm C leaves some of C unused. Each example uses it for
-K more coordinates, which say how short the gradient is:
+A gradient that is shorter than the clip norm C leaves a part of C unused. Each example uses that
+part for K more coordinates, which tell how short the gradient is:
 
   g+ = (clip(g), s),  sqrt(K) (C - |g|)+ = a L + b,  L = C / sqrt(K),  0 <= b < L,
   s  = (L, .., L, b, 0, .., 0)  with a times L.
 
-The whole is no longer than C. With the slack d = C - |g| in [0, C]:
+g+ has norm at most C. Proof, with the slack d = C - |g| in [0, C]:
 
   |s|^2 <= L (a L + b) = L sqrt(K) d = C d,  so  |g+|^2 <= (C - d)^2 + C d = C^2 - d (C - d) <= C^2.
 
-So g+ costs what clip(g) costs, under each relation and sampler: noise of z C on d + K coordinates
-is the Gaussian mechanism of noise multiplier z. Its first d coordinates are DP-SGD's own. The last
-K are divided by L and the batch size. Number k of them, from 0, is then the share of norms below r,
-averaged over r from C (K - k - 1) / K to C (K - k) / K. The bin nearest to C comes first. The norm
-that follows from them is post-processing.
+So g+ costs what clip(g) costs, under each relation and sampler: noise of z C on all coordinates of
+the sum of g+ is the Gaussian mechanism of noise multiplier z. The coordinates of clip(g) are those
+of DP-SGD. The sum of s is divided by L and the batch size. Entry k, counted from 0, is then a share
+of norms below r. It is averaged over r from C (K - k - 1) / K to C (K - k) / K, so the bin nearest
+to C comes first. The next clip norm is computed from these noisy shares, which is post-processing.
 
 Here d is made 1e-5 C smaller, so that rounded norms cannot pass the bound.
 """
@@ -45,16 +45,16 @@ _MOST_SLOTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows the slack: how far gradients are below the norm.
+  """Rule of a `Clip` whose norm follows the slack: the clip norm minus the gradients' norms.
 
-  It costs as much as flat clipping at the same noise multiplier.
+  The rule costs as much as flat clipping at the same noise multiplier.
 
   Args:
-    num_slots: number K of coordinates of the slack. `slots_for` is the paper's choice.
+    num_slots: number K of coordinates of the slack. `slots_for` computes the paper's choice.
     learning_rate: eta of the geometric update.
     clipped_share: beta, the target share of norms above C while few norms are near zero.
     expected_batch_size: public number by which the slack is divided; None for `normalize_by`.
-    min_factor, max_factor: the clip norm stays within these multiples of the first one.
+    min_factor, max_factor: bounds on the clip norm, as multiples of the first one.
 
   Raises:
     UserError: a number out of its range.
@@ -82,7 +82,7 @@ class SlackClipping(AdaptingClip):
   def slots_for(batch_size: float, noise_multiplier: float) -> int:
     """Returns the largest K at which the shares exceed their noise with 99 % confidence.
 
-    This is equation 36 of the paper, limited to 1 to 4096.
+    This is equation 36 of the paper. The result is at least 1 and at most 4096.
 
     >>> SlackClipping.slots_for(256, 1.0)
     13
@@ -103,7 +103,7 @@ class SlackClipping(AdaptingClip):
     return width * jnp.sum(jnp.where(rows[:, None], filled, 0.0), axis=0)
 
   def query_unit(self, std: float, normalize_by: float) -> float:
-    # The slack is in the units of gradients, so it gets the same noise.
+    # The slack has the unit of gradients, so it gets the same noise as the sum.
     del std, normalize_by
     return 1.0
 

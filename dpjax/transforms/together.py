@@ -43,7 +43,7 @@ def features(
   statistics: object = None,
   scaling: object = None,
 ) -> dict[str, str]:
-  """Returns feature -> the argument that causes it, for the features named in `APART`.
+  """Returns feature -> text of the argument that causes it, for features that `APART` names.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
@@ -87,7 +87,7 @@ def check_together(
 ) -> None:
   """Raises UserError for the first pair of features in `APART` that these arguments combine.
 
-  It also raises if `shape` is no `NoiseShape`, or `sampler` neither a `Sampler` nor None.
+  It also raises if `shape` is no `NoiseShape`, or if `sampler` is neither a `Sampler` nor None.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):
@@ -112,8 +112,8 @@ def assumptions(
 ) -> tuple[str, ...]:
   """Returns the unproved assumptions behind an epsilon of these parts, one line each.
 
-  The event of a part that is not dpjax's own is its author's claim. With any such line, epsilon is
-  "claimed", not "proved".
+  If a part is not from dpjax, its event is the claim of its author. With at least one line, epsilon
+  is "claimed", not "proved".
   """
   rule = clip.rule if clip.rule.adapts else None
   parts = (sampler, clip, rule, shape, shape.correlation, statistics)

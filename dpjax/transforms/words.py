@@ -1,4 +1,4 @@
-"""Describes a step's noise in words, for privacy statements, if it differs from the event."""
+"""Describes the noise of a step for privacy statements, if the event alone does not describe it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpjax.transforms.group_noise import group_stds
 if TYPE_CHECKING:
   from dpjax.transforms.scale_then_privatize import CoordinateScaling
 
-# With more steps, the matrix C of correlated noise is not inverted to find the noise of single
-# steps: it is dense.
+# Largest number of steps for which the dense matrix C of correlated noise is inverted, to find the
+# noise of single steps.
 _MAX_DENSE = 1024
 
 
@@ -79,7 +79,7 @@ def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: 
 
   C has a unit diagonal, so the noise of step t is z_t plus a part that earlier noise fixes."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
-  # Rounded down: a statement must not claim more noise than there is.
+  # Numbers are rounded down, since a statement must not claim more noise than there is.
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)
   low = number(factors.min())
   high = number(factors.max())

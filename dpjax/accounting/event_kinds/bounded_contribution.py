@@ -1,4 +1,4 @@
-"""Noise on a Poisson sample of records, of which one user owns several."""
+"""Noise on a Poisson sample of records, where a user may own several records."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-# Largest number of a user's records, if more than one is drawn on average: the accounting holds
-# one chance for each number of them in a batch. With a mean of at most 1, m records have a chance
-# of at most 1 / m!, so fewer than 171 chances are held, however many records there are.
+# Largest number of a user's records, if more than one is drawn on average. The accounting holds a
+# chance for each number of drawn records. With a mean of at most 1, m drawn records have a chance
+# of at most 1 / m!. So fewer than 171 chances are held, however many records the user owns.
 _MOST_RECORDS = 256
 _MOST_AT_MEAN_ONE = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedContributionDpEvent(dpa.DpEvent):
-  """A Gaussian sum over a Poisson sample, in which a user owns `max_contribution` records at most.
+  """A Gaussian sum over a Poisson sample, where a user owns at most `max_contribution` records.
 
   The noise multiplier is std / (clip norm of ONE record).
   """
@@ -37,11 +37,11 @@ class BoundedContributionDpEvent(dpa.DpEvent):
 class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   """Accounting of a user with up to k records, each drawn independently with probability q.
 
-  In the neighbour all of the user's records are empty. Given which records are drawn, the sum
-  moves by a vector of norm at most C times their number. So the worst pair is a mixture of N(i C),
-  with i from Binomial(k, q), against N(0). It dominates every mixture with vectors no longer than
-  these, in both directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples
-  of users: Charles et al. 2024, arXiv:2407.07737). It is exact if all k gradients point one way.
+  In the neighbour all of the user's records are empty. If i of the user's records are drawn, the
+  sum moves by a vector of norm at most i C. So the worst pair is a mixture of N(i C), with i from
+  Binomial(k, q), against N(0). This pair dominates every mixture with vectors of these norms, in
+  both directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples of users:
+  Charles et al. 2024, arXiv:2407.07737). It is exact if all k gradients have the same direction.
   """
 
   name = "bounded_contribution"
@@ -73,7 +73,7 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
       chances=chances, shifts=counts / part.noise_multiplier, interval=interval
     )
 
-  # The next two only guide the choice of a grid.
+  # The next two methods only guide the choice of a grid.
   def renyi_two(self, part: BoundedContributionDpEvent) -> float:
     from dpjax.accounting.mixture_pld import binomial_counts, typical_renyi_two
 
@@ -105,7 +105,7 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
 def bounded_contribution_event(
   event: DpEvent, *, sampling_prob: float, max_contribution: int
 ) -> DpEvent:
-  """Returns a Gaussian sum over a Poisson sample, where a user owns several records.
+  """Returns the event of a Gaussian sum over a Poisson sample, where a user owns several records.
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / clip norm of one record.
@@ -113,7 +113,8 @@ def bounded_contribution_event(
     max_contribution: largest number of records of one user. It may be at most 256 if
       max_contribution * sampling_prob > 1.
 
-  It is accounted under replace_special, by PLD: a user's records are emptied, and stay in place.
+  The event is accounted under replace_special, by PLD. So in the neighbour all of a user's records
+  are empty, but stay in place.
 
   Raises:
     UserError: numbers out of their range, or an event that is no Gaussian sum.

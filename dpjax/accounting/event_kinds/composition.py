@@ -45,7 +45,7 @@ class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
   def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(0, count=event.count)
     count = int(event.count)
-    # Taken apart even for 0 repetitions, so that an unknown event is refused.
+    # The inner event is taken apart even for 0 repetitions, so that an unknown event is refused.
     for part, times in kind_of(event.event).elements(event.event):
       if count > 0:
         yield part, times * count
@@ -75,7 +75,7 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
   validate.integer_at_least(0, num_steps=num_steps)
   if num_steps == 0:
     return dpa.NoOpDpEvent()
-  # A Python integer, because JSON cannot write NumPy's integers.
+  # The count is a Python integer, because JSON cannot write NumPy's integers.
   return dpa.SelfComposedDpEvent(step_event, int(num_steps))
 
 
@@ -83,7 +83,7 @@ def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
   """Returns the event of `counts` (part -> times), each part unamplified if its kind defines how.
 
   For example, one Gaussian sum takes the place of a pass of random allocation. The true cost of
-  the result is no less. With little noise the accountant's bound on it may still be smaller.
+  the result is no less. With little noise the accountant may still prove a smaller epsilon for it.
 
   >>> from dpjax.accounting import gaussian_event, parts, random_allocation_event
   >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))

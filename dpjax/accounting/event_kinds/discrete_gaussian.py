@@ -16,11 +16,11 @@ from dpjax.accounting.text import lower
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteGaussianDpEvent(dpa.DpEvent):
-  """The event of one sum of integer vectors, with noise N_Z(0, sigma^2) on each coordinate.
+  """The event of one sum of integer vectors, with discrete Gaussian noise on each coordinate.
 
   Args:
-    noise_multiplier: sigma / the largest L2 norm of ONE record's integer vector, after rounding.
-      Under replace_one the accountant doubles that norm.
+    noise_multiplier: sigma of the noise / the largest L2 norm of ONE record's integer vector, after
+      rounding. Under replace_one the accountant doubles this norm.
   """
 
   noise_multiplier: float
@@ -30,9 +30,9 @@ class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
   """The accounting of discrete Gaussian noise (Canonne, Kamath and Steinke 2020,
   arXiv:2004.00010).
 
-  For a shift by an integer vector the Renyi divergence is at most that of Gaussian noise of the
-  same sigma, at every order (theorem 4). It is not proved that the trade-off curve of Gaussian
-  noise is a bound, too, so there is no privacy loss distribution.
+  For a shift by an integer vector, Gaussian noise of the same sigma has no smaller Renyi divergence
+  at any order (theorem 4). It is not proved that the trade-off curve of Gaussian noise is a bound,
+  so there is no privacy loss distribution.
   """
 
   name = "discrete_gaussian"

@@ -23,11 +23,11 @@ from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
-# Largest number of records: it must fit 64 bits.
+# Largest number of records, which must fit into a signed integer of 64 bits.
 _MOST_RECORDS = 2**63 - 1
 
 
-# Events of a sample of a fixed size.
+# Type of an event on a sample of a fixed size.
 Sample = TypeVar(
   "Sample", dpa.SampledWithoutReplacementDpEvent, dpa.SampledWithReplacementDpEvent
 )
@@ -63,18 +63,18 @@ class SampleKind(EventKind[Sample]):
 
 
 class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
-  """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
+  """Gaussian noise on b of n or more records, which are drawn uniformly without replacement.
 
-  Exchanging a record: `dpjax.accounting.exchanged_sample` has the proof.
+  For exchanging a record, `dpjax.accounting.exchanged_sample` has the proof.
 
-  Adding or removing one. Let n be the size of the larger data set, and q = b / n. Draw b of the
-  other records, and one of them, j. With the record x, the batch is these with probability 1 - q,
-  and else has x in the place of j. So, around the sum of the b, the outputs are
-  (1 - q) N(0) + q N(x - j) with the record, and N(0) without it. Both x and j have norm C at most.
-  As divergences are jointly convex, both directions are at most those of
-  (1 - q) N(0) + q N(2 C) and N(0): the pair of Poisson sampling at twice the sensitivity. It is
-  exact if all other gradients are opposite to that of the record, of norm C. A joining record
-  pushes another one out, so it would be wrong to account a Poisson sample of the same noise
+  For adding or removing a record x, let n be the size of the larger data set, and q = b / n. Draw b
+  of the other records, and among these one record j. With x in the data, the batch is the b records
+  with probability 1 - q, and else has x in the place of j. So, around the sum of the b records, the
+  outputs are (1 - q) N(0) + q N(x - j) with x, and N(0) without x. Both x and j have norm C at
+  most. As divergences are jointly convex, both directions are at most those of
+  (1 - q) N(0) + q N(2 C) and N(0): the pair of Poisson sampling at twice the sensitivity. This
+  bound is exact if all other gradients have norm C and the opposite direction of x. A joining
+  record pushes another one out, so it would be wrong to account a Poisson sample of the same noise
   (pitfall P14).
   """
 
@@ -84,7 +84,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   proof = Proved((REPLACE, ADD))
 
   def under_add_or_remove_one(self, part: dpa.SampledWithoutReplacementDpEvent) -> DpEvent:
-    # A joining record takes the place of another one: the sum moves by up to 2 C.
+    # A joining record takes the place of another record, so the sum moves by up to 2 C.
     inner = kind_of(part.event).under_replace_one(part.event)
     return poisson_sampled_event(inner, sampling_prob=self.joining_prob(part))
 
@@ -108,7 +108,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
       interval=interval,
     )
 
-  # These two only guide the choice of a grid.
+  # The next two methods only guide the choice of a grid.
   def renyi_two(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
     return amplified(whole, self.joining_prob(part) ** 2)
@@ -132,13 +132,13 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
 
 
 def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> DpEvent:
-  """Returns `event` on `batch_size` distinct records drawn uniformly out of `num_examples`.
+  """Returns the event of `event` on a uniformly drawn subset of `batch_size` records.
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm under both relations.
     num_examples: number of records, or a lower bound on it. Under add_or_remove_one it must be a
       public lower bound on the size of the larger neighbour.
-    batch_size: records in each batch.
+    batch_size: number of records in each batch.
 
   Raises:
     UserError: batch_size above num_examples, or numbers below 1.

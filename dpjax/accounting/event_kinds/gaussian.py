@@ -34,7 +34,7 @@ class GaussianKind(AdditiveNoiseKind[dpa.GaussianDpEvent]):
     return part.noise_multiplier**-2, True
 
   def zcdp(self, part: dpa.GaussianDpEvent) -> float:
-    # Bun and Steinke 2016, arXiv:1605.02065, proposition 1.6; exact.
+    # This value is exact (Bun and Steinke 2016, arXiv:1605.02065, proposition 1.6).
     return 0.5 / part.noise_multiplier**2
 
   def gaussian_noise(self, part: dpa.GaussianDpEvent) -> float:
@@ -46,8 +46,8 @@ def sampled_gaussian_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss of a Gaussian sum over a Poisson sample, on a grid of `interval`.
 
-  By connecting the dots between grid points (Doroshenko et al. 2022, arXiv:2207.04380) it is an
-  upper bound at any interval.
+  Connecting the dots between grid points makes the result an upper bound at any interval
+  (Doroshenko et al. 2022, arXiv:2207.04380).
   """
   return pld_lib.from_gaussian_mechanism(
     noise_multiplier,
@@ -57,7 +57,7 @@ def sampled_gaussian_pld(
 
 
 def gaussian_event(noise_multiplier: float) -> DpEvent:
-  """Returns the event of one Gaussian sum: noise of std `noise_multiplier * l2_clip_norm`.
+  """Returns the event of one Gaussian sum with noise of std `noise_multiplier * l2_clip_norm`.
 
   A noise multiplier of 0 is allowed, and has an infinite epsilon.
 

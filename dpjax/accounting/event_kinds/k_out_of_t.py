@@ -29,7 +29,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class KOutOfTDpEvent(dpa.DpEvent):
-  """A pass of `num_steps` Gaussian sums, in which each record joins `num_selected` of them.
+  """A pass of `num_steps` Gaussian sums, where each record joins `num_selected` of the sums.
 
   A record's set of sums is uniform, independent of other records, secret, and drawn anew in each
   pass.
@@ -43,7 +43,7 @@ class KOutOfTDpEvent(dpa.DpEvent):
 class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   """The accounting of k out of t steps, as k passes of one out of about t / k steps each.
 
-  `dpjax.accounting.random_allocation` has the proof. It is exact at k = 1 and k = t.
+  `dpjax.accounting.random_allocation` has the proof. The accounting is exact at k = 1 and k = t.
   """
 
   name = "k_out_of_t"
@@ -74,12 +74,13 @@ class KOutOfTKind(EventKind[KOutOfTDpEvent]):
       runs.append(composed(random_allocation_event(noise, num_steps=size + 1), longer))
     return dpa.ComposedDpEvent(runs)
 
-  # Called for the best of several runs, which does not use `accounted_as`.
+  # This method serves the best of several runs, whose accounting does not use `accounted_as`.
   def rdp(self, part: KOutOfTDpEvent) -> np.ndarray:
     return rdp_of(parts(self.accounted_as(part)))
 
   def zcdp(self, part: KOutOfTDpEvent) -> float:
-    # The record's steps are drawn without looking at it, so the pass is a mixture of k sums.
+    # The record's steps are drawn independently of the record. So a pass is a mixture, over these
+    # steps, of compositions of k sums.
     noise = dpa.GaussianDpEvent(part.noise_multiplier)
     return part.num_selected * kind_of(noise).zcdp(noise)
 
@@ -96,12 +97,13 @@ class KOutOfTKind(EventKind[KOutOfTDpEvent]):
 
 
 def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> DpEvent:
-  """Returns one pass of `num_steps` Gaussian sums; a record is in `num_selected` uniform ones.
+  """Returns the event of `num_steps` Gaussian sums, of which each record joins `num_selected`.
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm.
-    num_steps: t, number of steps of a pass.
-    num_selected: k, from 1 to t; 1 returns `random_allocation_event`.
+    num_steps: number t of steps of a pass.
+    num_selected: number k of steps of a record, from 1 to t. With 1 the result is that of
+      `random_allocation_event`.
 
   Raises:
     UserError: numbers out of their range, or an event that is no Gaussian sum.

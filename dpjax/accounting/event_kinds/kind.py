@@ -33,13 +33,13 @@ Event = TypeVar("Event", bound=DpEvent)
 Parts = Mapping[DpEvent, int]
 _TOO_DEEP = "holds events in events beyond the depth of Python's stack"
 ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
-# For a smaller probability of a Poisson sample dp_accounting overflows.
+# Smallest probability of a Poisson sample for which dp_accounting does not overflow.
 LEAST_PROB = 1e-200
 
-# The Renyi divergence of one sampled step is computed to about 3e-16 and may come out zero
-# or negative, which dp_accounting would read as "costs nothing".
+# The Renyi divergence of one sampled step has a rounding error of about 3e-16. So it may come out
+# zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
-# Between these, squares of noise multipliers neither overflow nor underflow.
+# Limits of noise multipliers, between which their squares neither overflow nor underflow.
 _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 _LEAST_SQUARE = 1e-300
@@ -49,14 +49,14 @@ class EventKind(Generic[Event]):
   """Base class: all that the accountants know about the events of one class.
 
   Subclasses override what differs. A kind whose events are taken apart, such as a composition,
-  overrides `elements`, and needs none of the methods after it.
+  overrides `elements`, and needs none of the methods that are defined below `elements`.
 
-  `EventKind[MyDpEvent]` says to a type checker which events its methods take.
+  `EventKind[MyDpEvent]` tells a type checker which events the methods take.
 
   Attributes:
-    name: name in JSON.
+    name: name of the kind in JSON.
     event: class of the events.
-    fields: fields of the event that JSON holds, in the order of its constructor.
+    fields: names of the event's fields that JSON holds, in the order of the event's constructor.
     scheme: name of the row of `dpjax.accounting.PROVED` that holds `proof`.
     proof: relations and accountants that have a proof.
     rdp_relation: relation for which dp_accounting is asked for the Renyi curve. Noise is already
@@ -64,8 +64,8 @@ class EventKind(Generic[Event]):
       relation.
     selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
-    points_per_deviation: grid points per standard deviation of a step's privacy loss. A grid
-      of width h adds about h^2 / 4 to the variance; at 60 that is 1e-4 of it.
+    points_per_deviation: number of grid points per standard deviation of a step's privacy loss. A
+      grid of width h adds about h^2 / 4 to the variance; 60 points add about 1e-4 of the variance.
   """
 
   name: ClassVar[str]
@@ -97,9 +97,9 @@ class EventKind(Generic[Event]):
     return self.event(**fields)
 
   def elements(self, event: Event) -> Iterable[tuple[DpEvent, int]]:
-    """Yields (part, times): the elementary mechanisms that ran, each in its normal form.
+    """Yields (part, times) for each elementary mechanism that ran, in its normal form.
 
-    An event that costs nothing yields nothing; one without noise yields `NonPrivateDpEvent`.
+    An event that costs nothing yields nothing. An event without noise yields `NonPrivateDpEvent`.
 
     Raises:
       UserError: a field out of its range, or an inner event that this kind does not allow.
@@ -107,7 +107,7 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def rows(self) -> dict[str, Proved]:
-    """Returns scheme -> proof: the rows of events of this kind in `accounting.PROVED`."""
+    """Returns scheme -> proof: the rows of this kind in `accounting.PROVED`; {} without a proof."""
     return {self.scheme: self.proof} if hasattr(self, "proof") else {}
 
   def row_of(self, part: Event) -> tuple[str, Proved]:
@@ -123,12 +123,13 @@ class EventKind(Generic[Event]):
   def accounted_as(self, part: Event) -> DpEvent:
     """Returns the event that accountants compose in place of the part. Default: the part itself.
 
-    It must cost no less under every relation of the proof."""
+    The returned event must cost no less than the part, under every relation of the proof."""
     return part
 
   def under_replace_one(self, part: Event) -> DpEvent:
-    """Returns the part with noise relative to 2 l2_clip_norm, by which a replaced record moves a
-    sum. Default: the part itself, for events whose cost is stated for replacement already."""
+    """Returns the part with noise relative to 2 l2_clip_norm, the sensitivity to a replacement.
+
+    Default: the part itself, for events whose cost is already stated for replacement."""
     return part
 
   def under_add_or_remove_one(self, part: Event) -> DpEvent:
@@ -149,8 +150,9 @@ class EventKind(Generic[Event]):
     return curve
 
   def pld(self, part: Event, interval: float) -> pld_lib.PrivacyLossDistribution:
-    """Returns the privacy loss distribution on a grid of this interval; it must be an upper bound
-    for every interval."""
+    """Returns the privacy loss distribution of the part, on a grid of this interval.
+
+    It must be an upper bound for every interval."""
     raise NotImplementedError
 
   def renyi_two(self, part: Event) -> float:
@@ -158,11 +160,11 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def largest_loss(self, part: Event) -> float:
-    """Returns the approximate largest loss on the grid: that at 10 standard deviations of noise."""
+    """Returns roughly the largest loss on the grid: the loss at 10 standard deviations of noise."""
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP, and whether it is exact; if not, the central limit gives it."""
+    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False)."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
       "sampled; use accountant='pld' or 'rdp'",
@@ -173,23 +175,24 @@ class EventKind(Generic[Event]):
   def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
-    Sampling does not lower it: a sampled part has the rho of the same mechanism on all records.
+    Sampling does not lower rho: a sampled part has the rho of the same mechanism on all records.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
 
   def gaussian_noise(self, part: Event) -> float | None:
-    """Returns the noise multiplier of the Gaussian sums that the part accounts for.
+    """Returns the noise multiplier of the Gaussian sums that the part accounts for, or None.
 
-    `launch.check` compares the noise of a run with it; None if the noise is not tested.
+    `launch.check` compares the noise of a run with this number. None means that it tests no noise.
     """
     del part
     return None
 
   def joining_prob(self, part: Event) -> float | None:
-    """Returns the largest probability with which a record takes part in what the part accounts for.
+    """Returns the largest probability that a record takes part in the part's steps, or None.
 
-    The part is one step, or `Sampler.steps_per_event` steps of which a record is in one at most.
-    `launch.check` compares counted draws with it; None if they are not counted.
+    A part accounts for one step, or for `Sampler.steps_per_event` steps. A record is in at most one
+    of these steps. `launch.check` compares counted draws with this number. None means that it
+    counts no draws.
     """
     del part
     return None
@@ -203,7 +206,7 @@ KINDS: dict[str, EventKind[Any]] = {}
 _KIND_OF: dict[type, EventKind[Any]] = {}
 
 
-# Schemes of kinds that users defined, which may be registered again.
+# Schemes of user-defined kinds. A user may register these schemes again.
 _USERS_SCHEMES: set[str] = set()
 
 
@@ -215,7 +218,7 @@ def register(*kinds: EventKind[Any]) -> None:
 
   Raises:
     UserError: an object that is no `EventKind`; or a name, a class of events or a scheme of dpjax
-      itself. Its epsilon would be printed as proved, although your formula gave it.
+      itself. The epsilon of your kind would be printed as proved, although your formula gave it.
   """
   for kind in kinds:
     if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
@@ -232,7 +235,8 @@ def register(*kinds: EventKind[Any]) -> None:
         )
     rows = kind.rows()
     if is_user_defined(kind):
-      # A kind without a scheme of its own is not amplified, and must not change the row "none".
+      # A kind that defines no scheme is not amplified. It has the scheme "none", whose row it must
+      # not change.
       rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
       taken = [
         scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
@@ -251,12 +255,12 @@ def register(*kinds: EventKind[Any]) -> None:
 
 
 def is_user_defined(kind: EventKind[Any]) -> bool:
-  """Whether the kind was defined by a user, so that its accounting is not proved by dpjax."""
+  """Returns whether a user defined the kind, so that dpjax does not prove its accounting."""
   return not type(kind).__module__.startswith("dpjax.")
 
 
 def kind_of(event: DpEvent) -> EventKind[Any]:
-  """Returns the kind of an event.
+  """Returns the `EventKind` that is registered for the class of an event.
 
   Raises:
     UserError: an event whose class is not in the table.
@@ -320,7 +324,7 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
     for part, times in kind_of(event).elements(event):
       # A negative count of a user's event would cancel the cost of another event.
       validate.integer_at_least(0, times=times)
-      # Converted to Python's numbers: those of NumPy's narrow types could overflow or round.
+      # Fields are converted to Python's numbers: NumPy's narrow types could overflow or round.
       fields = {name: getattr(part, name) for name in kind_of(part).fields}
       if any(isinstance(value, np.generic) for value in fields.values()):
         plain = {
@@ -337,10 +341,10 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
 
 
 def merged_parts(event: DpEvent) -> Counter[DpEvent]:
-  """Counts as `parts` does, with all unsampled Gaussians merged into one, which is exact.
+  """Returns the counts of `parts`, with all unsampled Gaussians merged into one.
 
-  Noise multipliers z_i compose to (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019,
-  arXiv:1905.02383, corollary 3.3).
+  This merging is exact: Gaussians of noise multipliers z_i compose to one of
+  (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
 
   >>> from dpjax.accounting import composed, gaussian_event
   >>> merged_parts(composed(gaussian_event(2), 4))
@@ -349,7 +353,7 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   counts = parts(event)
   gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
   if gaussians:
-    # fsum rounds only once. A run has one term for each noise level, maybe many.
+    # fsum rounds only once. A run may have many terms, one for each noise level.
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
   return counts
@@ -357,7 +361,8 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
 
 def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
   """Returns the parts with `convert` applied to each; counts are kept."""
-  # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
+  # Two parts may become equal, such as a sample of fixed size and a Poisson sample. Then their
+  # counts are added.
   counts: Counter[DpEvent] = Counter()
   for part, times in steps.items():
     counts[convert(part)] += times
@@ -367,15 +372,16 @@ def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[Dp
 def with_noise(
   noise_multiplier: float, rebuild: Callable[[float], DpEvent]
 ) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of a noisy event, its noise multiplier limited to [1e-100, 1e100].
+  """Returns the elements of a noisy event, with a noise multiplier in [1e-100, 1e100].
 
-  A smaller one counts as no noise, whose epsilon is infinite, and a larger one as 1e100. Both cost
-  no less than the event.
+  A smaller noise multiplier counts as no noise, whose epsilon is infinite. A larger one counts as
+  1e100. Both results cost no less than the event.
 
   Args:
-    rebuild: (noise multiplier) -> event.
+    noise_multiplier: noise multiplier of the event.
+    rebuild: function noise multiplier -> event.
   """
-  # The limits do not exist in half precision, so the number is converted.
+  # Half precision does not hold the limits, so the number is converted to float64.
   noise_multiplier = float(noise_multiplier)
   if noise_multiplier < _LEAST_LEVEL:
     return [(dpa.NonPrivateDpEvent(), 1)]
@@ -388,7 +394,9 @@ def sampled(
   """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
 
   Args:
-    rebuild: mechanism in its normal form -> the sampled event.
+    event: sampled event, with the mechanism in its field `event`.
+    allowed: classes of mechanisms that may be sampled.
+    rebuild: function from the mechanism in its normal form to the sampled event.
 
   Raises:
     UserError: several mechanisms, or one that is not `allowed`.
@@ -418,7 +426,7 @@ def noise_multiplier_of(event: DpEvent) -> float:
 
 
 def rdp_of(steps: Parts) -> np.ndarray:
-  """Returns the Renyi divergences at `ORDERS` of parts that all ran, [len(ORDERS)]."""
+  """Returns the Renyi divergences at `ORDERS` of all parts composed, [len(ORDERS)]."""
   total = np.zeros(len(ORDERS))
   for part, times in steps.items():
     total += times * _rdp_once(type(part), part)
@@ -427,7 +435,8 @@ def rdp_of(steps: Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is in the cache's key, since a user's event could compare equal to another class's.
+  # The class is in the cache's key, since a user's event could compare equal to an event of another
+  # class.
   del cls
   # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
   return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
@@ -444,12 +453,12 @@ def describe(event: DpEvent, unit: str) -> str:
 
 def amplified(loss: float, prob: float) -> float:
   """Returns log(1 + prob (e^loss - 1)), without overflow and never below 0."""
-  # A square of a probability may underflow to 0.
+  # A square of a probability may underflow to 0, so `prob` has a lower limit.
   prob = max(prob, _LEAST_SQUARE)
   # expm1 keeps the digits of a small loss. A large one would overflow exp.
   if loss < 1:
     return math.log1p(prob * math.expm1(loss))
-  # The sum may round to 0 or below. e^loss - 1 >= loss gives a bound from below.
+  # `rounded` may be 0 or below. As e^loss - 1 >= loss, log(1 + prob * loss) is a lower bound.
   rounded = loss + math.log(prob + (1 - prob) * math.exp(-loss))
   return max(rounded, math.log1p(prob * loss))
 
@@ -465,7 +474,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides dp_accounting's warnings that it excludes an order, which only makes the bound looser."""
+  """Hides warnings that dp_accounting excludes an order. This only makes the bound looser."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()
@@ -473,7 +482,7 @@ def quiet() -> Iterator[None]:
   logger = logging.getLogger("absl")
   logger.addFilter(is_kept)
   try:
-    # Overflow at large orders is expected there: the order is excluded.
+    # Overflow at large orders is expected: dp_accounting then excludes the order.
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
       yield
   finally:

@@ -9,12 +9,12 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
 from dpjax.accounting.event_kinds.kind import DpEvent, zcdp_of_pure
 
-# Of e, so that float64 does not overflow in dp_accounting's mixture of two densities.
+# Largest exponent of e at which dp_accounting's mixture of two densities does not overflow float64.
 _LARGEST_EXPONENT = 700.0
 
 
 class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
-  """A sum over every record, with Laplace noise; its multiplier is scale / L1 bound."""
+  """A sum over every record, with Laplace noise. The noise multiplier is scale / L1 bound."""
 
   name = "laplace"
   event = dpa.LaplaceDpEvent
@@ -26,14 +26,14 @@ class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
     return sampled_laplace_pld(part.noise_multiplier, interval, sampling_prob=1.0)
 
   def renyi_two(self, part: dpa.LaplaceDpEvent) -> float:
-    # With little noise the pure bound 1 / z is smaller than the Gaussian guess.
+    # With little noise the pure bound 1 / z is smaller than 1 / z^2, the value of Gaussian noise.
     return min(1 / part.noise_multiplier**2, 1 / part.noise_multiplier)
 
   def zcdp(self, part: dpa.LaplaceDpEvent) -> float:
     return zcdp_of_pure(self.largest_loss(part))
 
   def largest_loss(self, part: dpa.LaplaceDpEvent) -> float:
-    # The loss of Laplace noise is bounded: pure differential privacy.
+    # Laplace noise gives pure differential privacy, so the loss is bounded.
     return 1 / part.noise_multiplier
 
 
@@ -42,8 +42,8 @@ def sampled_laplace_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of `interval`.
 
-  With so little noise that e^(1 / noise_multiplier) overflows, the sum over all records takes its
-  place. It costs no less.
+  If e^(1 / noise_multiplier) overflows, the sum over all records is accounted instead, which costs
+  no less.
   """
   if 1 / noise_multiplier > _LARGEST_EXPONENT:
     sampling_prob = 1.0
@@ -55,7 +55,7 @@ def sampled_laplace_pld(
 
 
 def laplace_event(noise_multiplier: float) -> DpEvent:
-  """Returns the event of one Laplace sum: scale `noise_multiplier` * the L1 bound of one record.
+  """Returns the event of one Laplace sum. The scale is noise_multiplier * the L1 bound of a record.
 
   >>> laplace_event(2)
   LaplaceDpEvent(noise_multiplier=2.0)

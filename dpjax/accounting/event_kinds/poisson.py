@@ -1,4 +1,4 @@
-"""Noise on a Poisson sample: every record joins the batch on its own."""
+"""Noise on a Poisson sample, which every record joins independently."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
 
 
 class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
-  """Gaussian or Laplace noise on a sample that each record joins on its own.
+  """Gaussian or Laplace noise on a sample that each record joins independently.
 
-  There is no proof under replace_one: both neighbours then have a record of their own in the
-  sample, and dp_accounting has no dominating pair for that.
+  There is no proof under replace_one: the sample may then hold a different record for each
+  neighbour, and dp_accounting has no dominating pair for this case.
   """
 
   name = "poisson_sampled"
@@ -74,7 +74,8 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
 
   def renyi_two(self, part: dpa.PoissonSampledDpEvent) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
-    # Exact at order 2: the chi-square divergence of a mixture is q^2 times that of the whole.
+    # This is exact at order 2: sampling with probability q multiplies the chi-square divergence by
+    # q^2.
     return amplified(whole, _accounted_prob(part) ** 2)
 
   def largest_loss(self, part: dpa.PoissonSampledDpEvent) -> float:
@@ -84,7 +85,7 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
   def mu_squared(self, part: dpa.PoissonSampledDpEvent) -> tuple[float, bool]:
     if not isinstance(part.event, dpa.GaussianDpEvent):
       return super().mu_squared(part)
-    # The central limit of Bu et al. 2020; see `gdp`.
+    # This is the central limit of Bu et al. 2020; see `gdp`.
     square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
     return square, False
 
@@ -103,13 +104,15 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
 
 
 def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
-  # Costs no less: drawing with q is drawing with q' >= q, and then leaving the record out with
-  # 1 - q / q'.
+  # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
+  # leaving the record out with chance 1 - q / q'.
   return max(part.sampling_probability, LEAST_PROB)
 
 
 def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
-  """Returns `event` on a batch that each record joins on its own with `sampling_prob`.
+  """Returns the event of `event` on a batch that each record joins independently.
+
+  The probability of joining is `sampling_prob`.
 
   >>> from dpjax.accounting import gaussian_event
   >>> poisson_sampled_event(gaussian_event(1), sampling_prob=0.5).sampling_probability

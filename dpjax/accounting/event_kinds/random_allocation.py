@@ -22,7 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
 from dpjax.validate import UserError
 
-# Largest number of steps of a pass: integers up to here are exact in float64.
+# Largest number of steps of a pass: integers up to this are exact in float64.
 _MOST_STEPS = 10**15
 
 
@@ -30,8 +30,8 @@ _MOST_STEPS = 10**15
 class RandomAllocationDpEvent(dpa.DpEvent):
   """A pass of `num_steps` Gaussian sums, in which each record joins one sum.
 
-  A record's step is drawn uniformly, independently of the other records, and kept secret. Fewer
-  steps of a pass cost no more than all. The next pass draws anew.
+  A record's step is drawn uniformly, independently of the other records, anew in each pass, and
+  kept secret. A pass that stops early costs no more.
   """
 
   num_steps: int
@@ -60,10 +60,10 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
     )
 
   def unamplified(self, part: RandomAllocationDpEvent) -> DpEvent:
-    # A pass is the mixture, over the record's step, of one Gaussian sum.
+    # A pass is a mixture, over the record's step, of runs where the record is in one Gaussian sum.
     return dpa.GaussianDpEvent(part.noise_multiplier)
 
-  # The next two import their module when called, since few runs account for a pass.
+  # The next two methods import their module when called, since few runs account for a pass.
   def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:
     from dpjax.accounting.allocation_rdp import allocation_rdp
 
@@ -76,8 +76,8 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
 
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
-  # A pass of T steps has about the loss of one step on a sample of probability 1 / sqrt(T): its
-  # Renyi divergence of order 2 is log(1 + (e^(1 / z^2) - 1) / T).
+  # A pass of T steps has a Renyi divergence of order 2 of log(1 + (e^(1 / z^2) - 1) / T). So its
+  # loss is about that of one step on a sample of probability 1 / sqrt(T).
   def renyi_two(self, part: RandomAllocationDpEvent) -> float:
     noise = self.unamplified(part)
     return amplified(kind_of(noise).renyi_two(noise), (part.num_steps**-0.5) ** 2)
@@ -87,7 +87,8 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
     return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
 
   def zcdp(self, part: RandomAllocationDpEvent) -> float:
-    # The record's step is drawn without looking at it, so the pass is a mixture of one sum.
+    # The record's step is drawn independently of the record. So a pass is a mixture of runs where
+    # the record is in one sum.
     noise = self.unamplified(part)
     return kind_of(noise).zcdp(noise)
 
@@ -107,9 +108,9 @@ def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
   """Returns the event of a pass of `num_steps` Gaussian sums; a record is in one of them.
 
   The record's step must be drawn uniformly, independently of other records, anew in every pass, and
-  kept secret. It is accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
+  kept secret. A pass is accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
   (`dpjax.accounting.allocation_rdp`). A pass that stops early costs no more. If k passes take the
-  SAME batches, account for one pass of noise multiplier / sqrt(k).
+  SAME batches, account for one pass, with the noise multiplier divided by sqrt(k).
 
   >>> from dpjax.accounting import gaussian_event
   >>> random_allocation_event(gaussian_event(1), num_steps=200)

@@ -13,29 +13,30 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, zcdp_of_pure
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
-# For smaller epsilons the formula of `pure_dp_event` would round too much.
+# Epsilon below which the formula of `pure_dp_event` would round too much.
 _SMALL = 1e-6
 
 
 class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
-  """Randomised response: one of `num_buckets` answers, which is drawn uniformly at random with
-  probability `noise_parameter`, and else is the true one.
+  """Randomised response: the true one of `num_buckets` answers, or a random one.
 
-  It has no noise multiplier, so its epsilon is not converted under any relation.
+  With probability `noise_parameter` the answer is drawn uniformly; otherwise it is the true answer.
+  The event has no noise multiplier, so its epsilon is not converted under any relation.
   """
 
   name = "randomized_response"
   event = dpa.RandomizedResponseDpEvent
   fields = ("noise_parameter", "num_buckets")
   proof = Proved(RELATIONS)
-  # Its definition compares two values of one record, so dp_accounting analyses it for replacement.
+  # Randomised response is defined by two values of one record, so dp_accounting analyses it for
+  # replacement.
   rdp_relation = "REPLACE_ONE"
   # A response has only two or three losses, which a coarser grid would round too much.
   points_per_deviation = 4000
 
   def elements(self, event: dpa.RandomizedResponseDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(1, num_buckets=event.num_buckets)
-    # In both cases the answer does not depend on the input.
+    # With one bucket, or with noise alone, the answer does not depend on the input.
     if event.num_buckets == 1 or event.noise_parameter == 1:
       return []
     if event.noise_parameter == 0:
@@ -52,7 +53,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
 
   def renyi_two(self, part: dpa.RandomizedResponseDpEvent) -> float:
     loss = self.largest_loss(part)
-    # The divergence of a pure epsilon is at most epsilon, and about its square where small.
+    # The divergence of a pure epsilon is at most epsilon, and about epsilon^2 if epsilon is small.
     return min(loss, math.expm1(min(loss, 1.0)) ** 2)
 
   def zcdp(self, part: dpa.RandomizedResponseDpEvent) -> float:
@@ -70,10 +71,10 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
 def pure_dp_event(epsilon: float) -> DpEvent:
   """Returns the event of ANY mechanism that is only known to be (epsilon, 0)-DP.
 
-  Guarantee: binary randomised response at `epsilon` dominates every such mechanism
-  (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1), so composing it bounds
-  their composition. Laplace noise of scale 1 / epsilon does NOT dominate them: it is more
-  private at every delta > 0. Epsilon is stated under the relation that it is accounted under.
+  Guarantee: binary randomised response at `epsilon` dominates every (epsilon, 0)-DP mechanism
+  (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1). So compositions of the event bound
+  compositions of these mechanisms. Laplace noise of scale 1 / epsilon does NOT dominate them: it is
+  more private at every delta > 0. Epsilon must hold under the relation of the accounting.
 
   >>> import math
   >>> pure_dp_event(math.log(3))
@@ -81,8 +82,8 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   """
   validate.non_negative(epsilon=epsilon)
   noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-  # If the formula rounded to 1 the event would cost nothing. The next float64 below
-  # 1 - epsilon / 2 is less than the true value: less noise, which costs more.
+  # If the formula rounded to 1, the event would cost nothing. The next float64 below
+  # 1 - epsilon / 2 is less than the true value. So it stands for less noise, which costs more.
   if 0 < epsilon < _SMALL:
     noise = math.nextafter(1 - epsilon / 2, 0.0)
   return dpa.RandomizedResponseDpEvent(noise, 2)

@@ -27,7 +27,7 @@ from dpjax.accounting.text import upper
 
 
 class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
-  """K runs of one event, of which the best is released (Papernot and Steinke 2022)."""
+  """Release of the best of K runs of one event (Papernot and Steinke 2022, arXiv:2110.03620)."""
 
   name = "repeat_and_select"
   event = RepeatAndSelectDpEvent
@@ -38,7 +38,7 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
 
   def to_json(self, event: RepeatAndSelectDpEvent) -> dict[str, Any]:
     fields = super().to_json(event)
-    # Strict JSON has no infinity.
+    # Strict JSON has no infinity, so a string stands for it.
     if fields["shape"] == math.inf:
       fields["shape"] = "inf"
     return fields
@@ -107,9 +107,9 @@ def repeat_and_select_event(
     event: event of ONE whole run, and of the score by which runs are compared, unless the score
       uses public data only. Runs may differ in hyper-parameters, if these are drawn at random,
       independently of the data, and every run costs at most `event`.
-    mean_trials: E[K] >= 1.
-    shape: parameter of K's distribution. 1: geometric; 0: logarithmic; inf: Poisson; else truncated
-      negative binomial. A smaller shape costs less, and has longer tails.
+    mean_trials: mean of K, at least 1.
+    shape: parameter of the distribution of K. 1 is geometric, 0 logarithmic, inf Poisson, and any
+      other value truncated negative binomial. A smaller shape costs less, and has longer tails.
 
   >>> from dpjax.accounting import gaussian_event
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean

@@ -22,7 +22,7 @@ class SkellamDpEvent(dpa.DpEvent):
   Args:
     variance: variance of all noise on one coordinate, in squared grid steps.
     l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
-      rounding; under replace_one the accountant doubles both.
+      rounding. Under replace_one the accountant doubles both norms.
   """
 
   variance: float
@@ -48,11 +48,12 @@ class SkellamKind(EventKind[SkellamDpEvent]):
     return [(event, 1)]
 
   def under_replace_one(self, part: SkellamDpEvent) -> DpEvent:
-    # The integers of a replaced record differ by up to twice either norm.
+    # The integer vectors of a record and of its replacement differ by up to twice each norm.
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 
   def rdp(self, part: SkellamDpEvent) -> np.ndarray:
-    # Imported here, since every run imports this module, and only secure sums need it.
+    # `discrete` is imported here, since every run imports this module, but only secure sums need
+    # `discrete`.
     from dpjax.accounting.discrete import skellam_rdp
 
     return skellam_rdp(

@@ -33,7 +33,7 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, Proved]:
-    # A smooth sensitivity under one relation says nothing about another, so no event is converted.
+    # A smooth sensitivity holds for one relation alone, so no event is converted to another.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 
@@ -43,7 +43,7 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     return [(event, 1)]
 
   def rdp(self, part: SmoothSensitivityDpEvent) -> np.ndarray:
-    # Imported here: most runs publish no such number.
+    # `votes` is imported here, since most runs publish no number with such noise.
     from dpjax.accounting.votes import SmoothSensitivity
 
     return SmoothSensitivity(part.beta, part.noise_multiplier).rdp(ORDERS)

@@ -1,4 +1,4 @@
-"""Noise on a Poisson sample, of which a random part is dropped if it is too large."""
+"""Noise on a Poisson sample that is cut to a random subset if it is too large."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from dpjax.validate import UserError
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
-  """A Poisson draw of n records at rate q, cut to B at random. One record is x, or is zeroed.
+  """A Poisson draw of n records at rate q, cut to B at random. Neighbours zero one record x.
 
-  Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. If K < B, nothing is cut, with or without x,
-  and the pair is that of Poisson sampling. If K >= B, let T be a uniform B-subset of the others
-  drawn, and y uniform in T. Then x is kept with probability p = q E[B / (K + 1) | K >= B], in the
-  place of y. Given (T, y) both neighbours are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
+  Let K ~ Bin(n - 1, q) be the number of OTHER records that are drawn. If K < B, nothing is cut,
+  with or without x, and the pair is that of Poisson sampling. If K >= B, let T be a uniform
+  B-subset of the other drawn records, and y uniform in T. Then x is kept with probability
+  p = q E[B / (K + 1) | K >= B], in the place of y. Given (T, y), the outputs of the two neighbours
+  are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
   (1 - p) N(0) + p N(v), with ||v|| <= C and ||u - v|| <= C. By advanced joint convexity
-  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is, in both
-  directions and at every order >= 1, at most p times that of two Gaussians 2 C apart, hence
-  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). The
+  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is at most p times
+  that of two Gaussians 2 C apart, in both directions and at every order >= 1. So it is at
+  most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). The
   accounting reveals whether K >= B, so it mixes the two pairs. dp_accounting builds the same
-  (arXiv:2508.15089).
+  mixture (arXiv:2508.15089).
   """
 
   name = "truncated_poisson"
@@ -54,7 +55,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     prob = event.sampling_probability
     capacity = event.truncated_batch_size
     size = event.dataset_size
-    # No record ever takes part, so nothing is released.
+    # If one of these numbers is 0, no record ever takes part, so nothing is released.
     if prob == 0 or capacity == 0 or size == 0:
       return []
     # The constructors check the numbers.
@@ -68,7 +69,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
   def pld(
     self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
   ) -> pld_lib.PrivacyLossDistribution:
-    # The relation is given, since dp_accounting's default is another one.
+    # The relation is given, since dp_accounting's default is another relation.
     return pld_lib.from_truncated_subsampled_gaussian_mechanism(
       part.dataset_size,
       part.sampling_probability,
@@ -78,7 +79,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
       neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
     )
 
-  # The next two methods only guide the choice of a grid, so the uncut sample serves.
+  # The next two methods only guide the choice of a grid, so they account for the uncut sample.
   def renyi_two(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     noise = _noise_of(part)
     return amplified(kind_of(noise).renyi_two(noise), part.sampling_probability**2)
@@ -88,7 +89,8 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
 
   def zcdp(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
-    # The draw does not look at the record, and a zeroed record keeps its place in the draw.
+    # The draw does not depend on the record, and a zeroed record keeps its place in the draw. So
+    # the step is a mixture of Gaussian sums.
     noise = _noise_of(part)
     return kind_of(noise).zcdp(noise)
 
@@ -114,8 +116,8 @@ def truncated_poisson_event(
 ) -> DpEvent:
   """Returns the event of a Gaussian sum over a Poisson sample, cut to `capacity` records.
 
-  If more are drawn, a uniformly random subset is kept. This is NOT Poisson sampling (pitfall P12):
-  it can be accounted only under replace_special and by PLD.
+  If more records are drawn, a uniformly random subset is kept. This is NOT Poisson sampling
+  (pitfall P12), so the event can be accounted only under replace_special and by PLD.
 
   >>> from dpjax.accounting import gaussian_event
   >>> truncated_poisson_event(

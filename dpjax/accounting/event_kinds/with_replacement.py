@@ -28,7 +28,8 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   def under_add_or_remove_one(
     self, part: dpa.SampledWithReplacementDpEvent
   ) -> BoundedContributionDpEvent:
-    # Each copy of a joining record takes the place of another record, so it moves the sum by 2 C.
+    # Each copy of a joining record takes the place of another record, so each copy moves the sum by
+    # up to 2 C.
     inner = kind_of(part.event).under_replace_one(part.event)
     return BoundedContributionDpEvent(
       1 / part.source_dataset_size, part.sample_size, noise_multiplier_of(inner)
@@ -46,10 +47,10 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
       interval=interval,
     )
 
-  # The next two only guide the choice of a grid.
+  # The next two methods only guide the choice of a grid.
   def renyi_two(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     joining = self.under_add_or_remove_one(part)
-    # The part has its noise relative to the sensitivity already.
+    # The noise of the part is relative to the sensitivity already.
     joining = dataclasses.replace(joining, noise_multiplier=noise_multiplier_of(part.event))
     return kind_of(joining).renyi_two(joining)
 
@@ -83,6 +84,6 @@ def with_replacement_event(
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  # Called for its checks of both numbers.
+  # This call checks both numbers.
   fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)

@@ -7,7 +7,7 @@
 | Ledger                  | two noisy sums of one run, at the total of its ledger              |
 | BudgetLedger            | two answers with pure budgets, at the total of their ledger        |
 
-Each is made of mechanisms that have games of their own. Here the total is attacked.
+Each subject is made of mechanisms that have games of their own. Here the total is attacked.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def _keys(world: int, seed: int, n: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _many(mechanism: Any) -> Callable[..., Any]:
-  """Returns (keys [n], one input) -> n releases, with one program for all calls."""
+  """Returns the function (keys [n], one input) -> n releases, cached for each mechanism."""
   return jax.jit(jax.vmap(mechanism, in_axes=(0, None)))
 
 
 def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
-  """Returns releases of one number: [n, releases]."""
+  """Returns releases on one number for each of n keys: [n, releases]."""
   data = np.array([value], np.float32)
   drawn = _many(mechanism)(keys, data)
   return np.asarray(drawn, np.float64).reshape(len(keys), -1)
@@ -66,8 +66,10 @@ _TRIALS = 2.0
 
 
 def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
-  """Games on the largest of K noisy answers. An answer is its own score, so selecting by it reveals
-  nothing more."""
+  """Returns games on the largest of K noisy answers, where K is random.
+
+  An answer is its own score, so selecting by it reveals nothing more.
+  """
 
   def game_of(distribution: str, shape: float, values: tuple[float, float]) -> Game:
     mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
@@ -83,7 +85,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]
-      # A draw of zero trials releases nothing: NaN.
+      # A draw of zero trials releases nothing, which is shown as NaN.
       best = np.full((n, answers.shape[1]), np.nan)
       starts = np.cumsum(trials) - trials
       for place in np.flatnonzero(trials):
@@ -108,7 +110,10 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 
 
 def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
-  """Games on the number of answers that are 1: all that a shuffled round of two classes reveals."""
+  """Returns games on the number of answers that are 1.
+
+  A shuffled round of two classes reveals only this number.
+  """
 
   def game_of(reports: int, local: float, delta: float) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:

@@ -1,12 +1,11 @@
 """Games against federated algorithms: one client is present or absent, with unbounded
 updates.
 
-A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After
-each round the adversary sees every leaf of the state that is not kept by clients and is not
-the noise key: parameters, the optimizer of the server, its control variates. Draws differ
-in the noise key alone, so an algorithm is built once, and thousands of draws are one `vmap`
-of its rounds. The loop `federated` is also played draw by draw over executions as users run
-them.
+A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After each
+round the adversary sees parameters, the server's optimizer and its control variates. These are the
+state without the noise key, and without what clients keep. Draws differ in the noise key alone. So
+an algorithm is built once, and thousands of draws are one `vmap` of its rounds. The loop
+`federated` is also played draw by draw, with the executions that users run.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-# Number of first draws of a call that run one by one, as ordinary Python. Others run together.
+# Number of first draws of a call that run one by one, as ordinary Python. Later draws run together.
 _ONE_BY_ONE = 16
 # Tolerance between a draw alone and the same draw among others, relative to the largest number.
 _ROUNDING = 1e-4
@@ -78,7 +77,7 @@ def the_plan() -> Plan:
 
 
 def _client(x: float, width: int) -> np.ndarray:
-  """Returns one example of a client, `width` numbers."""
+  """Returns one example of a client, [1, width]: x, then zeros."""
   return np.array([[x, *[0.0] * (width - 1)]], np.float32)
 
 
@@ -106,8 +105,10 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Returns the numbers of a leaf [n, features]; of a large leaf only the first two and the log of
-  the others' spread."""
+  """Returns the numbers of a leaf: [n, features].
+
+  Of a large leaf it returns the first two numbers, and the log of the spread of the others.
+  """
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
     return values
@@ -116,7 +117,7 @@ def _shown(leaf: Any) -> np.ndarray:
 
 
 class _Choices:
-  """Client states like `ClientStates`, but one for each draw: arrays [N, ...]."""
+  """Client states like `ClientStates`, as arrays [N, ...] that may differ between draws."""
 
   def __init__(self, rows: Any, num_clients: int):
     self._rows = rows
@@ -128,18 +129,17 @@ class _Choices:
     return cls(jax.tree.map(jnp.asarray, states.all()), states.num_clients)
 
   def rows(self, ids: Any) -> Any:
-    """Returns leaves [K, ...]."""
+    """Returns the states of the K clients `ids`, with leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[np.asarray(ids)], self._rows)
 
   def replaced(self, ids: Any, rows: Any) -> _Choices:
-    """Returns the rows with those of these clients replaced."""
+    """Returns client states in which the clients `ids` have the new `rows`."""
     put = lambda leaf, new: leaf.at[np.asarray(ids)].set(jnp.asarray(new, leaf.dtype))
     return _Choices(jax.tree.map(put, self._rows, rows), self.num_clients)
 
 
 def _seen(tree: Any) -> Any:
-  """Converts to NumPy arrays, with zeros where values differ between draws and are not yet
-  known."""
+  """Converts leaves to NumPy arrays. Traced leaves, which differ between draws, become zeros."""
   known = lambda leaf: not isinstance(leaf, Tracer)
   seen = lambda leaf: np.asarray(leaf) if known(leaf) else np.zeros(leaf.shape, leaf.dtype)
   return jax.tree.map(seen, tree)
@@ -182,7 +182,7 @@ def _one_block(
   (block,) = client_blocks.blocks(cohort, cohort.size, None, everything)
   rows = row(context.memories, block.places)
   collected, _, info = program(context._replace(memories=None), rows, block)
-  # A block is ordered by size, messages by cohort.
+  # The block orders clients by size. Their messages must follow the order of the cohort.
   sent = row(collected, np.argsort(block.places))
   return Mapped(collected, sent, (), _seen(info))
 
@@ -202,8 +202,9 @@ def _game(
   """Returns the game of `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
-    at_once: the same algorithm for many draws at once, if `build` makes one that draws one by one.
-      Then the first draws are also made one by one, and must be equal.
+    at_once: function that builds the same algorithm for many draws at once, if `build` makes one
+      that draws one by one. The first draws are then made in both ways. If they differ, all draws
+      are made one by one.
     leaves: whether the client takes part in the first round alone, so that a later round which
       repeats the noise reveals it.
     choices: whether client states differ from draw to draw.
@@ -254,7 +255,7 @@ def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]
 def _as_users(
   draw: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
 ) -> list[np.ndarray]:
-  """Returns leaves [n, ...]. The first draws run as users run them.
+  """Returns the leaves [n, ...] of all draws; the first draws run as users run them.
 
   A round is a function of its noise key, so draws of the same keys are compared number by
   number. Where they differ, all draws are made as users run them.
@@ -323,7 +324,10 @@ def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Game
 
 
 def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
-  """Games on messages with weights, one of which may be absent; `make` takes the noise key."""
+  """Returns games on two weighted messages, of which the second may be absent.
+
+  `make` maps a noise key to the aggregator.
+  """
   far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
 
   @jax.jit
@@ -355,7 +359,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
 
 
 def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """Games on the message of a client to an untrusted server: its data are replaced."""
+  """Returns games on a client's message to an untrusted server; the client's data are replaced."""
   del aggregate
   client = federated.local_training(_LOSS, optax.sgd(0.5), weighting=federated.by_examples)
   local = kind(client, l2_clip_norm=_CLIP, noise_multiplier=2 * _Z)
@@ -399,10 +403,10 @@ _loop = lambda worlds, **options: _algorithm(
 
 
 def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
-  """Returns the games of an algorithm, with the arguments that it states for them.
+  """Returns the games of an algorithm, with the arguments that its facts list as `played`.
 
   Args:
-    changes: arguments in place of these; None leaves one out.
+    changes: arguments that replace those of `played`; None leaves an argument out.
   """
   row = _ROWS[name]
   offered = {"client_tx": _SGD, "server_tx": _FAST}
@@ -414,11 +418,11 @@ def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
 
 _CLUSTERS: dict[str, Any] = {
   "params": np.array([[1, 0], [-1, 0]], np.float32),
-  # The server side asks clients for losses, then chooses.
+  # The server asks clients for losses, then chooses their clusters.
   "choices": True,
 }
-# Algorithms for which one joining client is not the only worst case: these get more inputs,
-# or others.
+# Algorithms for which one joining client is not the only worst case: they get more inputs, or other
+# ones.
 _CLOSER: dict[str, Games] = {
   "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(

@@ -11,7 +11,8 @@ gives the lower bound on epsilon. Nothing is chosen on the draws that it is coun
 one claim needs no correction; a game with several claims divides its significance by their
 number.
 
-A bound above the claim REFUTES it. A bound below it proves nothing: no attack can.
+A bound above the claim REFUTES it. A bound below the claim proves nothing, since no attack can
+prove a claim.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ _THRESHOLDS = 400
 AT_ONCE = 1_024
 # Deltas of a curve: small ones test the tails, large ones the middle.
 DELTAS = (1e-5, 0.01, 0.1)
-# Decimals kept of a difference: float32 keeps six.
+# Number of decimals to which a difference is rounded; float32 has about six.
 _DECIMALS = 5
-# Times that a difference must occur to count.
+# Number of times that a difference must occur to count.
 _MET = 5
-# Draws on each input that `repeats` learns from. With many more, outputs on a grid coincide
-# by chance, and that noise hides the signal.
+# Number of draws on each input that `repeats` learns from. With many more, outputs on a grid
+# coincide by chance, and that noise hides the signal.
 _LEARNT = 4_000
 # Largest number of columns that are compared in pairs.
 _PAIRED = 8
-# Margin by which a ceiling must exceed a claim that draws can refute.
+# Margin by which a ceiling must exceed a claim, so that draws can refute the claim.
 _CLEARLY = 0.5
 # One draw in this many trains the adversary.
 _FIT = 3
@@ -56,7 +57,7 @@ Adversary = Callable[[np.ndarray, np.ndarray], Score]  # outputs on input 0, on 
 
 
 class Claim(NamedTuple):
-  """A guarantee about the outputs on ANY two neighbours."""
+  """An (epsilon, delta) guarantee about the outputs on ANY two neighbours."""
 
   epsilon: float
   delta: float
@@ -76,9 +77,10 @@ class Game:
     case: the neighbours and the setting, in words.
     relation: relation under which they are neighbours.
     claims: points of the guaranteed curve; all of them hold if the guarantee does.
-    outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
-    adversary: how the score is learned.
-    draws: share of the given number of draws that are made; below 1 if one draw is slow.
+    outputs: function from (input 0 or 1, seed, n) to all that is released, as numbers [n,
+      features]. NaN counts as an output.
+    adversary: function that learns the score from draws on both inputs.
+    draws: share of the requested number of draws that is made; below 1 if one draw is slow.
     at_once: largest number of draws of one call of `outputs`.
   """
 
@@ -99,7 +101,7 @@ class Game:
 
 
 class Result(NamedTuple):
-  """The outcome of a game against a claim."""
+  """The outcome of a game against one of its claims."""
 
   game: Game
   claim: Claim
@@ -111,7 +113,7 @@ class Result(NamedTuple):
 
   @property
   def can_refute(self) -> bool:
-    """Whether so many draws could refute the claim if outputs were always told apart."""
+    """Whether this number of draws could refute the claim if outputs were always told apart."""
     return self.ceiling > self.claim.epsilon
 
   @property
@@ -165,7 +167,7 @@ def play(
 
 
 def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
-  """Draws [n, features]; None where this input is refused."""
+  """Returns n draws of the outputs on one input, [n, features]; None if the input is refused."""
   # A compiled program serves one number of draws. So all calls draw equally many, a power
   # of two for small numbers, and the surplus is dropped.
   size = min(game.at_once, 1 << max(0, n - 1).bit_length())
@@ -205,8 +207,9 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
 def draws_to_refute(
   claim: Claim, *, most: int, confidence: float = CONFIDENCE
 ) -> int | None:
-  """Returns the number of draws whose ceiling is clearly above a claim; None: more than
-  `most`.
+  """Returns the smallest number of draws whose ceiling is clearly above a claim.
+
+  Returns None if that is more than `most`.
 
   Args:
     claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
@@ -281,9 +284,11 @@ def _log_ratio(
 
 
 def linear(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns Fisher's discriminant, the best score for Gaussian outputs with one covariance. An
-  output without noise gets all the weight. A logarithmic copy of each output shows heavy
-  tails."""
+  """Learns Fisher's discriminant, the best score for Gaussian outputs with one covariance.
+
+  An output without noise gets all the weight. A copy of each output on a logarithmic scale shows
+  heavy tails.
+  """
   both = np.where(np.isfinite(outputs := np.concatenate([zero, one])), outputs, 0.0)
   middle = np.median(both, axis=0)
   width = np.median(np.abs(both - middle), axis=0) + 1e-30
@@ -300,17 +305,19 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   used = spread > 0
   scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
   within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
-  # The small ridge keeps this solvable where columns depend on each other.
+  # The small ridge keeps the system solvable if columns depend on each other.
   covariance = within.T @ within / len(within) + 1e-6 * np.eye(int(used.sum()))
   gap = scaled(one).mean(axis=0) - scaled(zero).mean(axis=0)
   weights = np.linalg.solve(covariance, gap)
-  # Rounded, so that the last digits of floats are not audited.
+  # Scores are rounded, so that the last digits of floats are not audited.
   return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns to clip each entry at its two medians, which gives the log-ratio of Laplace noise. An
-  output with NaN gets a score of its own."""
+  """Learns to clip each entry at its two medians, which gives the log-ratio of Laplace noise.
+
+  An output with NaN or infinity gets a separate score.
+  """
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
     np.nanmedian(np.nan_to_num(one), axis=0),
@@ -328,7 +335,8 @@ def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns the log-ratio of each output's frequency, the best score for few distinct outputs."""
+  """Learns the log-ratio of each output's two frequencies, the best score for few distinct
+  outputs."""
   seen: dict[bytes, list[int]] = {}
   for which, outputs in enumerate((zero, one)):
     for row in np.ascontiguousarray(outputs):
@@ -341,14 +349,17 @@ def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
-  """Learns the `frequency` of the bins of entries. Bins are equally full; atoms get their own."""
+  """Learns the `frequency` score of outputs whose entries are put into bins.
+
+  Bins are equally full. A value that is the edge of a bin gets a bin of its own.
+  """
   both = np.concatenate([zero, one])
   shares = np.linspace(0, 1, bins + 1)[1:-1]
   edges = [np.unique(np.nanquantile(np.nan_to_num(x), shares)) for x in both.T]
 
   def places(outputs: np.ndarray) -> np.ndarray:
     clean = np.nan_to_num(outputs, nan=np.inf)
-    # An output that equals an edge is an atom, or rare.
+    # An entry that equals an edge gets its own place: such values are frequent, or hardly occur.
     columns = [
       np.searchsorted(edge, x, side="left") + np.searchsorted(edge, x, side="right")
       for edge, x in zip(edges, clean.T)
@@ -360,7 +371,7 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 
 
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns the log-ratio of the frequency of each difference of two entries; 0 for rare ones.
+  """Learns the log-ratio of the frequencies of each difference of two entries; 0 for rare ones.
 
   Independent noise never gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
@@ -386,7 +397,7 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   def score(outputs: np.ndarray) -> np.ndarray:
     total = np.zeros(len(outputs))
     for column, (values, ratios) in zip(differences(outputs).T, tables, strict=True):
-      # A value that was not met often says nothing.
+      # A column in which no difference was frequent says nothing.
       if len(values):
         places = np.minimum(np.searchsorted(values, column), len(values) - 1)
         total += np.where(values[places] == column, ratios[places], 0.0)
@@ -396,7 +407,7 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (frequent values, their log-ratios)."""
+  """Returns the values that occur at least `_MET` times, and the log-ratios of their counts."""
   values = np.unique(np.concatenate([zero, one]))
   counts = [np.zeros(len(values)), np.zeros(len(values))]
   for which, column in enumerate((zero, one)):

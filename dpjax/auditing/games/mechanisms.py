@@ -51,7 +51,7 @@ class Mechanism(Protocol):
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
-  """Returns the claims of the mechanism's event; at delta 0 for pure mechanisms."""
+  """Returns a pure budget as a claim at delta 0, or else the claims of the mechanism's event."""
   delta = getattr(mechanism, "delta", None)
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
@@ -70,7 +70,7 @@ def game(
   adversary: Adversary,
   relation: str,
 ) -> Game:
-  """Returns the game on an input and its neighbour; `call(key, data)` releases leaves."""
+  """Returns the game on two neighbours; `call(key, data)`, or the mechanism, makes the release."""
   released = mechanism if call is None else call
   data = (zero, one)
   traced = zero.shape == one.shape and zero.dtype != np.float64
@@ -80,7 +80,7 @@ def game(
     # One program serves both inputs.
     if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
-    # Concrete data, so that host-side work such as refusing is played, too.
+    # The data are not traced, so that work on the host, such as refusing, is played, too.
     draw_all = jax.jit(
       jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
     )
@@ -200,7 +200,7 @@ def _histogram(kind: Callable) -> list[Game]:
 def _quantile(kind: Callable) -> list[Game]:
   grow = functools.partial(kind, lower=0.0, upper=10.0)
   swap = functools.partial(grow, neighboring_relation=_REPLACE)
-  # The narrow interval is the most sensitive test.
+  # The narrow gap between 4.9 and 5.1 is the most sensitive test.
   near = _f(4.9, 5.1)
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
@@ -221,11 +221,12 @@ def _quantile(kind: Callable) -> list[Game]:
 
 
 def _channel_statistics(kind: Callable) -> list[Game]:
-  """Games with public norms: private medians are `Quantile`, which has games of its own."""
+  """Returns games with public clip norms. Private norms come from `Quantile`, which has games
+  of its own."""
   build = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
   loud = build(noise_multiplier=0.7)
   swap = build(noise_multiplier=2.0, neighboring_relation=_REPLACE)
-  # Examples with one position and one channel.
+  # Each example has one position and one channel.
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
   empty = "an empty example, a long one"
   return [
@@ -235,8 +236,8 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 
 def _whitening(kind: Callable) -> list[Game]:
-  """Games with public norms, as `_channel_statistics`; drawn by `spreads`, on the host."""
-  # Norms that the second moments of an empty example about a noisy mean seldom reach.
+  """Returns games with public clip norms; `spreads` draws for many keys at once."""
+  # Large norms: second moments of an empty example about a noisy mean seldom reach them.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   build = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
   loud = build(noise_multiplier=2.0)
@@ -252,7 +253,7 @@ def _whitening(kind: Callable) -> list[Game]:
 def _games_at_once(
   releases: Callable[..., Any], rows: Iterable[tuple[str, tuple]]
 ) -> list[Game]:
-  """Returns the games of (relation, row) whose releases are drawn for many keys at once."""
+  """Returns the games of rows (relation, row of `_games`); `releases` draws many keys at once."""
   return [
     dataclasses.replace(
       game, outputs=functools.partial(_released, releases, row[0], row[2:])
@@ -283,8 +284,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
 
   The mechanism pads its examples to a thousand and works on the host between its five
   releases, 10 ms a draw. Here each of the five is one program for all draws, made of the
-  functions of the mechanism itself, on examples padded to two: sums are exact, and zeros
-  add nothing to them.
+  functions of the mechanism itself. Examples are padded to two, which changes no release: sums are
+  exact, and zeros add nothing to them.
 
   Args:
     mechanism: mechanism with public clip norms.
@@ -340,13 +341,13 @@ def _noisy_means(mechanism: Whitening, keys: Any, high: Any, low: Any, norm: Any
 
 
 def _least_squares(kind: Callable) -> list[Game]:
-  """Games of rows (x1, x2, y); drawn by `moments`, as the mechanism works on the host."""
+  """Returns games on rows (x1, x2, y); `moments` draws, as the mechanism works on the host."""
   build = functools.partial(kind, feature_norm=1.0, target_norm=1.0)
   loud = build(noise_multiplier=1.0)
   swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
   nobody = np.zeros((0, 3), np.float32)
   far = _f(0.0, 1e4, 1e4).reshape(1, 3)
-  # The pair that attains the joint bound: x at an angle of 120 degrees, the same target.
+  # This pair attains the joint bound: x turns by 120 degrees, and the target stays.
   turned = _f(-1e4 * math.sqrt(3) / 2, -0.5e4, 1e4).reshape(1, 3)
   strange = np.concatenate([far, _f(_NAN, 1e4, 1e4).reshape(1, 3)])
   rows = (
@@ -372,7 +373,7 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
   sums = (xy.ravel(), np.diagonal(xx), beside)
   feature = float(mechanism.feature_norm)
   units = (feature * float(mechanism.target_norm), feature**2, feature**2)
-  # As `LeastSquares.noisy` splits its key.
+  # The key is split as in `LeastSquares.noisy`.
   split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
   places = (2, 0, 1)
   parts = [
@@ -383,7 +384,7 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
 
 
 def _class_sums(kind: Callable) -> list[Game]:
-  """Games of rows (f1, f2, label); drawn by `class_releases`, as for `LeastSquares`."""
+  """Returns games on rows (f1, f2, label); `class_releases` draws for many keys at once."""
   build = functools.partial(kind, num_classes=2, feature_norm=1.0)
   loud = build(noise_multiplier=1.0)
   swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
@@ -408,7 +409,7 @@ def class_releases(mechanism: ClassSums, keys: jax.Array, rows: np.ndarray) -> n
     rows: [examples, d + 1], the label last.
 
   Returns:
-    [n, K d].
+    Noisy sums [n, K d].
   """
   sums = mechanism.exact([rows[:, :-1]], rows[:, -1].astype(np.int32))
   norm = float(mechanism.feature_norm)
@@ -500,18 +501,18 @@ def _sparse_vector(kind: Callable) -> list[Game]:
   ]
 
 
-# Queries of one game about votes: several answers tell what one cannot.
+# Number of queries in a game about votes: several answers show what one answer cannot.
 _VOTES = 16
 
 
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game on the same counts [K] in each query; `num`: queries that the event counts."""
+  """Returns a game on the same counts [K] in each query; `num` counts queries for the event."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)
-    # A column for each class, and one for no answer: a score is linear in these.
+    # A linear score needs a column for each class, and one for a query without an answer.
     return jax.nn.one_hot(labels + 1, zero.shape[-1] + 1)
 
   def epsilon_at(delta: float) -> float:

@@ -1,9 +1,9 @@
 """Games against whole plans: sampler, clip, sum, noise and event, as `Plan` binds them.
 
-Every record's gradient is one number far beyond the clip norm, the same at every step, so
-each noisy sum is a normal variable around a sum of signs. The adversary knows everything but
-the noise and the draws. It simulates which sums the steps can have, decorrelates the noise, and
-takes the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
+Every record's gradient is one number far beyond the clip norm, the same at every step. So each
+noisy sum is a normal variable around a sum of signs. The adversary knows everything but the noise
+and the draws. It simulates which sums the steps can have, and decorrelates the noise. Its
+score is the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
 no sound plan shows: a difference of two steps that it has met before (`repeats`).
 """
 
@@ -35,7 +35,7 @@ from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
 
-# Draws of the sampler from which the adversary learns its mixtures.
+# Number of draws of the sampler from which the adversary learns its mixtures.
 _SIMULATED = 1500
 # Length of a far gradient, in clip norms.
 _FAR = 1e6
@@ -43,12 +43,12 @@ _FAR = 1e6
 _SEED = 7_919
 
 
-# The games of one sampler share its draws; each call makes `AT_ONCE`.
+# The games of one sampler share its draws, so they are cached; each call makes `AT_ONCE` draws.
 @functools.lru_cache(maxsize=128)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws n runs, each with its own seed: (rows [n, steps, batch], mask)."""
+  """Returns (rows [n, steps, batch], mask) of n runs of the sampler, each with its own seed."""
   shape = (n, num_steps, sampler.padded_batch_size)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
@@ -80,10 +80,10 @@ def game(
   Args:
     plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
-    epsilon, delta: a cost of the plan that other code states. It replaces all but the last point
-      of the plan's own curve.
-    runner: plan -> (keys [n], gradients [n, steps, batch], mask) -> private means [n, steps] of
-      the code that uses the plan; None for the plan's transform alone.
+    epsilon, delta: cost of the plan that other code states. It replaces all but the last point of
+      the plan's own curve.
+    runner: function from a plan to a function (keys [n], gradients [n, steps, batch], mask) ->
+      private means [n, steps], for code that uses the plan. None: the plan's transform alone.
   """
   if epsilon is None or delta is None:
     promised = claims(plan.epsilon)
@@ -96,7 +96,7 @@ def game(
     grads = worlds[world]
     rows, mask = _batches(plan, grads, 2 * seed + world, n)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    # An empty data set has no row 0.
+    # The appended 0 is for padding, which reads row 0: an empty data set has none.
     example_grads = _FAR * clip * np.append(grads, 0.0)[rows]
     return np.asarray(run()(keys, example_grads.astype(np.float32), mask))
 
@@ -121,7 +121,7 @@ def game(
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
-  """Returns (keys [n], gradients [n, steps, batch], mask) -> updates [n, steps]."""
+  """Returns the function (keys [n], gradients [n, steps, batch], mask) -> updates [n, steps]."""
 
   def run_once(key: Any, grads: Any, mask: Any) -> Any:
     tx: Any = plan.transform(key)
@@ -138,14 +138,16 @@ def _runner(plan: Plan) -> Callable[..., Any]:
 
 
 def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
-  """Multiplies [n, steps] by C, after which the noise is white."""
+  """Returns sums [n, steps] multiplied by the matrix C of the strategy, which whitens their
+  noise."""
   if plan.noise_shape.correlation is None:
     return sums
   return sums @ matrix(plan.noise_shape.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns noiseless sums that the steps can have, with their log probabilities."""
+  """Returns the sums that the steps can have without noise, whitened, and their log
+  probabilities."""
   rows, mask = _batches(plan, grads, _SEED + world, _SIMULATED)
   # Each gradient is clipped to length 1, in clip norms.
   signs = np.sign(np.append(grads, 0.0))
@@ -177,7 +179,7 @@ _LOUD = 2.0
 _CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
-# A record joins two of four steps.
+# With this sampler a record is in two of four steps.
 _IN_TURN = CyclicSampler(steps_per_pass=2, num_examples=4)
 _ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
 
@@ -185,8 +187,11 @@ MakePlan = Callable[..., Plan]
 
 
 def names() -> tuple[str, ...]:
-  """Returns every correlation of noise, each that a config names, every kind of statistics and
-  every other option."""
+  """Returns the names of all subjects, found in the code.
+
+  They are correlations of noise, strategies that a config names, kinds of statistics, and the other
+  fields of `NoiseShape`.
+  """
   correlations = {
     name
     for name, member in inspect.getmembers(correlated)
@@ -220,11 +225,12 @@ def _numbers(**options: Any) -> dict[str, Any]:
 
 
 def _inverse(choice: Any) -> Any:
-  # A plan of so few parameters would keep earlier noise, and not draw it again.
+  # Without `redraw`, a plan of so few parameters would keep earlier noise, not draw it again.
   return dataclasses.replace(choice, redraw=True).make(num_steps=4, min_sep=2)
 
 
-# Subject -> its correlation. Other strategies that a config names build one of these: `NO_CLAIM`.
+# Subject -> its correlation. Other strategies that a config names build one of these; see
+# `NO_CLAIM`.
 _CORRELATIONS: dict[str, Any] = {
   "correlation:Independent": correlated.Independent(),
   "correlation:Tree": correlated.Tree(restart_every=4),
@@ -238,7 +244,7 @@ _CORRELATIONS: dict[str, Any] = {
 
 
 def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
-  """Games on a record that takes part in every second of four steps; neighbours by zero-out."""
+  """Returns games on a record in every second of four steps; one neighbour has zeros instead."""
   shape = NoiseShape(correlation=_CORRELATIONS[subject])
 
   def played(crowd: str, others: np.ndarray, noise_multiplier: float = _Z) -> Game:
@@ -266,7 +272,7 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
-  """Games in which the first step has half the noise of the second."""
+  """Returns games in which the first step has half the noise of the second."""
   shape = NoiseShape(schedule=(1.0, 2.0))
   plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
   return [
@@ -282,7 +288,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
-  """Games on statistics before the first step and the noisy sums, which are accounted together."""
+  """Returns games on statistics before the first step and on noisy sums, accounted together."""
   statistics = mechanisms.ChannelStatistics(
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )
@@ -325,7 +331,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
   ]
 
 
-# Subject -> (make_plan) -> its games, the strongest first.
+# Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   **{subject: functools.partial(_correlation, subject) for subject in _CORRELATIONS},
   "statistics:ChannelStatistics": _statistics,

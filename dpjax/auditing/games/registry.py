@@ -2,7 +2,7 @@
 finds.
 
 Subjects are found in the code, not listed by hand. A subject that has neither a game nor a stated
-reason why it claims nothing is `uncovered`, and fails the tests on the day that it is added.
+reason why it claims nothing is `uncovered`. It fails the tests on the day that it is added.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dpjax.validate import UserError
 
 
 class Package(NamedTuple):
-  """A kind of subject of games."""
+  """A kind of subjects of games: how they are found, and how they are played."""
 
   find: Callable[[], dict[str, Any]]  # name -> class or function
   play: Callable[[str, Any], list[Game]]
@@ -79,7 +79,7 @@ def _defined_in(module: ModuleType) -> dict[str, Any]:
 
 
 def _concrete(candidate: object, *names: str) -> bool:
-  """Whether this is a concrete class whose objects have these attributes."""
+  """Returns whether this is a concrete class whose objects have these attributes."""
   if not inspect.isclass(candidate) or inspect.isabstract(candidate):
     return False
   defined = {name for base in candidate.__mro__[:-1] for name in vars(base)}
@@ -87,12 +87,13 @@ def _concrete(candidate: object, *names: str) -> bool:
 
 
 def is_mechanism(candidate: object) -> bool:
-  """Whether this is a class of callable objects with an event; base classes do not count."""
+  """Returns whether this is a class of callable objects with an event; base classes do not
+  count."""
   return _concrete(candidate, "__call__", "event")
 
 
 def is_sampler(candidate: object) -> bool:
-  """Whether this is a class that draws and has an event; base classes do not count."""
+  """Returns whether this is a class that draws and has an event; base classes do not count."""
   return _concrete(candidate, "draw", "event")
 
 
@@ -109,12 +110,12 @@ def _returns(candidate: Any, *words: str) -> bool:
 
 
 def is_transform(candidate: object) -> bool:
-  """Whether this is a function that makes an Optax transform."""
+  """Returns whether this is a function that makes an Optax transform."""
   return _returns(candidate, "GradientTransformation")
 
 
 def is_federated(candidate: object) -> bool:
-  """Whether this is a function that makes a federated algorithm, a client or an aggregator."""
+  """Returns whether this function makes a federated algorithm, a client or an aggregator."""
   if not inspect.isfunction(candidate):
     return False
   first = next(iter(inspect.signature(candidate).parameters), "")
@@ -124,7 +125,7 @@ def is_federated(candidate: object) -> bool:
 
 
 def states_epsilon(candidate: Any) -> bool:
-  """Whether this returns an epsilon or an event, or is a class whose objects compute one."""
+  """Returns whether this computes an epsilon or an event, or is a class whose objects do."""
   if inspect.isclass(candidate):
     return any(_computes(candidate, name) for name in ("epsilon", "event"))
   if not inspect.isfunction(
@@ -138,11 +139,11 @@ def states_epsilon(candidate: Any) -> bool:
 
 
 def _computes(candidate: Any, name: str) -> bool:
-  """Whether a concrete class has a method or a property of that name, not a field."""
+  """Returns whether a concrete class has a method or a property of that name, not a field."""
   if not _concrete(candidate, name):
     return False
   value = inspect.getattr_static(candidate, name)
-  # A class there only names the kind of events, and computes none.
+  # A class under that name only names the kind of events, and computes no event.
   return isinstance(value, property) or (callable(value) and not inspect.isclass(value))
 
 
@@ -158,8 +159,7 @@ def _exported(package: ModuleType) -> dict[str, Any]:
 
 
 def _accountants() -> dict[str, Any]:
-  """Returns everything that adds up, amplifies or composes: accounting, and ledgers of
-  mechanisms."""
+  """Returns all that adds up, amplifies or composes: in accounting, and ledgers of mechanisms."""
   accountants = _only(states_epsilon, public(dpjax.accounting))
   accountants |= _only(
     lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)
@@ -294,8 +294,9 @@ _ATTACKS = (
 
 @functools.cache
 def stated_anywhere() -> frozenset[str]:
-  """Returns the full names of everything in the library that `states_epsilon`. Attacks are
-  left out, since they state lower bounds.
+  """Returns the full names of everything in the library that `states_epsilon`.
+
+  Attacks are left out, since they state lower bounds.
 
   >>> "dpjax.mechanisms.additive.Laplace" in stated_anywhere()
   True
@@ -310,8 +311,10 @@ def stated_anywhere() -> frozenset[str]:
 
 
 def row_of(full_name: str) -> str:
-  """Returns the row that plays the object of this full name, or the reason for having none;
-  "" where there is neither."""
+  """Returns the row that plays the object of this full name, or the reason for having none.
+
+  Returns "" if there is neither.
+  """
   if full_name in ELSEWHERE:
     return ELSEWHERE[full_name]
   name = full_name.rpartition(".")[2]
@@ -328,7 +331,7 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
   kind.name.
 
   Raises:
-    UserError: nothing is called that.
+    UserError: nothing has that name.
 
   >>> subjects("Laplace")
   (('mechanisms', 'Laplace'),)

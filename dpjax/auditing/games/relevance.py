@@ -40,7 +40,7 @@ from dpjax.relevance import rigorous, settings, train
 
 PACKAGE = "relevance"
 _RELATION = "replace_one"
-# Delta of the stages that need one.
+# Delta of the stages that need a delta.
 _DELTA = 0.01
 _BETA = np.array([0.5, 0.5])
 _CLASSES = 3
@@ -49,7 +49,7 @@ Worlds = tuple[np.ndarray, np.ndarray]
 
 
 def names() -> tuple[str, ...]:
-  """Returns every method, kind of features, relevance noise and label."""
+  """Returns the names of all methods, and of all kinds of features, relevance noise and labels."""
   kinds = {
     "method": relevance.NAMES,
     "features": settings.FEATURES,
@@ -69,7 +69,7 @@ def _key(seed: int, world: int) -> Any:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    # If two releases have the same noise, only their difference shows it.
+    # Noise that two releases share shows only in their difference, which `repeats` learns from.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, worlds: Worlds) -> Game:
@@ -79,7 +79,7 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         record = np.asarray(worlds[world], np.float32)
-        # The method itself refuses what it does not take.
+        # The method is run, so that records which it refuses are refused here, too.
         job = _job(np.tile(record[None], (4, 1)), rigorous=how)
         with _recorded("fit"), np.errstate(over="ignore"):
           relevance.run("radp", "rigorous", job)
@@ -113,11 +113,11 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
 
 def _relevance(name: str) -> Callable[..., list[Game]]:
-  """Games on one record whose relevance is all on the first feature, or on the second."""
+  """Returns a function that makes games on one record, whose relevance moves to another feature."""
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    # If two releases have the same noise, only their difference shows it.
+    # Noise that two releases share shows only in their difference, which `repeats` learns from.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, scores: Worlds) -> Game:
@@ -184,14 +184,14 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
 
 
 def _recorded(trainer: str) -> Any:
-  """Replaces that trainer by a mock that learns nothing and records its arguments."""
+  """Returns a context in which a trainer is a mock that learns nothing and records arguments."""
   return mock.patch.object(
     train, trainer, side_effect=lambda loss, params, *_, **__: params
   )
 
 
 def _method(name: str) -> Callable[..., list[Game]]:
-  """Games on data whose other records have no gradient."""
+  """Returns a function that makes games on a method's plan; other records have no gradient."""
 
   def game_of(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
@@ -216,7 +216,10 @@ def _method(name: str) -> Callable[..., list[Game]]:
 
 
 def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
-  """Games on a record that moves to the opposite corner and label, at the ledger's total."""
+  """Returns games on a record that moves to the opposite corner and another label.
+
+  The claim is the total of the method's ledger.
+  """
   how = settings.Rigorous(features="laplace", shuffle=False, pool=1)
   corners = (np.zeros(2, np.float32), np.ones(2, np.float32))
 

@@ -2,13 +2,13 @@
 
 | relation          | the two data sets                                                       |
 | ----------------- | ----------------------------------------------------------------------- |
-| add_or_remove_one | others; the same with one more record, first or last, pulling one way   |
-| replace_special   | the record's gradient is zero in one of them                            |
-| replace_one       | it pulls one way, and the other                                         |
+| add_or_remove_one | others; others and the record, which comes first and pulls one way      |
+| replace_special   | others and the record, whose gradient is zero in the first data set     |
+| replace_one       | others and the record, which pulls the other way in the first data set  |
 
-The others have no gradient, so that nothing hides the record. Or all pull the other way, so that it
-shows if the record pushes one of them out of a batch. `Sampler.small` has the settings to play;
-the relations are those of the sampler's `proof`.
+Other records have no gradient, so that nothing hides the record. Or all of them pull the other way:
+then it shows if the record pushes one of them out of a batch. `Sampler.small` has the settings to
+play; the relations are those of the sampler's `proof`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpjax.types import NeighboringRelation
 PACKAGE = "samplers"
 OTHERS = 3
 STEPS = 2
-# Large and little noise, in multiples of the sensitivity.
+# Noise multipliers for much and for little noise, in multiples of the sensitivity.
 MUCH = 1.2
 LITTLE = 0.9
 _DELTA = 1e-5
@@ -54,8 +54,10 @@ def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, 
 def _games(
   subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
-  """Returns a game of every relation in which other records have no gradient, and one of the first
-  relation in which they pull the other way."""
+  """Returns one game for each relation, with other records that have no gradient, and one more.
+
+  In the last game, of the first relation, other records pull the other way.
+  """
   build = functools.partial(
     make_plan,
     sampler=sampler,
@@ -81,8 +83,10 @@ def _games(
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
-  """Returns the games of one class of samplers, on its own small settings. A sampler that bounds
-  participation is also played under correlated noise."""
+  """Returns the games of one class of samplers, on its own small settings.
+
+  A sampler that bounds participation is also played under correlated noise.
+  """
   subject = kind.__name__
   settings = kind.small
   all_games = []

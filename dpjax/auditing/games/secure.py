@@ -1,8 +1,8 @@
 """Games against noise inside a secure sum: one client's message is present, or zero.
 
 The server sees the sum of the integers alone, here as the mean that it releases. Neighbours
-are those of the guarantee: the same clients, of whom one sends zeros (replace_special) or
-something else (replace_one); each adds its share of the noise either way.
+are those of the guarantee: the same clients, one of which sends zeros (replace_special) or
+something else (replace_one). Each client adds its share of the noise in both cases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIM = 2
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
-# Share of the draws: each is a whole round on the host.
+# Share of the requested draws that is made, since each draw is a whole round on the host.
 _SHARE = 0.35
 # Number of draws in one call. It may be small, since the host compiles nothing for it.
 _AT_ONCE = 100

@@ -2,7 +2,7 @@
 
 The adversary is one of the parties: it sees the opened weights, and subtracts its own noise. The
 weights before noise are computed from the same integers in the clear, so that no draw needs a
-protocol. The bound covers what the protocol's random roundings add to them.
+protocol. The bound covers what the protocol's random roundings add to the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ PACKAGE = "shares"
 _REPLACE = "replace_one"
 _FAR = 1e30
 _NAN = float("nan")
-# Share of the draws: each is exact integer noise on the host.
+# Share of the requested draws that is made, since each draw is exact integer noise on the host.
 _SHARE = 0.7
 
 
 Rows = list[tuple[float, float]]  # (x, y) of each row
-# Case -> noise multiplier, numbers of the training, rows of two neighbours.
+# Case -> noise multiplier, settings of the training, rows of two neighbours.
 _WORLDS: dict[str, tuple[float, dict[str, Any], tuple[Rows, Rows]]] = {
-  # The penalty holds the weights near 0, where each mistake counts alike: nearly the worst pair.
+  # The penalty holds the weights near 0, where each mistake counts alike, so this is nearly the
+  # worst pair.
   "the label of the only row": (
     1.0,
     {"num_rows": 1, "l2_penalty": 1000.0, "num_steps": 3, "feature_norm": 4.0},

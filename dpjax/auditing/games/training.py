@@ -1,9 +1,9 @@
 """Games against whole trainings: `dp_sgd` as users run it, on a loss linear in a record.
 
-The released parameters show each step's private mean gradient. The adversary knows the direction
-in which the record pulls at the released parameters before the step, and projects on it. Along it
-each step is a normal variable around a sum of signs, as in `plans`. In one game the adversary sees
-every number of every step instead, and looks for noise that repeats.
+The released parameters show each step's private mean gradient. The adversary knows the direction in
+which the record pulls at the released parameters before the step. It projects the step on this
+direction. Along it each step is a normal variable around a sum of signs, as in `plans`. In one game
+the adversary sees every number of every step instead, and looks for noise that repeats.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ MakePlan = Callable[..., Plan]
 
 
 class _Trained(NamedTuple):
-  """Arguments of `dp_sgd`."""
+  """Arguments of `dp_sgd` for one subject, and the loss that the adversary knows."""
 
   params: Params
   loss: LossFn
   tx: optax.GradientTransformation
-  # loss of a record of size 1 at the released parameters, for its direction
+  # Loss of one record. Its gradient at the released parameters is the direction of the record's
+  # pull.
   known: LossFn
   augments: bool = False
 
@@ -98,8 +99,10 @@ def _augmented() -> _Trained:
 def _runner(
   build: Callable[[], _Trained], plan: Plan, *, whole: bool = False
 ) -> Callable[..., Any]:
-  """Returns (keys [n], gradients [n, steps, batch], mask) -> projections [n, steps], or the
-  change of all trained numbers, [n, steps, numbers]."""
+  """Returns the function (keys [n], gradients [n, steps, batch], mask) -> projections [n, steps].
+
+  With `whole` it returns the changes of all trained numbers instead: [n, steps, numbers].
+  """
   trained = build()
   key = jax.random.key(0) if trained.augments else None
   one_record = Example(jnp.float32(1.0), jnp.int32(0), None)
@@ -155,7 +158,7 @@ _BUILDERS: dict[str, Callable[[], _Trained]] = {
   "of_part": _of_part,
   "augmented": _augmented,
 }
-# Subject -> (make_plan) -> its games, the strongest first.
+# Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   name: functools.partial(_games, name, build) for name, build in _BUILDERS.items()
 }

@@ -1,8 +1,8 @@
 """Games against Optax transforms: stacked gradients go in, releases come out.
 
-A transform that only transforms private gradients (`dp_adam`, `dp_sgld`) or wraps a private
-one (`accumulate`, `with_clip_schedule`) is played around `base`, which is `clip_and_noise`
-or a broken one. The adversary sees every update and every state that may be released.
+Some transforms only change private gradients (`dp_adam`, `dp_sgld`), or wrap a private transform
+(`accumulate`, `with_clip_schedule`). They are played around `base`, which is `clip_and_noise` or a
+broken transform. The adversary sees every update and every state that may be released.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ Batch = tuple[np.ndarray, np.ndarray]  # gradients [records, params], mask [reco
 
 
 def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batch, Batch]:
-  """Returns data without and with the target's gradient, beside another record that pulls the other
-  way."""
+  """Returns data without and with the target's gradient; another record pulls the other way."""
   rows = np.array([target, (-_FAR, 0.0)], dtype)
   return (rows, np.array([False, True])), (rows, np.array([True, True]))
 
@@ -58,8 +57,7 @@ def game(
   calls: int = 1,
   leaves: bool = False,
 ) -> Game:
-  """Returns the game of `steps` updates on one batch, with `calls` calls for each accounted
-  one.
+  """Returns the game of `steps` accounted updates on one batch, with `calls` calls for each update.
 
   Args:
     leaves: whether the record of row 0 is in the first step alone, so that a second step which
@@ -93,7 +91,7 @@ def game(
 def _each(
   subject: str, make: Make, added: dict[str, tuple[float, float]], **options: Any
 ) -> list[Game]:
-  """Returns one game for each added record."""
+  """Returns one game for each record of `added`, against another record."""
   return [
     game(subject, case, make, _present(row), **options) for case, row in added.items()
   ]
@@ -155,10 +153,10 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _by_group(tx: Callable) -> Make:
-  """Returns key -> transform with a group for each parameter, with noise shares of .2 and .8."""
+  """Returns the function key -> transform with two groups, whose noise shares are .2 and .8."""
   tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
   whole = lambda grads: jnp.concatenate([grads["a"], grads["b"]], axis=-1)
-  # The root of the sum of squares is _CLIP.
+  # The root of the sum of the squared norms is _CLIP.
   norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}
   shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
   options = {**_NUMBERS, "l2_clip_norm": norms, "noise_shape": shape}
@@ -199,12 +197,12 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
-  """Games with a record in both of two steps. The cost is that of one shift by |C (1, 1)|."""
+  """Returns games with a record in both steps. The cost is that of one shift by |C (1, 1)|."""
   del base
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
   make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
-  # |C (1, 1)|: the size of one Gaussian shift
+  # The shift has the size |C (1, 1)|.
   together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
   added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
@@ -216,7 +214,7 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
-  """Games on a step of two slices. The second slice never holds the record."""
+  """Returns games on a step of two slices. The second slice never holds the record."""
 
   def make(key: Any) -> Any:
     return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)
@@ -230,7 +228,8 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _in_first_slice(make: Make, key: Any) -> Any:
-  """Returns the transform, called with the batch and then with an empty one."""
+  """Returns the transform, which gets the batch in the first slice and an empty one in the
+  second."""
   tx = make(key)
 
   def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -248,7 +247,7 @@ def _scheduled(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _scaled(tx: Callable, base: Callable) -> list[Game]:
-  """Games in which the second step is scaled by the first one's output, which is released."""
+  """Returns games in which the released output of the first step scales the second step."""
   make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
   name = "scale_then_privatize"

@@ -49,12 +49,12 @@ from dpjax.types import ClippedSum, LossFn
 
 _REUSED = "one"
 _FRESH = "fresh"
-# Number of a release, or of a key, that no game uses.
+# Number of a release, or of a key, that honest games do not use.
 _FRESH_NUMBER = 2**30
 
 
 class Plant(NamedTuple):
-  """A fault, as numbers. The default has none."""
+  """A fault, as numbers. The default values are no fault."""
 
   noise: float = 1.0  # what is drawn / what is stated
   clip: float = 1.0  # the bound on a record / the one that is stated
@@ -63,8 +63,10 @@ class Plant(NamedTuple):
 
   @property
   def releases(self) -> tuple[tuple[int, bool], ...]:
-    """Returns (key number, whether the data are public) for each release. A record counted
-    twice is released twice."""
+    """Returns (key number, whether the data are public) for each release.
+
+    A record that is counted twice is released twice.
+    """
     if self.keys:
       return ((0, False), (0 if self.keys == _REUSED else 1, True))
     return tuple((number, False) for number in range(self.copies))
@@ -85,7 +87,7 @@ SOUND = {
 
 _ANSWER = "takes the answer to a query, whose sensitivity the caller states"
 _NO_BOUND = "clips no record: one record moves a rank, a vote or a bin by 1 at most"
-# (kind or kind.subject, plant): why this fault is impossible
+# (kind or kind.subject, plant) -> reason why this fault is impossible.
 NOT_PLANTED: dict[tuple[str, str], str] = {
   **{
     (f"mechanisms.{name}", "clip"): _ANSWER
@@ -115,7 +117,7 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
 
 
 class BrokenTwin(NamedTuple):
-  """A row of the audit with one fault."""
+  """A subject of the audit with one fault."""
 
   package: str
   subject: str
@@ -127,7 +129,7 @@ class BrokenTwin(NamedTuple):
     return f"{self.package}.{self.subject}, {self.plant}"
 
   def games(self, *, sound: bool = False) -> list[Game]:
-    """Returns the games of the row against the twin, the strongest one first.
+    """Returns the subject's games against the twin, the strongest one first.
 
     Args:
       sound: whether to play the same code without the fault.
@@ -140,7 +142,7 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
   """Returns all twins; `only` is a kind, a subject or kind.subject, as for the games.
 
   Raises:
-    UserError: nothing is called that.
+    UserError: nothing has that name.
 
   >>> [twin.plant for twin in twins("Laplace")]
   ['noise', 'twice', 'key']
@@ -171,7 +173,7 @@ _OF_RECORDS = (
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
-# Mechanisms whose number of records is private, so that public data have another number.
+# Mechanisms whose number of records is private, so that public data have another number of records.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _COUNTED += ("LeastSquares", "ClassSums")
 _PUBLIC_RECORDS = 2
@@ -180,7 +182,7 @@ _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class BrokenMechanism:
-  """States what the honest mechanism states, and draws with the plant's fault.
+  """Mechanism that states what the honest one states, and draws with the plant's fault.
 
   Args:
     kind: class of mechanisms.
@@ -203,7 +205,7 @@ class BrokenMechanism:
   def __call__(self, key: Any, data: Any, *others: Any) -> Any:
     seen = data
     if self._plant.copies > 1 and self._name in _OF_SHARDS:
-      # Every record is in every shard.
+      # Each shard gets all records, so that each record counts in every shard.
       (of_shard,) = others
       others = (lambda shard: of_shard(data),)
     elif self._plant.copies > 1:
@@ -219,7 +221,7 @@ class BrokenMechanism:
     """Returns the releases [n, ...] of many keys.
 
     Args:
-      draw: (an honest mechanism, keys, data) -> its releases.
+      draw: function (an honest mechanism, keys, data) -> releases [n, ...].
     """
     seen = data
     if self._plant.copies > 1:
@@ -245,7 +247,7 @@ class BrokenMechanism:
 def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
   """Returns the settings of the mechanism that really runs, with the plant's noise and bound."""
   options = dict(settings)
-  # Wider bounds with equally more budget leave the noise unchanged.
+  # If bounds and epsilon grow by the same factor, the noise stays unchanged.
   louder = plant.clip / plant.noise
   for name in ("epsilon", "epsilon_values"):
     if name in options:
@@ -292,7 +294,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
   ) -> Any:
-    # A `ClippedSum` has counted them already.
+    # A `ClippedSum` already counts the copies.
     if plant.copies > 1 and not isinstance(updates, ClippedSum):
       twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
       updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
@@ -311,12 +313,12 @@ class BrokenPlan(Plan):
 
   @classmethod
   def like(cls, plan: Plan, plant: Plant) -> BrokenPlan:
-    """Returns the plan with a fault."""
+    """Returns a copy of an honest plan, with the plant's fault."""
     return cls(**_fields(plan), plant=plant)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """Returns the broken transform."""
-    # Bypasses the guard of a plan's own transform, which gives NaN for rows that come twice.
+    """Returns a transform with the plant's noise, clip norm, copies and keys."""
+    # `_transform` has no guard. `Plan.transform` has one, which gives NaN for rows that come twice.
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
@@ -334,7 +336,7 @@ def _fields(plan: Plan) -> dict[str, Any]:
 
 
 def _quieter(plan: Plan, plant: Plant) -> Plan:
-  """Returns the honest plan with another clip norm and another noise."""
+  """Returns an honest plan with the plant's clip norm and noise."""
   noise = plan.noise_multiplier * plant.noise / plant.clip
   clip = _wider(plan.l2_clip_norm, plant.clip)
   return Plan(**(_fields(plan) | {"noise_multiplier": noise, "l2_clip_norm": clip}))
@@ -371,7 +373,7 @@ def _transform(name: str, plant: Plant) -> list[Game]:
     return transform_games.games(
       name, honest, _broken_transform(transforms.clip_and_noise, plant)
     )
-  # The transform clips and counts itself; the noise of a whole step is inside it.
+  # `accumulate` clips and counts; the transform inside it adds the noise of a whole step.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _broken_transform(transforms.clip_and_noise, inside)
@@ -410,7 +412,7 @@ def _in_rounds(
 
 
 def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
-  """Breaks the mean of a transform that was made for an honest one; only its key is kept."""
+  """Returns a broken `dp_mean`, which starts from the honest state, with the key of the draw."""
 
   def broken(tx: Any, *, l2_clip_norm: Any) -> federated.Aggregator:
     honest = federated.dp_mean(tx, l2_clip_norm=l2_clip_norm)
@@ -464,12 +466,12 @@ def _federated(name: str, plant: Plant) -> list[Game]:
 
 @dataclasses.dataclass(frozen=True)
 class _Copied(secure.SkellamSum):
-  """A sum in which every client's integers count several times."""
+  """A sum in which every client's integers count `copies` times."""
 
   copies: int = 1
 
   def encode(self, rng: np.random.Generator, vector: Any, signs: jax.Array) -> np.ndarray:
-    """Encodes as the honest sum does, multiplied by the number of copies."""
+    """Returns the honest encoding, multiplied by the number of copies."""
     return self.copies * super().encode(rng, vector, signs)
 
 
@@ -508,7 +510,7 @@ def _secure(name: str, plant: Plant) -> list[Game]:
 def _released(
   answer: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant
 ) -> np.ndarray:
-  """Returns [n, ...]: answer(key, public) of every release, side by side."""
+  """Returns `answer(key, public)` of all releases, joined along the last axis: [n, ...]."""
   keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
   answers = [
     answer(release_key, public) for release_key, (_, public) in zip(keys, plant.releases)
@@ -622,7 +624,7 @@ def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[
 
 
 class _Statistics:
-  """States what the honest statistics state, and draws with the plant's fault."""
+  """Statistics that state what the honest ones state, and draw with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
@@ -658,13 +660,13 @@ def _vertical(name: str, plant: Plant) -> list[Game]:
 
 
 class _Opened:
-  """States what the honest release states, and opens with the plant's fault."""
+  """Release that states what the honest one states, and opens with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
     self._honest = OutputNoise(**settings)
     wide = plant.clip * self._honest.feature_norm
-    # The rate stays that of the honest training.
+    # The learning rate stays that of the honest training.
     settings = settings | {"feature_norm": wide, "learning_rate": self._honest.rate}
     self._broken = OutputNoise(**settings)
     self.rows = self._broken.rows

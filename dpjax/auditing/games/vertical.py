@@ -25,7 +25,8 @@ def _rows(*pairs: tuple[float, float]) -> Rows:
 
 
 _OTHER = _rows((-0.5, 0.2))
-# Case -> relation, noise multiplier, rows of one client on either input. The other has `_OTHER`.
+# Case -> relation, noise multiplier, rows of one client on either input. The other
+# client has `_OTHER`.
 _WORLDS: dict[str, tuple[str, float, tuple[Rows, Rows]]] = {
   "a row of the largest norm added": (_ADD, 1.0, (_rows(), _rows((_FAR, _FAR)))),
   "a row turns round": (_REPLACE, 2.0, (_rows((-_FAR, _FAR)), _rows((_FAR, _FAR)))),

@@ -21,26 +21,29 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
-# Fewest and most batches whose distribution is tested.
+# Smallest and largest number of batches whose distribution is tested.
 _DRAWS = (50, 400)
-# Limit on rows x batches for that test.
+# Limit on rows x batches in the test of the distribution of batches.
 _INDICES = 40_000_000
-# Largest number of examples of which all pairs are compared. With more, only neighbours are.
+# Largest number of examples of which all pairs are compared. With more examples, only neighbouring
+# rows are compared.
 _PAIRED = 2048
-# Least number of batches in which rows are counted. A shorter run gets further steps for it.
+# Smallest number of batches in which rows are counted. If the run has fewer, steps beyond its end
+# are drawn, too.
 _ROWS = 2000
-# Like `_INDICES`, for batches that are only compared with each other.
+# Limit on rows x batches for batches that are only compared with each other.
 _REPEATS = 200_000_000
-# Number of seeds that are compared with each other.
+# Largest number of seeds that are compared with each other.
 _SEEDS = 1500
-# Limit on rows x seeds for that comparison.
+# Limit on rows x seeds in the comparison of seeds.
 _SEED_INDICES = 4_000_000
-# Low and high bits differ, so that truncation of a seed is found.
+# These seeds differ from SEED in low or in high bits, so that truncation of a seed is found.
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))
 
 
 def _z(value: float, mean: float, variance: float) -> float:
-  """|value - mean| in standard errors; 0 or infinity where there is no variance."""
+  """Returns |value - mean| in standard errors. Without variance, it is 0 if value and mean are
+  equal, else infinity."""
   if variance > 1e-12:
     return abs(value - mean) / math.sqrt(variance)
   return 0.0 if abs(value - mean) < 1e-9 else math.inf
@@ -64,7 +67,7 @@ def _expected(event: Any, n: int) -> _Expected | None:
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
     return _Expected(n, q, n * q * (1 - q), n * q**2, overlaps)
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-    # The event covers a part of the data, and is not uniform over all of them.
+    # The event covers only a part of the data, so draws are not uniform over all examples.
     if event.source_dataset_size != n:
       return None
     b = event.sample_size
@@ -77,7 +80,8 @@ def _expected(event: Any, n: int) -> _Expected | None:
 
 
 def _expected_truncated(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Expected:
-  """Moments for sizes min(binomial, capacity), with uniform members given the size."""
+  """Returns the moments if sizes are min(binomial, capacity), and batches of one size are equally
+  likely."""
   n = event.dataset_size
   most = event.truncated_batch_size
   drawn = np.arange(n + 1)
@@ -88,7 +92,7 @@ def _expected_truncated(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Expec
   variance = square - mean**2
   missing = mean - square / n
   spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
-  # Neighbouring overlaps share a batch, so they are correlated.
+  # Overlaps of steps t, t + 1 and of steps t + 1, t + 2 share a batch, so they are correlated.
   again = 2 * mean**2 * variance / n**2
   return _Expected(n, mean / n, variance, mean**2 / n, spread + again, most)
 
@@ -124,19 +128,21 @@ def _batch_deviations(
 
 
 def _most(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the largest of several binomial counts, by a union bound over them."""
+  """Returns the z-score of the largest of several Binomial(times, chance) counts, by a union
+  bound."""
   p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
 def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the smallest of several binomial counts, by a union bound over them."""
+  """Returns the z-score of the smallest of several Binomial(times, chance) counts, by a union
+  bound."""
   p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
 def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
-  """[T, n] float32: 1 where a draw contains a row."""
+  """Returns [T, n] float32: 1 where a draw contains a row, else 0."""
   taken = np.zeros((len(draws), n), np.float32)
   for member, drawn in zip(taken, draws):
     member[drawn] = 1
@@ -146,7 +152,7 @@ def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
 def _pair_deviations(
   draws: list[np.ndarray], distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
-  """Tests that no two rows occur together more often than allowed."""
+  """Tests that two rows occur together as often as the sampling scheme says."""
   n = distribution.n
   square = distribution.size_variance + (n * distribution.rate) ** 2
   chance = min(1.0, max(0.0, (square - n * distribution.rate) / max(1, n * (n - 1))))
@@ -170,7 +176,7 @@ def _together(
 def _run_deviations(
   subject: Subject, distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
-  """Tests that no step has an unlikely size, and no row occurs more often than allowed."""
+  """Tests that no step has an unlikely size, and that no row occurs too often or too rarely."""
   sizes = []
   counts = np.zeros(distribution.n, int)
   more = max(_DRAWS[1], _INDICES // max(distribution.n, 1))
@@ -181,7 +187,8 @@ def _run_deviations(
   yield _fewest(counts, len(sizes), distribution.rate), "one row, left out"
   yield _unlikely_size(sizes, distribution), "size of a batch"
   yield _missing_sizes(sizes, distribution), "no size beyond those that were seen"
-  # These are more draws than are compared in pairs. Truncation lowers the variance of sizes.
+  # Truncation of batches lowers the mean and the variance of sizes. Many draws are needed to see
+  # it, more than can be compared in pairs.
   seen = np.array(sizes, float)
   times = len(sizes)
   yield (
@@ -197,7 +204,7 @@ def _run_deviations(
 
 
 def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
-  """z of the least likely size."""
+  """Returns the z-score of the least likely size, which is the smallest or the largest one."""
   mean = distribution.n * distribution.rate
   most = np.array([min(sizes), max(sizes)])
   if distribution.size_variance < 1e-9:
@@ -212,33 +219,34 @@ def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
 
 
 def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
-  """z of never observing a smaller or a larger size, as with batches that are cut or filled
-  up.
+  """Returns the z-score of the fact that no smaller, or no larger, size was seen.
 
-  The mean and the variance of sizes hardly move where the cut is far out.
+  It finds batches that are cut or filled up far from the mean size, which hardly changes the mean
+  and the variance of sizes.
   """
   if distribution.size_variance < 1e-9:
     return 0.0
   smaller = float(stats.binom.cdf(min(sizes) - 1, distribution.n, distribution.rate))
   larger = float(stats.binom.sf(max(sizes), distribution.n, distribution.rate))
   if distribution.capacity is not None and max(sizes) >= distribution.capacity:
-    # No larger size exists.
+    # No size above the capacity exists.
     larger = 0.0
-  # Computed as a logarithm, because so small a chance may underflow.
+  # `log1p` is exact for a small chance, where 1 - chance would be rounded to 1.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
   return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
-  """Yields the batches of the run, or as many as the limit allows. A short run gets some further
-  steps."""
+  """Yields the batches of the run, or as many as the limit allows. If the run has fewer than
+  `at_least` steps, further steps are drawn."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   times = max(times, at_least)
   return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
 
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
-  """Returns steps at the start and at the end of the plan."""
+  """Returns two equally long ranges of steps: at the start and at the end of the plan. If the plan
+  is short, the second range goes beyond its end."""
   each = int(np.clip(_INDICES // max(n, 1), *_DRAWS)) // 2
   late = max(each, plan.num_steps - each)
   return range(each), range(late, late + each)
@@ -297,7 +305,8 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
   # With several steps for each example, drawing a late step takes as long as all steps before it.
   if times > 1:
     passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
-  # One step of each pass, each time another one, since steps of one pass are not independent.
+  # One step of each pass is drawn, since the steps of one pass are not independent. Its place in
+  # the pass changes from pass to pass.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(passes)))
   rate = times / length
   distribution = _expected(dpa.PoissonSampledDpEvent(rate, dpa.NoOpDpEvent()), n)
@@ -307,8 +316,9 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # Number of pairs of consecutive steps in the set of an example: the size of the set minus its
-  # number of runs, which is hypergeometric (Wald and Wolfowitz 1940).
+  # Mean and variance of the number of pairs of consecutive steps that take an example. This is the
+  # number of its steps minus their number of runs, which is hypergeometric (Wald and Wolfowitz
+  # 1940).
   following = times * (times - 1) / length
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))
@@ -348,7 +358,7 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
   ranks = np.concatenate(draws) - (n - 1) / 2
   rank_variance = steps * size * (n * n - 1) / 12
   deviations.append((_z(float(ranks.sum()), 0.0, rank_variance), "place in the data"))
-  # Chance that two examples are both in a batch: 1 minus the chance that it lacks one of them.
+  # Chance that two examples are both in a batch: 1 minus the chance that at least one is not.
   chance = 1 - 2 * (1 - 1 / n) ** size + max(0.0, 1 - 2 / n) ** size
   deviations += _together(draws, n, chance)
   deviations.append((_most_alike([np.unique(drawn) for drawn in draws], n), "likeness"))
@@ -365,8 +375,8 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
-  """Tests a sampler of unknown scheme. No step may draw an example twice, which would
-  double its bound. No example may occur more often than its event says."""
+  """Tests a sampler of unknown scheme. No step may draw an example twice, since its contribution
+  would exceed the clip norm. No example may occur more often than the event says."""
   if not subject.plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
@@ -393,7 +403,7 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
 def _seldom_in_a_pass(
   subject: Subject, name: str, n: int, chance: float, length: int
 ) -> Row:
-  """Checks that no example comes twice in a pass, nor in more passes than its event says."""
+  """Tests that no example comes twice in a pass, nor in more passes than the event says."""
   deviations = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
   # Each place of a pass is tested by itself. With fixed blocks an example occurs at one place only,
@@ -412,13 +422,15 @@ def _seldom_in_a_pass(
 
 
 def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
-  """Returns mean and variance of the overlap of uniform subsets of sizes a and b of n."""
+  """Returns mean and variance of the overlap of two uniform subsets of n examples, of sizes a and
+  b."""
   mean = a * b / n
   return mean, mean * (1 - a / n) * (1 - b / n) * n / max(n - 1, 1)
 
 
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
-  """z of the two batches that share the most examples, over all pairs of steps."""
+  """Returns the z-score of the pair of batches that share unusually many examples, by a union bound
+  over all pairs of steps."""
   taken = _taken(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
@@ -437,7 +449,7 @@ def sampler_seed(subject: Subject) -> Row:
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
-  # Copies are dropped: given its size, the set of a batch's examples is uniform.
+  # Copies of an example in a batch are dropped. Sets of examples of one size are equally likely.
   drawn = lambda seed: [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps]
   draws = drawn(SEED)
   again = all(map(np.array_equal, draws, drawn(SEED)))
@@ -457,7 +469,8 @@ def sampler_seed(subject: Subject) -> Row:
 def _unused_bits(
   subject: Subject, draws: list[np.ndarray], steps: list[int], n: int
 ) -> tuple[float, str]:
-  """Infinite where flipping a bit of the run's seed changes no batch."""
+  """Returns (deviation, name). The deviation is infinite if flipping some bit of the seed changes
+  no batch, else 0."""
   several = [i for i, drawn in enumerate(draws) if _ways(drawn.size, n) > 1][:8]
   same = lambda i, seed: np.array_equal(
     draws[i], np.unique(subject.draw(n, seed=seed, step=steps[i]))
@@ -468,15 +481,15 @@ def _unused_bits(
     for bit in range(width)
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
-  # There are too few possible batches to decide.
+  # With so few possible batches, equal ones may be chance.
   if sum(_ways(draws[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
 
 
 def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
-  """Infinite where two of many seeds draw the same batches. Then there are few seeds in
-  effect, as when a seed is taken modulo a small number."""
+  """Returns (deviation, name). The deviation is infinite if two of many seeds draw the same
+  batches, as when seeds are taken modulo a small number; else it is 0."""
   times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
   rng = np.random.default_rng(SEED)
   width = subject.seed_bits
@@ -484,8 +497,8 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
     drawn = [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]]
-    # Among this many seeds two could agree by chance. They are compared where that chance
-    # is below e^-21 = 1e-9.
+    # Two of so many seeds may agree by chance. Seeds are compared only if the probability of that
+    # is below e^-21, about 1e-9.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
@@ -496,13 +509,14 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
 
 
 def _ways(size: int, n: int) -> float:
-  """Returns the logarithm of the number of subsets of this size."""
+  """Returns the logarithm of the number of subsets of this size of n examples."""
   ways = special.gammaln(n + 1) - special.gammaln(size + 1)
   return float(ways - special.gammaln(n - size + 1))
 
 
 def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
-  """z of the overlap between two seeds at equal steps, all steps together."""
+  """Returns the z-score of the overlap between the batches of two seeds at the same steps, summed
+  over the steps. It is infinite if all batches are equal."""
   shared = [np.intersect1d(a, b).size for a, b in zip(first, other)]
   moments = [_overlap_moments(a.size, b.size, n) for a, b in zip(first, other)]
   if all(map(np.array_equal, first, other)) and any(a.size for a in first):
@@ -512,11 +526,11 @@ def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float
 
 
 def _comes_again(subject: Subject, n: int) -> float:
-  """Infinite where a batch repeats although chance would not explain it (p < 1e-9), else 0."""
+  """Returns infinity if a batch repeats although that has a chance below 1e-9, else 0."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
   for drawn in map(np.unique, _of_run(subject, n)):
-    # Batches this small repeat by chance.
+    # With so few possible batches of this size, one may repeat by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
@@ -527,8 +541,8 @@ def _comes_again(subject: Subject, n: int) -> float:
 
 
 def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
-  """Tests that no example occurs twice in an epoch, which is accounted as one step on all
-  data."""
+  """Tests that no example occurs twice in an epoch. The accounting takes an epoch as one step on
+  all data."""
   sampler: Any = subject.plan.sampler
   length = sampler.steps_per_epoch
   epochs = 3
@@ -560,15 +574,18 @@ def _participation(subject: Subject, name: str, n: int) -> Row:
   return row(name, early + max(0.0, off - _Z), 0, f"{detail}mean batch {mean:.5g}")
 
 
-_READS = 64  # draws whose records are read in other company, at most
-_RECORDS = 2048  # of all these draws, about
+# Largest number of draws whose records are read together and in parts.
+_READS = 64
+# Number of records, over all draws, after which no more draws are read.
+_RECORDS = 2048
 
 
 def records_alone(subject: Subject) -> Row:
   """Tests that a record does not depend on the records read with it.
 
   Data that subtract the mean of a batch, or pad it to its longest record, let one example change
-  the others before the loss sees them. The drawn indices of each read are cut into two parts.
+  the others before the loss sees them. So the records of a draw are read together, and again in two
+  parts.
   """
   name = "records read alone"
   n = len(subject.train)
@@ -579,7 +596,7 @@ def records_alone(subject: Subject) -> Row:
     if indices.size < 2 or read > _RECORDS:
       continue
     whole = _read(subject, indices)
-    # Augmented data change by themselves, so this test cannot apply.
+    # Augmented data differ at every read, so this test does not apply.
     if _differ(whole, _read(subject, indices)).any():
       return not_applicable(
         name, "the data give other records each time that they are read"
@@ -593,7 +610,7 @@ def records_alone(subject: Subject) -> Row:
 
 
 def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
-  """Returns the leaves of these records, [len(indices), ...]."""
+  """Returns the leaves of these records as arrays [len(indices), ...], with keys as their data."""
   leaves = jax.tree.leaves(subject.train[indices])
   plain = [jax.random.key_data(leaf) if trees.is_key(leaf) else leaf for leaf in leaves]
   return [np.asarray(leaf)[: indices.size] for leaf in plain]

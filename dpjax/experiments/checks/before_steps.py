@@ -17,9 +17,10 @@ from dpjax.types import NeighboringRelation
 _NAME = ("statistics: influence", "statistics: noise")
 # Factors by which one example is multiplied, so that it is zero, mirrored or huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
-# Noise multiplier of the compared runs; small, so that a change of a sum is visible.
+# Noise multiplier of the compared runs. It is small, so that a change of a sum is visible.
 _QUIET = 1e-3
-# Epsilon of the medians that are released before the sums.
+# Epsilon of the medians that are released before the sums. It is large, so that they are nearly
+# exact.
 _LOUD = 100.0
 # Tolerance in clip norms, for the grid and the rounding of a run with this little noise.
 _SLACK = 1e-2
@@ -31,15 +32,15 @@ def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans
   """Returns the same mechanism with public norms, which most of these examples exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   released = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
-  # Half the private norms, so that most examples are clipped.
+  # The public norms are half the private ones, so that most examples are clipped.
   norms = np.asarray(released.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)
 
 
 def influence(subject: Subject) -> Row:
-  """Tests that no example moves a sum by more than its noise covers. Earlier releases are
-  held fixed."""
+  """Tests that no example moves a sum of the statistics by more than the noise covers. Earlier
+  releases are held fixed."""
   statistics = subject.plan.statistics
   relation = subject.plan.neighboring_relation
   assert statistics is not None
@@ -53,7 +54,7 @@ def influence(subject: Subject) -> Row:
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor
-    # Earlier releases are held fixed: each sum is checked given those before it.
+    # Each sum may depend on earlier releases, so these are held fixed.
     after = quiet.after(key, changed, released)
     pairs = zip(quiet.noisy_totals(released), quiet.noisy_totals(after))
     moves += [float(np.linalg.norm(vector - other)) for vector, other in pairs]
@@ -63,8 +64,8 @@ def influence(subject: Subject) -> Row:
 
 
 def noise_std(subject: Subject) -> Row:
-  """Tests that the noise on the sums has the accounted standard deviation in every entry,
-  and differs between keys."""
+  """Tests that the noise on the sums of the statistics has the accounted standard deviation over
+  many keys, in every entry."""
   statistics = subject.plan.statistics
   assert statistics is not None
   x = np.asarray(subject.batch().x, np.float32)

@@ -23,7 +23,7 @@ from dpjax.experiments.run import provenance, report, writers
 
 RESULT = "twins.json"
 CSV = "twins.csv"
-# Draws of each game in turn, until one refutes.
+# All games are played with the first number of draws, then with the next, until one game refutes.
 DRAWS = (3_000, 12_000, 48_000)
 
 
@@ -69,25 +69,28 @@ def attacked(
   draws: Sequence[int] = DRAWS,
   sound: bool = False,
 ) -> dict[str, Any]:
-  """Returns the row of one twin: the first game that refutes it, else the closest one.
+  """Returns the row of one twin: the first game that refutes it, else the game that came nearest.
 
   Args:
-    draws: number of draws of each game, in turn; the significance is divided among them.
-    sound: plays the same code without the fault, which must not be refuted.
+    draws: numbers of draws. All games are played with the first number, then with the next. The
+      significance is divided among all plays.
+    sound: whether to play the same code without the fault, which must not be refuted.
 
   >>> attacked(twins.BrokenTwin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]
   True
   """
   started = time.perf_counter()
   games = twin.games(sound=sound)
-  # A union bound: the first of many games to refute must not do so by chance.
+  # A union bound over all plays, since the first of many games that refutes must not do so by
+  # chance.
   confidence = 1 - (1 - CONFIDENCE) / (len(games) * len(draws))
   nearest: Result | None = None
   for turn, count in enumerate(draws):
     for game in games:
       results = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
       shown = results if nearest is None else [*results, nearest]
-      # A refutation comes first, then how near the lower bound is to the claim.
+      # A result that refutes comes first. Others are compared by their ratio of lower bound to
+      # claim.
       nearest = max(
         shown, key=lambda r: (r.refuted, r.epsilon_lower / max(r.claim.epsilon, 1e-9))
       )

@@ -29,9 +29,9 @@ from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
-# Fewest steps of a run whose sums are changed.
+# Smallest number of steps that `own_sum` compares, unless the run has fewer.
 _OWN_STEPS = 4
-# Number of values of such a run, beyond which steps are skipped.
+# Number of noise values that `own_sum` draws before it skips steps.
 _OWN_WORK = 20_000_000
 # Lengths of the sums of two runs, in clip norms. Periods of 5 and 3 steps pair every length of one
 # run with every length of the other.
@@ -40,21 +40,23 @@ _CANARIES = 1000
 # Number of consecutive seeds whose keys are compared.
 _SEEDS = 64
 _SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
-# A multiple of all numbers up to 16: adding it keeps keys that are derived from a remainder.
+# A multiple of all numbers up to 16. Adding it to a seed does not change a key that is derived from
+# a remainder of the seed.
 _COMMON_MULTIPLE = 720_720
 # Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200
 # Number of records whose digests are compared.
 _RECORDS = 500
-# Much more is out of reach: with m canaries at delta > 0, p-values end near m * delta.
+# A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
+# m * delta.
 _AUDIT_CONFIDENCE = 0.99
 # Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 
 
 def _derived_epsilon(subject: Subject) -> float | None:
-  """Derives epsilon from public fields of sampler and noise, by dp_accounting alone; None
-  where this file has no second derivation."""
+  """Returns epsilon, derived from public fields of sampler and noise by dp_accounting alone; None
+  if this file has no second derivation for the sampler."""
   plan: Any = subject.plan
   accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
   relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
@@ -94,8 +96,8 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _levels_before(plan: Any) -> list[float]:
-  """Returns noise multipliers relative to the sensitivity, for each vector of the statistics that
-  are released first: that of its sum, and of its private median if it has one."""
+  """Returns noise multipliers, relative to the sensitivity, of what is released for one vector of
+  the statistics: its noisy sum, and its private median if it has one. Empty without statistics."""
   statistics = plan.statistics
   if statistics is None:
     return []
@@ -113,7 +115,7 @@ def _multiplier(plan: Any) -> float:
   # Slack clipping needs no correction: gradient and slack together are within the clip norm.
   if not isinstance(rule, transforms.AdaptiveClipping):
     return z
-  # A count of sensitivity 1/2 is released as well.
+  # Adaptive clipping also releases a count of sensitivity 1/2.
   return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
 
 
@@ -138,7 +140,7 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
 
 
 def agreement(subject: Subject) -> Row:
-  """Tests that sampler, relation and accountant fit, and that epsilon follows from public
+  """Tests that sampler, relation and accountant fit together, and that epsilon follows from public
   fields."""
   name = "accountant agrees"
   plan = subject.plan
@@ -165,7 +167,8 @@ def agreement(subject: Subject) -> Row:
 
 
 def overflow(subject: Subject) -> Row:
-  """Tests that delta's share covers the chance of a draw above the capacity."""
+  """Tests that the share of delta for overflow covers the chance of a draw above the capacity in
+  any step."""
   name = "overflow fits delta"
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
@@ -182,7 +185,7 @@ def overflow(subject: Subject) -> Row:
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   """Returns the steps that receive sums: all of the run, or as many as the limit allows."""
-  # Only steps of the plan: a transform has none after them.
+  # Steps beyond the plan are not used, since the transform refuses them.
   count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
@@ -194,8 +197,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
 
 
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
-  """Returns (a random sum within the clip bound, mask). Its length, number of examples,
-  norms and losses differ between the two runs."""
+  """Returns (a random sum within the clip bound, mask) for a step of run `number`, 0 or 1. Length,
+  number of examples, norms and losses differ between the two runs."""
   plan = subject.plan
   leaves = jax.tree.leaves(subject.params)
   length = min(plan.l2_bound, 1e6) / math.sqrt(max(1, trees.size(leaves)))
@@ -235,7 +238,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     seen = []
     after = []
     for number, state in enumerate(states):
-      # XLA draws no noise where only the state is used.
+      # Only the state of a skipped step is used, so XLA draws no noise for it.
       if gaps.any():
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
       offered, mask = _offered(subject, number, step)
@@ -260,8 +263,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
 
 def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
-  """Yields norms of the change in step 0 when the same sum has another number of rows, all or none
-  of them used. Noise must not depend on the batch."""
+  """Yields how far the update of step 0 moves if the same sum comes from a batch of another size,
+  with all rows used or none. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
 
@@ -289,8 +292,8 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 
 
 def own_sum(subject: Subject) -> Row:
-  """Tests that an update is its own step's sum and noise over a public divisor, at every
-  step. The noise depends on neither sum nor batch, and no earlier sum returns."""
+  """Tests that every update is the sum of its step plus noise, divided by a public number. Noise
+  must depend on neither sum nor batch, and no earlier sum may enter a later update."""
   plan = subject.plan  # not on a release key's grid
   key = jax.random.key(SEED)
   steps = _own_steps(subject, key)
@@ -306,7 +309,8 @@ def own_sum(subject: Subject) -> Row:
 
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
-  """Yields (epsilon, its place) for every epsilon that a run prints or writes at its end."""
+  """Yields (epsilon, where it is stated) for every epsilon that a run prints or writes at its
+  end."""
   guarantee = subject.guarantee
   config = subject.config
   assert guarantee is not None and config is not None
@@ -425,7 +429,7 @@ def _other_entries(value: Any) -> Iterator[Any]:
 
 def _changed(value: Any, name: str = "") -> Iterator[Any]:
   """Yields other values of a field: a small change, a power of two, a whole number, another
-  sign. A key derived from a part of the value stays equal for one of them."""
+  sign. A key that depends on only a part of the value is equal for at least one of them."""
   if isinstance(value, bool):
     yield not value
   elif isinstance(value, int):
@@ -479,7 +483,8 @@ def _identities(random: Any) -> set[str]:
 
 
 def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
-  """Yields a part of the data, and data that differ from it in one record or in their order."""
+  """Yields (name, data): a part of the data, and data that differ from this part in one record or
+  in their order."""
   part = train.subset(slice(0, min(len(train), _RECORDS)))
   yield "fewer records", part
   yield "the first record", part.subset(slice(1, None))
@@ -502,13 +507,14 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       first_label = labels.reshape(len(part), -1)[at, :1]
       first_label[...] = (first_label + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
-  # The data set does not allow this value.
+  # The data set does not allow the changed value, so this change is left out.
   except UserError:
     return
 
 
 def _shared_keys(subject: Subject) -> Iterator[str]:
-  """Yields fields of the config, and changes of the data, for which two runs share a key."""
+  """Yields the names of config fields, and of changes of the data, for which two runs share a
+  key."""
   assert subject.run_keys is not None
   keys_of = subject.run_keys
   config = subject.config
@@ -551,7 +557,7 @@ def _poor_bits(subject: Subject) -> Iterator[str]:
 
 
 def key_reuse(subject: Subject) -> Row:
-  """Tests that runs that differ in one field share neither noise, nor augmentation, nor
+  """Tests that two runs whose configs or data differ share no key of noise, augmentation or
   batches."""
   name = "no key serves twice"
   if subject.run_keys is None or subject.config is None:

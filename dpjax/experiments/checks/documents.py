@@ -42,7 +42,7 @@ VERDICTS = ("unsound", "unproved", "loose", "right")
 _EXACT_WITHIN = 0.99
 _LOOSE_FROM = 1.1
 
-# (sampling probability, noise multiplier, steps)
+# Settings of DP-SGD: (sampling probability, noise multiplier, number of steps).
 _DP_SGD = (
   (1.0, 10.0, 100),
   (1.0, 20.0, 100),
@@ -79,8 +79,8 @@ class Comparison(NamedTuple):
 def dp_sgd_closed_form(noise_multiplier: float, num_steps: int, delta: float) -> float:
   """WRONG. Document 000, sections 3.2 and 4.3: min(sqrt(2 T ln(1/d)) / sigma, T / sigma^2).
 
-  T is num_steps, sigma the noise multiplier and d delta. The sampling probability does not occur
-  in it. It takes the smaller of two terms, but a divergence T / (2 sigma^2) and a tail
+  T is num_steps, sigma the noise multiplier and d delta. The formula leaves the sampling
+  probability out. It takes the smaller of two terms, but a divergence T / (2 sigma^2) and a tail
   sqrt(2 T ln(1/d)) / sigma ADD up to epsilon. With num_steps 1 it is the document's epsilon of a
   single step.
 
@@ -94,9 +94,10 @@ def dp_sgd_closed_form(noise_multiplier: float, num_steps: int, delta: float) ->
 def gaussian_formula(epsilon: float, delta: float, *, constant: float = 1.25) -> float:
   """UNGUARDED. sigma / sensitivity = sqrt(2 ln(constant / delta)) / epsilon.
 
-  constant 1.25: document 000, section 4.2, where it is stated for epsilon < 1, as proved;
-  and 002, section 2.2, where it is stated without that condition. constant 1.7: the code of
-  002, section 2.5 (which does not run: torch.log of a float, and an undefined delta).
+  Args:
+    constant: 1.25 as in document 000, section 4.2, which states it for epsilon < 1, as proved. Also
+      as in 002, section 2.2, which states it without that condition. 1.7 as in the code of 002,
+      section 2.5, which does not run: torch.log of a float, and an undefined delta.
 
   >>> round(gaussian_formula(1.0, 1e-5), 3), round(gaussian_formula(1.0, 1e-5, constant=1.7), 3)
   (4.845, 4.908)
@@ -107,7 +108,8 @@ def gaussian_formula(epsilon: float, delta: float, *, constant: float = 1.25) ->
 def proportional_amplification(unsampled_epsilon: float, sampling_prob: float) -> float:
   """WRONG. Document 002, section 4.3: sampling m of n shrinks epsilon "in proportion", by q.
 
-  In truth ln(1 + q (e^eps - 1)), at a delta shrunk by q: about q eps for small eps only.
+  The true epsilon is ln(1 + q (e^eps - 1)), at a delta multiplied by q. It is close to q eps only
+  for small eps.
 
   >>> proportional_amplification(4.0, 0.05)
   0.2
@@ -118,7 +120,7 @@ def proportional_amplification(unsampled_epsilon: float, sampling_prob: float) -
 def mean_age_epsilon(laplace_scale: float, num_records: int) -> float:
   """WRONG. Document 003, section 4.1: "one record changes the mean age by at most 1 / n".
 
-  It changes it by up to (upper - lower) / n, so that ages in [0, 100] cost 100 times this.
+  One record changes the mean by up to (upper - lower) / n, so ages in [0, 100] cost 100 times this.
 
   >>> mean_age_epsilon(laplace_scale=1 / 500, num_records=500)
   1.0
@@ -228,7 +230,8 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Compares code that never clips to the norm its noise is for: no sensitivity, no epsilon."""
+  """Compares code with noise for a clip norm to which it never clips. Without a sensitivity there
+  is no epsilon."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")
@@ -289,13 +292,13 @@ def write(rows: Sequence[Comparison], directory: str, delta: float) -> list[path
 
 
 def _plot(rows: Sequence[Comparison], path: pathlib.Path, delta: float) -> None:
-  # Imported here, since it is slow. It draws by Agg, so it needs no display.
+  # Imported here, since only a picture needs it. Drawing needs no display.
   from dpjax import pictures
 
   look = pictures.Look()
   figure = pictures.new_figure(look, height=3.4)
   left, right = figure.subplots(1, 2)
-  # Red for a claim that is too small, blue for one that is too large.
+  # Claims that are too small are red or orange, and claims that are too large are blue.
   for name, index in zip(VERDICTS, (1, 4, 0, 2)):
     mine = [row for row in rows if row.verdict == name]
     truth = [row.rdp if row.pld is None else row.pld for row in mine]

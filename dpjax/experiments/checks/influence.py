@@ -16,27 +16,32 @@ from dpjax import gradients, noise, trees
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
-# Tolerance of float32, relative to the sensitivity.
+# Tolerance for rounding in float32, relative to the sensitivity.
 _SLACK = 1e-3
 # Tolerance in clip norms for each example; it covers bfloat16 models.
 _SUM_SLACK = 0.02
-# Relative tolerance: rows of a matrix product are independent.
+# Relative tolerance of model outputs. It is small, since a row of a matrix product does not depend
+# on the other rows.
 _LEAK = 1e-5
 _SPOILT = (float("nan"), float("inf"), 1e38)
-# Factors on inputs and parameters: adversarially large gradients.
+# Factors on inputs and parameters, which make gradients adversarially large.
 _FACTORS = (1.0, 1e2, 1e4)
-# Factors on inputs and losses: gradients below the clip norm.
+# Factors on inputs and losses, which make gradients shorter than the clip norm.
 _SMALL_FACTORS = (1e-1, 1e-3, 1e-6)
-# Tolerance relative to the terms' lengths, for the same route with another mask.
+# Tolerance between sums of one gradient method under different masks, relative to the total length
+# of the terms.
 _EXACT = 1e-3
-# The same tolerance for gradients by another route; it covers bfloat16 models.
+# Tolerance between sums of two gradient methods, relative to the total length of the terms. It
+# covers bfloat16 models.
 _NEAR = 0.05
-# Steps of plain training after which gradients are tested.
+# Numbers of steps of training without privacy after which gradients are tested.
 _FITTED = (15, 40, 80, 150)
 # Number of parameters above which a model is tested in fewer regimes.
 _LARGE = 300_000
-_TRACED_CALLS = (3, 1)  # sums after the first one, in one trace; of a large model
-_LATER_CALLS = (16, 4)  # and in calls one after the other
+# Number of sums after the first one in one trace, for a small and for a large model.
+_TRACED_CALLS = (3, 1)
+# Number of calls after the first one, for a small and for a large model.
+_LATER_CALLS = (16, 4)
 # Number of batches that are tested, so that labels occur which the first batch lacks.
 _MORE_BATCHES = 6
 
@@ -51,7 +56,9 @@ def _norm(tree: Any) -> float:
 
 
 def _worst(moves: Sequence[float]) -> float:
-  """Maximum that keeps NaN: a plain max would drop it, and NaN must fail."""
+  """Returns the maximum; NaN if a value is NaN or infinite.
+
+  A plain max may drop NaN, and a check must fail on it."""
   return max(moves) if np.isfinite(moves).all() else math.nan
 
 
@@ -64,7 +71,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
-  """Replaces the floats x of these rows by `change(x)`; integers and keys stay."""
+  """Returns the batch with `change` applied to the floats of these rows; integers and keys stay."""
 
   def put(leaf):
     if not _is_float(leaf):
@@ -79,7 +86,7 @@ def _scaled(tree: Any, factor: float) -> Any:
   return _put(tree, ..., lambda leaf: leaf * factor)
 
 
-# One compilation serves all checks of one subject.
+# The jitted function is cached, so that all checks of a subject share one compilation.
 @functools.lru_cache(maxsize=4)
 def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
@@ -101,7 +108,8 @@ def _without(j: int) -> np.ndarray:
 
 
 def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
-  """Returns (params, batch, j) -> the sum's change when example j is removed, or exchanged."""
+  """Returns (params, batch, j) -> change of the sum if example j is removed. With `exchange` it is
+  replaced by another example instead."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
@@ -113,12 +121,12 @@ def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
 
 
 def _scaled_one(batch: Any, j: int, factor: float) -> Any:
-  """Returns the batch with example j scaled, so that only its term is as long as the clip norm."""
+  """Returns the batch with the floats of example j multiplied by `factor`."""
   return _put(batch, j, lambda leaf: leaf * factor)
 
 
 def _copied(batch: Any, j: int) -> Any:
-  """Returns the batch with example j a copy of the next one."""
+  """Returns the batch with example j replaced by a copy of the next example."""
 
   def copy(leaf):
     leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
@@ -151,8 +159,8 @@ def influence(subject: Subject) -> Row:
 
 
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
-  """Yields how far examples move the sum of a full batch of equal examples. This sum is the
-  longest possible, so that rounding is visible."""
+  """Yields how far the first and the last example move the sum of a full batch of equal examples.
+  This sum is the longest possible, so that rounding is visible."""
   size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
   scaled = _scaled(subject.batch(), _FACTORS[1])
@@ -169,8 +177,8 @@ def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
 
 
 def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
-  """Returns the factor of a gradient of this norm by the rule's paper, independent of the
-  rule's code; None for an unknown rule."""
+  """Returns the factor by which the rule's paper multiplies a gradient of this norm, without use of
+  the rule's code; None for an unknown rule."""
   if type(rule) is gradients.Flat or rule.adapts:  # Abadi et al. 2016
     return min(1.0, bound / norm)
   if isinstance(rule, gradients.Automatic):  # Bu et al. 2022
@@ -179,8 +187,9 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 
 
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
-  """Returns (the contribution of example i alone, the expected one), in float64. Expected is its
-  gradient times the published factor, or for an unknown rule times the nearest factor in [0, 1]."""
+  """Returns (the contribution of example i alone, the expected contribution), in float64. Expected
+  is the example's gradient times the published factor, or times the nearest factor in [0, 1] for an
+  unknown rule."""
   single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, single_row, np.ones(1, bool))
   example = jax.tree.map(lambda leaf: leaf[0], single_row)
@@ -201,8 +210,8 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 
 def one_term(subject: Subject) -> Row:
-  """Tests each example alone. It contributes its own gradient, shortened as the rule's
-  paper says, and never longer than its bound."""
+  """Tests that each example alone contributes its gradient, shortened as the rule's paper says, and
+  never longer than the clip norm."""
   bounds = subject.plan.l2_clip_norm
   off = []
   over = []
@@ -244,7 +253,7 @@ def sum_of_terms(subject: Subject) -> Row:
 def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
   """Returns (params, batch) -> gradients [B, ...], computed one example at a time."""
   return jax.jit(
-    # One at a time, so that no example can affect another, as it may under vmap.
+    # Gradients are computed one at a time: under vmap an example may affect another one.
     lambda params, batch: jax.lax.map(
       lambda example: jax.grad(loss_fn)(params, example), batch
     )
@@ -348,13 +357,13 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
   ]
   length = float(np.array(lengths) @ mask)
   moved = _norm(_minus(total, wanted))
-  # A zero sum must stay zero. Lengths below the smallest floats count as zero.
+  # A length of at most 1e-30 counts as zero. If all terms are zero, the sum must be zero, too.
   return moved / length if length > 1e-30 else min(moved, math.inf) * 1e30 * (moved > 1e-30)
 
 
 def any_mask(subject: Subject) -> Row:
-  """Tests that the sum is the sum of its terms, for every mask and every length of gradients.
-  No term may depend on the others' number, lengths or labels."""
+  """Tests that the sum equals the sum of the terms of single examples, for every mask and every
+  length of gradients. No term may depend on the number, lengths or labels of other terms."""
   worst = 0.0
   where = ""
   shortest = math.inf
@@ -385,7 +394,9 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """Returns (worst deviation of a sum from gradients of one example at a time, its place)."""
+  """Returns (worst deviation of a sum from gradients of one example at a time, its place).
+
+  The deviation is in units of `_NEAR`; it is 0 if the clipping rule is unknown."""
   clip = subject.plan.l2_clip_norm
   if _published(clip.rule, 1.0, 1.0) is None:
     return 0.0, ""
@@ -429,8 +440,11 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """Tests that a full batch has the sum of its parts of `BATCH` rows, since large batches may use
-  another algorithm. One gradient is far longer than the clip norm; padding is NaN or an example."""
+  """Tests that the sum of a full batch equals the sums of its parts of `BATCH` rows, since large
+  batches may use another algorithm.
+
+  One gradient is far longer than the clip norm. Padding holds NaN or other examples.
+  """
   size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
@@ -452,7 +466,7 @@ def whole_batch(subject: Subject) -> Row:
 
 
 def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
-  """Norm of a large batch's sum minus the sums of its parts that hold an example."""
+  """Returns the norm of a large batch's sum minus the sums of its parts of `BATCH` rows."""
   size = len(mask)
   total = _total(subject)
   # Half of the padding is NaN, the rest is other examples.
@@ -485,12 +499,13 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
         )
       )
       finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(grad)))
-      # A finite gradient may move the sum by its bound, which `influence` measures.
+      # A finite gradient may move the sum by the clip norm. `influence` tests this bound.
       yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
 
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
-  """Yields these distances for stacked gradients with one spoilt, through the transform."""
+  """Yields distances by which non-finite entries in stacked gradients move the sum in the update of
+  the transform, in units of min(clip norm, 1)."""
   plan = subject.plan
   key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
@@ -537,7 +552,8 @@ def dropped(subject: Subject) -> Row:
 
 
 def no_memory(subject: Subject) -> Row:
-  """Tests that a sum depends on no earlier batch, as it would with error feedback."""
+  """Tests that a sum does not depend on earlier batches. With error feedback, for example, it
+  would."""
   batch = subject.batch()
   everyone = jnp.ones(BATCH, bool)
   other = _scaled(_copied(batch, 0), -3.0)
@@ -552,7 +568,8 @@ def no_memory(subject: Subject) -> Row:
     return [*totals, *(total(params, batch) for _ in range(traced))]
 
   def in_turn(fn):
-    """Calls the function for each batch in order: later calls see state kept on the host."""
+    """Returns a function that calls `fn` for each batch in order, so that state kept on the host
+    would reach the later calls."""
     return lambda params, first: [
       _numpy(fn(params, examples)) for examples in [first, *[batch] * later]
     ]
@@ -562,7 +579,8 @@ def no_memory(subject: Subject) -> Row:
     ways = [in_turn(total), *ways]
   worst = 0.0
   for after in ways:
-    # A failure ends the test: state that keeps arrays would also keep those of a trace.
+    # A failure ends the test. Code that keeps arrays would also keep tracers, and then raise
+    # errors.
     if not worst <= _SLACK:
       break
     # This call replaces the state that earlier calls left.
@@ -587,18 +605,17 @@ def _perturbations(batch: Any, j: int) -> Iterator[Any]:
 def cross_example_leakage(
   fn: Callable[[Any, Any], Any], params: Params, batch: ArrayTree
 ) -> float:
-  """Measures the change in what `fn` returns for the OTHER examples when one example
-  changes.
+  """Returns how much the outputs for the OTHER examples change when one example changes.
 
   Args:
     fn: `(params, batch) -> tree with leaves [B, ...]`: logits, losses or gradients, one row
-      for each example. Any code that takes a whole batch.
+      for each example. It may be any code that takes a whole batch.
     batch: tree with leaves [B, ...], B >= 2.
 
   Returns:
-    The largest move of another example's row, relative to the largest entry; 0 where the
-    examples do not see each other. Batch normalisation, a softmax or a top-k over the batch,
-    a loss with pairs: all of them show, whatever they are called.
+    The largest change in the row of another example, relative to the largest entry; 0 if no
+    example affects another one. Batch normalisation, a softmax or a top-k over the batch, and a
+    loss of pairs give a number above 0.
 
   >>> batch = jnp.arange(6.0).reshape(3, 2)
   >>> cross_example_leakage(lambda w, x: w * x, 2.0, batch)
@@ -615,17 +632,18 @@ def cross_example_leakage(
       moved = jax.tree.leaves(_numpy(fn(params, changed)))
       for before, after in zip(clean, moved):
         others = np.arange(len(before)) != j
-        # The floor separates 0 / 0 from a leak.
+        # The floor makes 0 / 0 count as 0, which is no leak.
         largest = max(float(np.abs(before[others]).max(initial=0.0)), 1e-30)
         change = float(np.abs(after[others] - before[others]).max(initial=0.0))
-        # A difference of infinities is a leak, and gives NaN, which `max` would ignore.
+        # A difference of infinities counts as a leak. It is NaN, which `max` would ignore.
         leak = change / largest
         worst = max(worst, leak if np.isfinite(leak) else math.inf)
   return worst
 
 
 def _sum_leakage(subject: Subject) -> float:
-  """Returns how far the other examples' part of the sum depends on example j."""
+  """Returns how far the other examples' part of the sum moves when example 0 changes, in clip
+  norms."""
   total = _total(subject)
   batch = subject.batch()
   worst = 0.0
@@ -644,7 +662,8 @@ def cross_example(subject: Subject) -> Row:
   """Tests that no example changes another one's outputs in the model, or another one's gradient in
   the sum."""
   summed = _sum_leakage(subject)
-  # The loss takes one example, so only the sum could mix.
+  # Without `apply` there is only a loss of one example, so only the code of the sum can mix
+  # examples.
   if subject.apply is None:
     detail = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
     return row("no cross-example leakage", summed / _SLACK, 1.0, detail)

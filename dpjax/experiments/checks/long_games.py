@@ -33,16 +33,16 @@ from dpjax.validate import UserError
 RESULT = "result.json"
 TABLE = "table.md"
 CSV = "table.csv"
-# Draws that measure the speed of a game. They are not counted.
+# Number of draws that measure the speed of a game. They are not part of its result.
 PILOT = 600
-# Fewest draws of one game, however short the time.
+# Smallest number of draws of one game, even if `minutes` is too short for them.
 LEAST = 10_000
 # Largest number of draws of one game that are worth spending to make a claim refutable.
 AFFORDED = 25_000
 # Largest number of draws of one game.
 MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
-# Share of the time for counted draws.
+# Share of the time that is planned for draws which count.
 _GAMES_MINUTES = 0.9
 
 Say = Callable[[str], None]
@@ -53,7 +53,8 @@ class Settings:
   """Settings of an audit.
 
   Args:
-    minutes: rough time for all games together; more where games need it for `LEAST` draws.
+    minutes: approximate time for all games together. Games take longer if they need it for `LEAST`
+      draws.
     only: a package, a subject or package.subject; "" for all.
     seed: seed of all draws.
   """
@@ -116,8 +117,7 @@ def _subject(package: str, subject: str, seconds: float, seed: int) -> dict[str,
 
 
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
-  """Plays as many draws as the time allows, and at least `_least`. The number is fixed
-  before the draws."""
+  """Plays as many draws as the time allows, but at least `_least` and at most `MOST`."""
   draws = round(PILOT / game.draws)
   # The first play compiles, so it is not timed.
   play(game, num_draws=draws, seed=seed + 1_000_000)
@@ -128,7 +128,7 @@ def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Resu
   most = round(MOST / game.draws)
   return play(
     game,
-    # Fixed before the draws: a number that depended on the results would make the test
+    # The number of draws is fixed in advance. If it depended on the results, the test would be
     # invalid.
     num_draws=min(max(wanted, round(_least(game, confidence) / game.draws)), most),
     seed=seed,
@@ -137,8 +137,8 @@ def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Resu
 
 
 def _least(game: Game, confidence: float) -> int:
-  """Returns the number of draws that makes each claim refutable, ignoring claims that need
-  more than `AFFORDED`; at least `LEAST`."""
+  """Returns the number of draws, at least `LEAST`, with which each claim can be refuted. Claims
+  that need more than `AFFORDED` are ignored."""
   each = 1 - (1 - confidence) / len(game.claims)
   needed = [draws_to_refute(claim, most=AFFORDED, confidence=each) for claim in game.claims]
   return max(LEAST, *(count or LEAST for count in needed))
@@ -159,7 +159,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def nearest(row: dict[str, Any]) -> dict[str, Any]:
-  """Returns the game whose bound is closest to its claim, or furthest beyond it."""
+  """Returns the game with the largest ratio of lower bound to claim; refuted games come first."""
   ratio = lambda g: g["epsilon_lower"] / max(g["epsilon_claimed"], 1e-9)
   return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
 
@@ -177,7 +177,7 @@ def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def idle(rows: Sequence[dict[str, Any]]) -> list[str]:
-  """Returns each claim that too few draws were made to refute, in words."""
+  """Returns, in words, each claim that could not be refuted since there were too few draws."""
   return [
     f"{row['what']} ({g['case']}): {g['draws']} draws show at most epsilon >= "
     f"{lower(g['ceiling'])} at delta {upper(g['delta'])}, the claim is "

@@ -32,9 +32,9 @@ from dpjax.validate import UserError
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
 _MOST_MEMBERS = 2000  # records of the auditor's, at most, and a tenth as many blanks
-# Fewest models for a bootstrap.
+# Smallest number of models for which bootstrap intervals are computed.
 _FOR_BOOTSTRAP = 50
-# Padding beyond the records, for the check of the capacity.
+# Number of padding rows beyond the records, so that the capacity passes its check.
 _SPARE = 16
 _FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
 _SHOWN = ("gdp", "clopper_pearson")
@@ -45,10 +45,12 @@ class FinalModels:
   """Settings of an audit of final models.
 
   Args:
-    data: a data set of images with classes. epsilon, delta: the claimed guarantee.
-    num_models: number of trainings with the target, and of those without it.
-    initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
-    num_records: number of records, with the target. num_steps: steps of full-batch descent.
+    data: name of a data set of images with classes.
+    epsilon, delta: the claimed guarantee.
+    num_models: number of trainings with the target, and number of trainings without it.
+    initial: "worst_case" for fitted parameters, "ordinary" for those of the model's initialiser.
+    num_records: number of records, with the target.
+    num_steps: number of steps of full-batch gradient descent.
     seed: seed of initial parameters and of the noise.
   """
 
@@ -174,7 +176,7 @@ def _scores(
 
 
 def line(result: dict[str, Any]) -> str:
-  """Summarises the result in one line."""
+  """Returns one line about a result: the verdict, the settings, the lower bounds and the claim."""
   said = "REFUTED" if result["refuted"] else "not refuted"
   bounds = ", ".join(f"{lower(value)} ({name})" for name, value in result["bounds"].items())
   return (
@@ -186,7 +188,8 @@ def line(result: dict[str, Any]) -> str:
 
 
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
-  """Returns estimates with bootstrap intervals, as models are independent; {} for few models."""
+  """Returns estimates with bootstrap intervals, which hold since the models are independent; {} for
+  few models."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
@@ -208,7 +211,7 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
     raise UserError(
       "must hold images of 2 or more classes", field="data", value=settings.data
     )
-  # The target takes one place. It is a blank, not a record of the data.
+  # The target counts as one of the records. It is a blank, not a record of the data.
   kept = settings.num_records - 1
   if kept + 10 > len(train):
     raise UserError(

@@ -27,12 +27,12 @@ _Z = 6.0
 _KS = 2.5
 # Number of values in a stretch of steps whose variance is tested.
 _WINDOW = 2000
-# Relative difference of two float32 numbers that count as equal.
+# Largest relative difference of two float32 numbers that count as equal.
 _TOLERANCE = 1e-6
-# Spacing of the noise's values, in standard deviations, up to which they do not count as a
-# grid. It is four times the spacing of float32 numbers near 1.
+# Largest spacing of noise values, in standard deviations, that does not count as a grid. It is four
+# times the spacing of float32 numbers near 1.
 _SPACING = 2.0**-21
-# Fewest values of a leaf that distinguish two steps by their sizes.
+# Smallest number of values of a leaf that can tell two steps apart.
 _LEAST_MARKED = 3
 
 
@@ -50,7 +50,7 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:
-    # Events differ by step, so none states this number. `charges.agreement` tests epsilon.
+    # Events differ by step, so no event states the multiplier. `charges.agreement` tests epsilon.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   event = whole if plan.statistics is None else plan.sum_event(0)
@@ -58,7 +58,8 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   rule = plan.l2_clip_norm.rule
   if multiplier is None or not rule.adapts:
     return multiplier
-  # The accounting covers sum and query together. This is the sum's part.
+  # The accounted multiplier covers the noisy sum and the noisy query of an adaptive rule. Only that
+  # of the sum is returned.
   return rule.sum_noise_multiplier(multiplier, plan.normalize_by)
 
 
@@ -68,8 +69,8 @@ def _as_z(p: float, looked_at: int = 1) -> float:
 
 
 def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
-  """z of the least likely sum of squares of `count` N(0, 1) values. `energy` holds all the sums, or
-  the extremes of `looked_at` sums."""
+  """Returns the z-score of the least likely sum of squares of `count` N(0, 1) values. `energy`
+  holds all sums, or the smallest and the largest of `looked_at` sums."""
   tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
   return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
 
@@ -88,7 +89,7 @@ def _distribution_deviations(
   for leaf in leaves:
     for part in np.array_split(leaf, min(4, len(leaf))):
       yield _variance_z(part), "a leaf in a quarter of the run"
-  # Stretches of steps with about two thousand values each.
+  # The variance is also tested in stretches of steps, with about two thousand values each.
   length = max(1, _WINDOW // max(1, together.shape[1]))
   for start in range(0, len(together), length):
     yield _variance_z(together[start : start + length]), "a stretch of steps"
@@ -98,7 +99,7 @@ def _distribution_deviations(
       # sum.
       energy = np.sum((sums / std) ** 2, axis=0)
       yield _energy_z(energy, len(sums)), "sums over an axis"
-  # Mean, skewness and fourth moment of N(0, 1) values, by their power sums.
+  # Mean, skewness and fourth moment are tested by the sums of powers of all values.
   values = np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std
   powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
   yield _powers_z(powers, values.size)
@@ -107,8 +108,8 @@ def _distribution_deviations(
 
 
 def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
-  """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf,
-  may differ.
+  """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf, may
+  have another variance than accounted.
 
   Rounding to a grid (in standard deviations) adds variance, and moves values by up to half a step.
   """
@@ -133,8 +134,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
 
 
 def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
-  """Tests that squares of all values of a step have one mean over the run: no trend, no
-  period."""
+  """Tests that the mean square of the values of a step has no trend and no period over the run."""
   sizes = [by_place.size for by_place, _ in recorded.places or ()]
   if not sizes:
     return
@@ -159,7 +159,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """Returns z of the mean, skewness or fourth moment of N(0, 1) values, whichever is least likely,
   and its name. `powers`: sums of the first four powers of the values."""
   first, second, third, fourth = (float(power) for power in powers)
-  # Hermite polynomials, so each is uncorrelated with the others.
+  # These are sums of Hermite polynomials, which are uncorrelated with each other.
   z_of = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
@@ -176,7 +176,8 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
   """
   yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
-    # P(no value beyond the largest one), and P(one this large), both to half a grid step.
+    # `none` is the chance of no value beyond the extreme one, and `z` that of at least one as
+    # extreme. Both allow for half a step of the grid.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
     z = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
     yield _as_z(2 * min(none, z), 2), f"the {'largest' if sign > 0 else 'least'} value"
@@ -238,15 +239,20 @@ def _span(recorded: Record) -> str:
 
 
 def _nan_first(pair: tuple[float, str]) -> tuple[bool, float]:
-  """Sorts NaN above every number: it must never pass."""
+  """Returns a sort key that puts NaN and infinity above every number, since they must never
+  pass."""
   return not math.isfinite(pair[0]), pair[0]
 
 
 def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
-  """z of the most correlated pair of rows: a [n, d], b [m, d]; exact for Gaussians.
+  """Returns the z-score of the most correlated pair of a row of a and a row of b.
+
+  It is exact for Gaussian noise, by a union bound over pairs, and 0 if d < 3.
 
   Args:
-    skip: (row numbers of a [n', 1], of b [1, m]) -> pairs that are one row, or None.
+    a: [n, d].
+    b: [m, d].
+    skip: (row numbers of a [n', 1], row numbers of b [1, m]) -> pairs to leave out; or None.
   """
   dimension = a.shape[1]
   worst = 0.0
@@ -272,9 +278,11 @@ def _below(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _lag_z(rows: np.ndarray) -> float:
-  """z of the most correlated lag, over all lags and coordinates: rows [T, k]."""
+  """Returns the largest z-score of the autocorrelation of rows [T, k] over lags, with products
+  summed over the coordinates. Lags with fewer than 200 products are left out."""
   times = len(rows)
-  # Padded to twice the length, so that the two ends do not meet.
+  # The rows are padded to twice their length, since a Fourier transform joins the last row to the
+  # first.
   spectrum = np.fft.rfft(rows, 2 * times, axis=0)
   power = np.sum(np.abs(spectrum) ** 2, axis=1)
   shared = np.fft.irfft(power, 2 * times)[1:times]
@@ -285,10 +293,10 @@ def _lag_z(rows: np.ndarray) -> float:
 
 
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
-  """Measures how small the least eigenvalue of the coordinates' correlation is: rows [T, k].
+  """Returns a score that is large if the coordinates of rows [T, k] depend on each other linearly.
 
-  The measure is inversely proportional to it, and reaches `_Z` at a third of the eigenvalue of
-  independent coordinates (Marchenko and Pastur 1967).
+  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` at
+  a third of what independent coordinates have (Marchenko and Pastur 1967).
   """
   rows = rows[:, : len(rows) // 4]
   if rows.shape[1] < 2:
@@ -300,7 +308,8 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
 
 
 def _matches(a: np.ndarray, b: np.ndarray) -> float:
-  """z of the number of values of b that also occur in a (sorted absolute values)."""
+  """Returns the z-score of the number of values of b that also occur in a. Both hold absolute
+  values, and a is sorted."""
   gap = _TOLERANCE * b
   hits = np.searchsorted(a, b + gap, "right") > np.searchsorted(a, b - gap, "left")
   std = math.sqrt(float(np.mean(a**2))) or 1.0
@@ -312,7 +321,8 @@ def _matches(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
-  """Absolute values of N(0, 1) values, mapped back to N(0, 1): only the signs are lost."""
+  """Returns the absolute values of N(0, 1) values, mapped to N(0, 1) again. Only the signs are
+  lost."""
   size = np.abs(values)
   upper = special.ndtri(np.clip(2 * special.ndtr(-size), 1e-300, 1 - 1e-16))
   return -upper
@@ -348,14 +358,14 @@ def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[floa
 
 
 def _ties(values: np.ndarray, std: float) -> float:
-  """z of the pairs of values of equal size, which should not exist. It finds repeated
-  values in a leaf, atoms, and noise on a grid."""
+  """Returns the z-score of the number of equal absolute values, which should hardly occur. It finds
+  repeated values in a leaf, atoms, and noise on a grid."""
   sizes, often = np.unique(np.abs(values) / std, return_counts=True)
   count = values.size
   same = values.size - sizes.size
   expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
   pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
-  # Sound noise has about n^m / m! (spacing times density)^(m - 1) values that occur m times.
+  # In sound noise of n values, about n^m / m! (spacing times density)^(m - 1) values occur m times.
   most = int(often.max())
   logarithm = most * math.log(count) - math.lgamma(most + 1)
   logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
@@ -363,7 +373,8 @@ def _ties(values: np.ndarray, std: float) -> float:
 
 
 def _same_marks(a: Record, b: Record | None) -> float:
-  """Infinite where two steps, of one run or of two, hold the same values in another order."""
+  """Returns infinity if two steps, of one run or of two, hold the same values in another order;
+  else 0."""
   for i, marks in enumerate(a.marks or ()):
     if (a.places or [])[i][0].size < _LEAST_MARKED:
       continue
@@ -376,7 +387,8 @@ def _same_marks(a: Record, b: Record | None) -> float:
 
 
 def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
-  """Values of one leaf at one step that occur elsewhere, in any order and with any signs."""
+  """Yields z-scores of values of a leaf at a step that occur again elsewhere, in any order and with
+  any sign."""
   for name, values in noise_record.blocks(recorded):
     yield _ties(values, std), f"values within {name}"
   for i, leaf in enumerate(recorded.whole):
@@ -395,7 +407,7 @@ def noise_independence(subject: Subject) -> Row:
     return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
-  # The noise's own std is used here. Other rows of the table fail noise of a wrong size.
+  # The measured std is used here, since noise of a wrong size fails another check.
   std = (
     math.sqrt(np.mean(np.concatenate([leaf.ravel() for leaf in mine.whole]) ** 2)) or 1.0
   )

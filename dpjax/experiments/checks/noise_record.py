@@ -25,23 +25,25 @@ from dpjax.types import Array, ArrayTree, ClippedSum, Params
 NEAR = 0.05
 # Largest number of coordinates recorded in one step, over all leaves.
 COORDINATES = 512
-# Fewest noise values that are recorded whole.
+# Smallest number of noise values, over the first steps of a run, of which all are recorded.
 _VALUES = 300_000
-# Largest number of steps that a shorter plan is run for in all, so that small models give enough
+# Largest number of steps in all for which a short plan is repeated. So small models give enough
 # values.
 _LONGEST = 4000
-# Values to draw before steps are skipped: about ten seconds.
+# Number of values to draw before steps are skipped. It takes about ten seconds.
 _WORK = 600_000_000
-# Largest size of the state of a transform without a memory of noise, in numbers.
+# Number of entries up to which the state of a transform counts as small. A small state keeps no
+# noise.
 _SMALL = 4096
-# Up to this number, all steps are compared with each other. In longer plans some are skipped.
+# Up to this number of steps, all steps are compared with each other. In longer plans some are
+# skipped.
 _LONG = 20_000
 # Largest number of values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
-# Values whose tails are counted: enough to see a cut at 4.5 standard deviations.
+# Number of values whose tails are counted, enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000
 _AT_ONCE = 2_000_000  # of them in memory
-# Standard deviations, of either sign.
+# Values beyond these numbers of standard deviations are counted, below and above 0.
 THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)
 _COMPARED = 200_000_000  # values of all pairs of blocks
 
@@ -54,20 +56,21 @@ class Record(NamedTuple):
   sums: list[np.ndarray]  # of each such leaf: [T, s] sums over one axis, of unit variance
   whole: list[np.ndarray]  # of each such leaf: [W, size] every value of the first W steps
   stepped_over: int  # steps that were skipped
-  # White noise only; None where it is correlated.
+  # This field and the next two are None for correlated noise.
   energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
-  # Of each such leaf: [size] sum of squares over the steps, and [size] number of steps at which
-  # the value is below NEAR standard deviations, of either sign.
+  # For each leaf with noise: [size] sum of squares over the steps, and [size] number of steps at
+  # which the absolute value is below NEAR standard deviations.
   places: list[tuple[np.ndarray, np.ndarray]] | None
-  # Of each such leaf: [T, 4] largest and least size of its values at a step, sum of their squares,
-  # and their sum. The first three agree for two steps with equal values in any order and with any
+  # For each leaf with noise: [T, 4] largest and smallest absolute value at a step, sum of squares,
+  # and sum. The first three agree for two steps with the same values in any order and with any
   # signs.
   marks: list[np.ndarray] | None = None
   runs: int = 1  # of the plan, one after the other under keys of their own
 
 
 class Tails(NamedTuple):
-  """Counts over many runs of the plan, in standard deviations, all leaves together."""
+  """Counts, extremes and sums of powers of noise values in standard deviations, over many runs of
+  the plan and all leaves."""
 
   count: int  # values
   lowest: float
@@ -89,15 +92,15 @@ def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
 
 
 def plain_keys(run: int) -> jax.Array:
-  """Returns keys of noise that is not rounded to a grid."""
+  """Returns the key of a run whose noise is not rounded to a grid."""
   return jax.random.key(SEED + 1000 * run)
 
 
 def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
   """Runs the transform on empty sums through the steps of the plan, and never further.
 
-  Of a plan with too many steps some are left out. A short plan is run several times,
-  each time with another key, until there are enough values.
+  If the plan has too many steps, some are left out. A short plan is run several times, each time
+  with another key, until there are enough values.
 
   Args:
     keys: for each record a function run -> key; all keys must be of one type.
@@ -109,7 +112,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
     covered = walks(subject, keys[0](0))
     steps = _covering(len(steps)) if covered else steps[:affordable]
   wanted = max(4, min(_LONGEST, _VALUES // size + 1))
-  # Noise that differs by step is recorded in one run: joined runs would mix its steps.
+  # If noise differs by step, it is recorded in one run: joined runs would mix the steps.
   runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
   whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
   run = _runner(subject, steps, min(whole, len(steps)))
@@ -163,7 +166,7 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   together = int(np.clip(_AT_ONCE // size, 1, 64))
   calls = max(1, -(-_TAIL // (size * steps * together)))
   length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
-  # Leaves that get noise, and the factor that makes their values standard normal.
+  # `live` are the leaves that get noise. `scales` make their values standard normal.
   stds = _relative_stds(plan, subject.params)
   live = [i for i, std in enumerate(stds) if std]
   scales = [plan.normalize_by / _std(plan) / stds[i] for i in live]
@@ -226,10 +229,10 @@ def _undone(
 
 
 def _covering(count: int) -> np.ndarray:
-  """Steps below `count` among which every lag occurs, so that noise with any period
-  repeats. The last step is one of them."""
-  # The first stretch and the strided steps: their differences cover all numbers below
-  # `count`.
+  """Returns steps below `count`, the last one included, among which every lag occurs. So noise with
+  any period repeats among them."""
+  # The first `stride` steps and every `stride`-th step have all numbers below `count` as
+  # differences.
   stride = math.isqrt(count) + 1
   return np.unique([*range(min(stride, count)), *range(0, count, stride), count - 1])
 
@@ -242,7 +245,8 @@ def _relative_stds(plan: Plan, params: Any) -> list[float]:
 
 
 def _std(plan: Plan) -> float:
-  """Returns the std of the accounted noise on the sum, in an ungrouped leaf; 1 without noise."""
+  """Returns the std of the accounted noise on the sum, if leaves are not grouped; 1 without
+  noise."""
   return plan.noise_multiplier * plan.l2_bound or 1.0
 
 
@@ -258,14 +262,15 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
-  """Returns the factors [T] of the noise schedule."""
+  """Returns the factors [T] of the noise schedule at these steps; ones without a schedule."""
   return np.array(plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
 
 
 def updated(
   update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
 ):
-  """Returns (the transform's update at a constant clip norm and scale, its next state)."""
+  """Returns (update, next state) of a transform. The update is scaled back to a constant clip norm,
+  or to constant scales of coordinates."""
   scale = transforms.clip_scale(state)
   scales = transforms.coordinate_scales(state)
   update, state = update_fn(summed, state, params, mask=mask)
@@ -298,7 +303,8 @@ def walks(subject: Subject, key: jax.Array) -> bool:
 
 
 def _places(leaves: list[Any]) -> list[np.ndarray]:
-  """Returns the recorded coordinates of each leaf: from its start, its end and between."""
+  """Returns the recorded coordinates of each leaf: its first ones, its last ones and random
+  ones."""
   share = max(8, COORDINATES // max(1, len(leaves)))
   rng = np.random.default_rng(SEED)
   ends = share // 4
@@ -313,7 +319,9 @@ def _places(leaves: list[Any]) -> list[np.ndarray]:
 
 
 def _axis_sums(leaf: jax.Array) -> jax.Array:
-  """Returns sums [s] over each axis of a matrix or kernel, scaled to the variance of one value."""
+  """Returns sums [s] over each axis of a matrix or kernel, at most 16 for each, and over all axes.
+
+  They are scaled to the variance of one value. A vector has none: s = 0."""
   if leaf.ndim < 2:
     return jnp.zeros(0)
   sums = [
@@ -373,7 +381,8 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
 
 
 def blocks(recorded: Record) -> list[tuple[str, np.ndarray]]:
-  """Returns (name, sorted absolute values) of each leaf at each of the first steps."""
+  """Returns (name, sorted absolute values) of each leaf at each of the first 2 or 4 steps. From a
+  large leaf, random values are taken."""
   rng = np.random.default_rng(SEED)
   times = 4 if len(recorded.whole) <= 12 else 2
   pairs = math.comb(len(recorded.whole) * times, 2)

@@ -20,7 +20,7 @@ from dpjax.validate import UserError, first_line
 
 
 class _Rows:
-  """The caller's data, whose rows come as trees of NumPy arrays."""
+  """The caller's data. Rows are returned as trees of NumPy arrays, with keys as they are."""
 
   def __init__(self, data: Any):
     self._data = data
@@ -64,7 +64,7 @@ def _checked_rows(data: Any) -> _Rows:
 def _check_arguments(
   functions: dict[str, Any], plan: Any, optimizer: Any, example_key: Any
 ) -> None:
-  """Raises UserError unless each has its type; all but the loss and the plan may be None."""
+  """Raises UserError for an argument of a wrong type. All but the loss and the plan may be None."""
   for name, part in functions.items():
     if not callable(part) and (part is not None or name == "loss_fn"):
       raise UserError("must be a function", field=name, value=part)
@@ -95,7 +95,7 @@ def check(
 ) -> CheckTable:
   """Checks the parts of a private training that a user put together.
 
-  Measures each fact about code that an epsilon depends on, with this loss and these data: how
+  It measures, with this loss and these data, each fact about code that an epsilon depends on: how
   far one example moves the sum, padding, empty batches, examples that are not finite, leaks
   between examples; distribution, tails and independence of the noise over all steps and leaves;
   sampling scheme and seed; the accountant; the bound from gradient canaries.
@@ -109,7 +109,7 @@ def check(
       model mixes examples, on `data[indices].x`.
     optimizer: the Optax transformation after the private one; with it, the whole step of
       `training.dp_sgd` is compared with its parts.
-    example_key: typed key, where the loss draws from `example.key` (dropout, augmentation).
+    example_key: typed key, needed if the loss draws from `example.key` (dropout, augmentation).
     method, microbatch_size: see `dpjax.clipped_grad`.
     clipped_grad, transform, algorithm: parts of your own, `(params, batch, mask) ->
       ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
@@ -120,9 +120,9 @@ def check(
 
   Returns:
     A table: `.ok`, `.failed`, `.rows`; its repr has a line for each check. A pass is evidence,
-    not a proof. A failure is a bug that voids the epsilon. Statistics of sound noise and batches
-    exceed their bounds with a chance below 1e-5, all together; the audit by canaries, by
-    its confidence, with one below .01. The same arguments always give the same table.
+    not a proof. A failure is a bug that voids the epsilon. For sound noise and batches, the chance
+    that any statistic exceeds its bound is below 1e-5. The audit by canaries fails for a sound run
+    with a chance below .01. The same arguments always give the same table.
 
   Raises:
     UserError: invalid arguments, or a loss that is not one of ONE example; an algorithm without an
@@ -179,7 +179,7 @@ def check(
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None
-    # The batches of a check contain the keys of their examples.
+    # No key for examples is given, since the batches of a check contain their keys.
     return training.dp_sgd(loss_fn, plan, optimizer, noise_key=key, **options)
 
   if algorithm is None and optimizer is not None:
@@ -207,7 +207,8 @@ def check(
 
 
 def _try(subject: Subject) -> None:
-  """Raises UserError where the loss cannot be clipped on a batch of these data."""
+  """Raises UserError if clipped gradients, or `apply`, cannot be traced on a batch of these
+  data."""
   batch = subject.batch()
   mask = jnp.ones(BATCH, bool)
   try:

@@ -43,14 +43,14 @@ def resumed(
   holds: str,
   name_of: Callable[[Row], str | None],
 ) -> dict[str, Row]:
-  """Returns the rows already in a file, by name; none where there is no file.
+  """Returns the rows already in a file, by name; an empty dict if there is no file.
 
   Args:
     settings: settings that the rows must have.
     file: JSON file with the result of `stated`, and `rows`.
     what: content of the file in words, such as "an audit".
-    holds: the same before the word settings, such as "an audit with".
-    name_of: row -> its name; None: its game is played again.
+    holds: beginning of the error about other settings, such as "an audit with".
+    name_of: function row -> name of the row; None if its game must be played again.
 
   Raises:
     UserError: the file has another content, or other settings or versions.
@@ -63,7 +63,7 @@ def resumed(
       stored["versions"]
     )
     named = [(name_of(row), row) for row in stored["rows"]]
-  # Not JSON, or JSON of another layout.
+  # The file is no JSON, or JSON of another layout.
   except (ValueError, KeyError, TypeError):
     raise UserError(
       f"{file.name} there is not that of {what}", field="out", value=file.parent
@@ -87,9 +87,9 @@ def played(
   """Plays the games that are missing, and returns all rows.
 
   Args:
-    todo: name -> function that computes its row.
-    done: rows by name.
-    write: called with all rows after each game, and at the end.
+    todo: name -> function that plays the game and returns its row.
+    done: name -> row that exists already.
+    write: function that stores all rows. It is called after each game, and at the end.
     label: label of the progress bar.
   """
   rows = dict(done)

@@ -29,8 +29,8 @@ from dpjax.validate import UserError
 # Relative difference that other versions of NumPy or SciPy may make to the epsilon of a ledger.
 _ROUNDING = 1e-6
 _TOLD = 3  # folders in an error line
-# Largest number of steps of a ledger that is composed. No run takes more, and composing them takes
-# minutes.
+# Largest number of steps of a ledger that is composed, which takes minutes. A longer run is added
+# as it is stated.
 _MOST_STEPS = 10_000_000
 # Errors raised by values that no run writes, in a file whose digest fits.
 _STRANGE = (
@@ -41,25 +41,25 @@ _STRANGE = (
   TypeError,
   ValueError,
 )
-# Fields that a kind of run leaves out of its digest.
+# For each kind of run, the config fields that its digest leaves out.
 _WHERE = ((), TrainConfig.where, FedConfig.where)
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """The guarantee of a finished run, and the privacy loss that it follows from.
+  """The guarantee of a finished run, and the event of which it is the cost.
 
   Args:
-    name: name of its folder.
-    epsilon, delta: as its result states them.
+    name: folder of the run.
+    epsilon, delta: guarantee that the run's result states.
     epsilon_kind: "proved" or "claimed".
     relation, unit: neighbouring relation, and whose data are one record.
-    population: text of the data and of how they form records; see `sweeps.cost.population`.
+    population: text that names the data and how they form records; see `sweeps.cost.population`.
     failed_assumptions: assumptions of a claim that fail or cannot be checked.
-    event: all steps that ran. None: its epsilon does not follow from its ledger.
-    abort_prob: bound on the probability that it aborts, on a batch above the capacity.
+    event: event of all steps that ran; None if the stated epsilon does not follow from the ledger.
+    abort_prob: bound on the probability that the run aborts on a batch above the capacity.
     full_prob: bound on the probability that the other records fill a batch up to the capacity.
-    noise_keys: fingerprints of its noise keys.
+    noise_keys: fingerprints of the run's noise keys.
   """
 
   name: str
@@ -79,8 +79,8 @@ class FinishedRun:
 class Together(NamedTuple):
   """The guarantee of several runs: (epsilon, delta) for all that they released.
 
-  (`sum_epsilon`, `sum_delta`) is the guarantee by basic composition. `added` names the runs that
-  were added as they are stated. `accountant` composed the others; "" where there are none.
+  (`sum_epsilon`, `sum_delta`) is the guarantee by basic composition. `added` names the runs whose
+  stated epsilon and delta were added. `accountant` composed the other runs; "" if there are none.
   """
 
   epsilon: float
@@ -101,13 +101,13 @@ def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Toge
   Guarantee: all releases together are (epsilon, delta)-private for a record in the data of each
   run. It holds if no run's config was decided by what another one released, and no two runs share
   noise. The runs may overlap in time: privacy losses of fixed mechanisms compose concurrently
-  (Vadhan and Zhang 2023, arXiv:2207.08335). Where a release did decide a later config, quote
-  `sum_epsilon`: basic composition holds for epsilons that are chosen on the way (Rogers et al.
-  2016, arXiv:1605.08294).
+  (Vadhan and Zhang 2023, arXiv:2207.08335). If a release did decide a later config, quote
+  `sum_epsilon` and `sum_delta`: basic composition also holds for epsilons that are chosen on the
+  way (Rogers et al. 2016, arXiv:1605.08294).
 
   Args:
-    delta: delta of the whole. None: the largest delta of the composed runs, plus those of the added
-      ones; where aborts cost more than that, the sum of all.
+    delta: delta of all runs together. None takes the largest delta of the composed runs, plus the
+      deltas of the added runs; if that does not cover the aborts, it takes the sum of all deltas.
 
   Raises:
     UserError: no run; runs that share a noise key, whose relations, units or users differ, or whose
@@ -158,8 +158,8 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
     folders: folders of runs, or of sweeps, whose finished runs all count.
 
   Raises:
-    UserError: one line: no such folder, no finished run in it, or a folder named twice; a result
-      without an epsilon, or of another config.json; a ledger that was edited.
+    UserError: no such folder, no finished run in it, or a folder named twice; a result without an
+      epsilon, or of another config.json; a ledger that was edited.
   """
   paths: dict[pathlib.Path, str] = {}
   for folder in folders:
@@ -230,7 +230,7 @@ def _understood(
     raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
   data = config.get("data")
   if not isinstance(data, dict):
-    # Kinds without a section of data name them in their result.
+    # Some kinds of run have no section `data` in their config. Their result names the data set.
     data = {
       "name": result.get("dataset"),
       "data_dir": config.get("data_dir"),
@@ -265,7 +265,8 @@ def _number(path: pathlib.Path, result: Mapping[str, Any], name: str) -> float:
 def _with_ledger(
   path: pathlib.Path, stated: FinishedRun, result: Mapping[str, Any]
 ) -> FinishedRun:
-  """Adds the privacy loss of the steps that ran, where the stated epsilon follows from it."""
+  """Returns `stated` with the noise keys of its ledger, and with the event of the steps that ran if
+  the stated epsilon follows from it."""
   held = result.get("ledger")
   if not isinstance(held, dict) or not stated.delta:
     return stated
@@ -288,7 +289,7 @@ def _with_ledger(
     ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
     if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
       continue
-    # The rest of delta is set aside for aborts. They cost (1 + e^epsilon) times their probability;
+    # The rest of delta is reserved for aborts. They cost (1 + e^epsilon) times their probability;
     # see `accounting.overflow`.
     abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
     event = ledger.event()
@@ -300,10 +301,10 @@ def _with_ledger(
 
 
 def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> float:
-  """Returns a bound on the chance that the others fill a batch; 1 where none is known.
+  """Returns a bound on the chance that the other records fill a batch; 1 if no bound is known.
 
-  A full batch aborts where one more record is in it, which it is with the sampling probability q,
-  and independently. So the chance is at most abort_prob / q.
+  One more record is in a full batch with the sampling probability q, independently of the others,
+  and then the run aborts. So the chance of a full batch is at most abort_prob / q.
   """
   if not abort_prob:
     return 0.0
@@ -312,7 +313,8 @@ def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> floa
     for part, times in accounting.merged_parts(event).items()
     if isinstance(part, dpa.PoissonSampledDpEvent)
   }
-  # Each step must be sampled like this. Other parts are then released once, without batches.
+  # Every step must be Poisson-sampled. All other parts of the event are then releases without
+  # batches.
   if sum(sampled.values()) < num_steps:
     return 1.0
   return min(1.0, abort_prob / min(part.sampling_probability for part in sampled))
@@ -352,8 +354,8 @@ def _epsilon(
   summed = math.fsum(run.epsilon for run in runs)
   for accountant in accounting.ACCOUNTANTS:
     composed, stated = _composable(runs, accountant)
-    # One run costs what it states, and its ledger may show a little less. At another delta the
-    # ledger is needed.
+    # A single run costs what it states, although its ledger may show a little less. Only at another
+    # delta the ledger is needed.
     if len(composed) < (2 if delta is None else 1):
       continue
     spent = _sum_of_deltas(stated)
@@ -364,7 +366,8 @@ def _epsilon(
       if epsilon is None:
         continue
       total = epsilon + math.fsum(run.epsilon for run in stated)
-      # Where a smaller delta was asked for, the sum is no alternative: it holds at a larger one.
+      # The sum of epsilons holds at the sum of deltas. So it is no alternative if a smaller delta
+      # was asked for.
       if total <= summed or (delta is not None and whole < everything):
         return total, whole, accountant, stated
   whole = everything if delta is None else delta
@@ -385,8 +388,9 @@ def _events(runs: Iterable[FinishedRun]) -> list[dpa.DpEvent]:
 def _composable(
   runs: Sequence[FinishedRun], accountant: str
 ) -> tuple[list[FinishedRun], list[FinishedRun]]:
-  """Divides runs into those whose ledgers an accountant composes, each with the ones before it, and
-  the others."""
+  """Returns (runs that the accountant composes with each other, all other runs).
+
+  A run is composed if it has an event that the accountant knows together with those before it."""
   kept: list[FinishedRun] = []
   others: list[FinishedRun] = []
   for run in runs:
@@ -403,8 +407,8 @@ def _composable(
 def _composed_epsilon(
   runs: Sequence[FinishedRun], delta: float, accountant: str
 ) -> float | None:
-  """Returns epsilon at `delta`, which also pays for aborts; None where aborts cost too much, or
-  where the accountant knows no epsilon at so small a delta."""
+  """Returns epsilon at `delta`, with aborts accounted for; None if aborts cost too much, or if the
+  accountant knows no finite epsilon at so small a delta."""
   event = dpa.ComposedDpEvent(_events(runs))
 
   def at(left: float) -> float:
@@ -430,7 +434,7 @@ def _asides(
   if not aborts:
     yield 0.0
     return
-  # An abort costs more at a larger epsilon, so what single runs set aside is not enough in sum.
+  # An abort costs more at a larger epsilon, so the sum of what single runs reserve is not enough.
   ladder = overflow.set_aside(
     at,
     delta=delta,
@@ -439,8 +443,8 @@ def _asides(
   )
   if ladder is not None:
     yield ladder
-  # Where the other records alone fill no batch, no run aborts, with or without the record. Whether
-  # they fill one does not depend on the record, so this chance is added to delta once, at any
+  # If the other records fill no batch, no run aborts, with or without the protected record. The
+  # chance of a full batch does not depend on this record. So it is added to delta once, at any
   # epsilon.
   yield math.fsum(run.full_prob for run in runs)
 
@@ -450,7 +454,7 @@ def _odd(path: pathlib.Path, reason: str) -> UserError:
 
 
 def statement(runs: Sequence[FinishedRun], total: Together) -> str:
-  """Says in words what holds for all of them, and when."""
+  """Returns in words what is guaranteed for all runs together, and under which conditions."""
   many = len(runs) > 1
   failed = guarantee.named(total.failed_assumptions)
   parts = [

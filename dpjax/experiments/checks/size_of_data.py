@@ -18,7 +18,7 @@ _NAME = "number of records"
 
 
 def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
-  """Returns a data set of `count` zero records: a plan must not depend on content, either."""
+  """Returns a data set of `count` records of zeros, since a plan must not depend on content."""
   # A broadcast row takes no memory for the copies.
   x = np.broadcast_to(
     np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
@@ -30,7 +30,7 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
   """Returns descriptions of plan, guarantee and messages of a run on these records."""
   assert subject.config is not None and subject.run_keys is not None
-  # Without an audit, since canaries remove records by coins.
+  # The audit is left out, since its canaries remove random records.
   config = dataclasses.replace(subject.config, audit=AuditConfig())
   run = build.assemble(config, (train, train), subject.run_keys(config))
   stated = run.guarantee
@@ -45,10 +45,10 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
 
 
 def size_of_data(subject: Subject) -> Row:
-  """Builds the run on one record less and one more, and compares the results.
+  """Tests that the run is built alike with one record less and with one record more.
 
-  They must be equal. Otherwise the scale of the noise would reveal the number of records, and with
-  it whether one record is present (arXiv 2605.15648).
+  Otherwise the scale of the noise, for example, would reveal the number of records, and with it
+  whether one record is present (arXiv 2605.15648).
   """
   if subject.config is None:
     return not_applicable(_NAME, "the plan is given, none is made of a config")

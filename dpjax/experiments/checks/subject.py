@@ -19,7 +19,7 @@ SEED = 20_26  # of every random choice of a check: a repeated check gives the sa
 
 
 class Row(NamedTuple):
-  """A row of the table."""
+  """Result of one check: a line in the table of `launch.check`."""
 
   name: str
   passed: bool | None  # None: does not apply to this run
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def row(name: str, measured: float, bound: float, detail: str) -> Row:
-  """Returns a check that passes where measured <= bound; NaN never passes.
+  """Returns the result of a check that passes if measured <= bound. NaN never passes.
 
   >>> row("x", float("nan"), 1.0, "").passed
   False
@@ -38,12 +38,12 @@ def row(name: str, measured: float, bound: float, detail: str) -> Row:
 
 
 def not_applicable(name: str, why: str) -> Row:
-  """Returns a check that does not apply to this run."""
+  """Returns the result of a check that does not apply to this run, with the reason."""
   return Row(name, None, float("nan"), float("nan"), why)
 
 
 class Subject(NamedTuple):
-  """The parts of a run. What it computes is kept as its own functions, so a check tests that code.
+  """The parts of a run. Its functions are those that training calls, so a check tests this code.
 
   A user's loss can be checked without a config. Then some parts are None, and their checks do not
   apply.
@@ -60,9 +60,11 @@ class Subject(NamedTuple):
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
-  # loss -> its `clipped_grad`, by the same route; None: known for the loss itself only
+  # Function that returns the `clipped_grad` of a loss, with the run's options. None if only the
+  # `clipped_grad` of `loss_fn` is known.
   gradient_of: Callable[[LossFn], Callable[..., Any]] | None = None
-  # noise key -> the run's whole step; None: only its parts are known
+  # Function that returns the training algorithm for a noise key. None if only the parts of a step
+  # are known.
   algorithm: Callable[[jax.Array], Algorithm] | None = None
   guarantee: Guarantee | None = None  # what the run states at its end
   optimizer: Any = None  # the Optax transformation that the whole step gives its updates to
@@ -74,14 +76,15 @@ class Subject(NamedTuple):
 
   @property
   def seed_bits(self) -> int:
-    """Returns the number of bits of the run's sampler seed; 128 where its keys are unknown."""
+    """Returns the number of bits of the run's sampler seed, rounded up to whole bytes; 128 if its
+    keys are unknown."""
     if self.run_keys is None:
       return 128
     return -(-self.run_keys(self.config).sampler.bit_length() // 8) * 8
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
-    """Returns a few training examples, with keys if the loss needs them; leaves [size,
-    ...]."""
+    """Returns random training examples, leaves [size, ...], with keys if the loss needs them.
+    `start` selects other examples."""
     rng = np.random.default_rng(SEED + start)
     taken = self.train[rng.integers(0, len(self.train), size)]
     if not self.keyed:

@@ -37,7 +37,14 @@ from dpjax.validate import UserError, first_line
 
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
-  """Returns the parts of a config's run, as used in training."""
+  """Returns the parts of a config's run, as used in training.
+
+  Args:
+    loaded: (training data, test data); None to load those of the config.
+
+  Raises:
+    UserError: a method without privacy, or without steps.
+  """
   if config.privacy.method not in privacy.PRIVATE_METHODS:
     raise UserError(
       "promises nothing, so there is nothing to check; use 'dp_sgd' or 'dp_ftrl'",
@@ -80,7 +87,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     train=run.train,
     keyed=run.keyed,
     gradient_of=clipped_grad,
-    # The batches of a check contain the keys of their examples.
+    # If the loss needs keys, the batches of a check contain them, so no key is given here.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
     guarantee=run.guarantee,
     optimizer=run.optimizer,
@@ -115,13 +122,13 @@ def checks(checked: Subject) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CheckTable:
-  """The rows of all checks; prints one line for each."""
+  """The results of all checks. Printing it shows one line for each."""
 
   rows: list[Row]
 
   @property
   def ok(self) -> bool:
-    """Whether no check fails: evidence, not a proof."""
+    """Whether no check fails, which is evidence, not a proof."""
     return not self.failed
 
   @property
@@ -130,7 +137,7 @@ class CheckTable:
     return failed(self.rows)
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the rows as data."""
+    """Returns the rows as a dict for JSON, as in check.json."""
     return to_json(self.rows)
 
   def __repr__(self) -> str:
@@ -149,7 +156,7 @@ def failed(rows: list[Row]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-  """Returns the rows as text for readers.
+  """Returns the rows as text, one line for each check.
 
   >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
   pass  noise  0.5 <= 1  z-score
@@ -165,7 +172,7 @@ def table(rows: list[Row]) -> str:
 
 
 def to_json(rows: list[Row]) -> dict[str, Any]:
-  """Returns the rows as data, for check.json."""
+  """Returns the rows as a dict for check.json. Numbers that are not finite become text."""
   finite = lambda value: value if math.isfinite(value) else str(value)
   return {
     "passed": not failed(rows),

@@ -37,8 +37,8 @@ def _num_steps(subject: Subject) -> int:
 
 
 def _batches(subject: Subject) -> Iterator[list[Batch]]:
-  """Yields the slices of each step, padded to the run's own size. In turn a batch holds many
-  examples, none, the last row alone, all, and all with one that is not finite."""
+  """Yields the slices of each step, padded to the size of the run's slices. In turn a slice holds
+  many examples, none, the last row alone, all, and all with one that is not finite."""
   slices = subject.plan.slices
   size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
@@ -113,7 +113,7 @@ class _Parts:
         grad_fn = subject.gradient_of(scaled_loss)
         at = scaled_loss.start
       if scale is not None:
-        # Dividing the loss multiplies the step's clip norm.
+        # Dividing the loss by `scale` has the effect of a clip norm `scale` times as large.
         assert subject.gradient_of is not None
         grad_fn = subject.gradient_of(
           lambda p, example: subject.loss_fn(p, example) / scale
@@ -127,7 +127,7 @@ class _Parts:
     self._step = jax.jit(step)
 
   def after(self, params: Any, parts: list[Batch]) -> Any:
-    """Returns the parameters after the next step, from these slices."""
+    """Returns the parameters after one more step, from `params`, on the slices in `parts`."""
     params, self._held = self._step(params, self._held, parts)
     return params
 
@@ -144,7 +144,7 @@ def whole_step(subject: Subject) -> Row:
   """Tests that clipped sum, private transform and optimizer alone give the parameters after
   each step. Batches hold many examples, one, none, and one that is not finite.
 
-  Where the loss draws from `example.key`, the batches bring the keys, and the run takes them.
+  If the loss draws from `example.key`, the keys in the batches are used.
   """
   plan = subject.plan
   if subject.algorithm is None or subject.optimizer is None:
@@ -164,7 +164,7 @@ def whole_step(subject: Subject) -> Row:
     moved = max(_distance(wanted, before), 1e-30)
     for number, part in enumerate(parts):
       state, _ = advance(state, part)
-      # Parameters stay until the last slice of a step.
+      # Only the last slice of a step may change the parameters.
       aim = wanted if number == len(parts) - 1 else before
       off = _distance(state.params, aim) / moved
       worst = max(worst, off if math.isfinite(off) else math.inf)

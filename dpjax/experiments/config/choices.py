@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """Metadata `Annotated[ClipRule, Choice(RULES)]`: the values that a config field takes.
+  """Metadata in `Annotated[ClipRule, Choice(RULES)]`, which lists the values that a field takes.
 
   Args:
     table: name -> frozen dataclass, whose fields all have defaults. It is read at each use, so
@@ -38,7 +38,8 @@ class Choice:
 
   def __post_init__(self):
     for name, kind in self.table.items():
-      # `settings` names a class after its function, often a lambda, whose name says nothing.
+      # `settings` names a class after its function, which is often a lambda. So the class gets its
+      # name in the table.
       if issubclass(kind, Setting):
         kind.__qualname__ = name
 
@@ -81,8 +82,8 @@ class Choice:
     return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
 
   def described(self, value: Any) -> Any:
-    """Returns the name with all values that differ from the defaults:
-    "automatic(gamma=0.1)"."""
+    """Returns the name with all values that differ from the defaults, such as
+    "automatic(gamma=0.1)". A value that is no choice is returned unchanged."""
     if not self.holds(value):
       return value
     changed = ", ".join(
@@ -154,13 +155,13 @@ def settings(
   >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
-  # Only None needs the function's annotations: every other default shows its type.
+  # Every default but None shows its type. For None the annotation of the function is needed.
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
   kinds = [
     (n, hints[n] if default is None else type(default), default)
     for n, default in defaults.items()
   ]
-  # The caller's module, which another process must import to make the class again.
+  # `module` is the caller's module. Another process must import it to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   module_kinds = _KINDS.setdefault(module, [])
   kind = dataclasses.make_dataclass(
@@ -187,7 +188,7 @@ def annotations_of(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def hints_of(kind: type) -> dict[str, Any]:
-  """Returns field -> type, with its choice if it has one, and without other attachments."""
+  """Returns field -> type. A field with a choice keeps its whole annotation."""
   plain = typing.get_type_hints(kind)
   carried = annotations_of(kind)
   return {
@@ -209,13 +210,13 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def choice_of(hint: Any) -> Choice | None:
-  """Returns the choice attached to an annotation."""
+  """Returns the choice attached to an annotation; None if there is none."""
   metadata = getattr(hint, "__metadata__", ())
   return next((entry for entry in metadata if isinstance(entry, Choice)), None)
 
 
 def choice_at(kind: type, path: str) -> Choice | None:
-  """Returns the choice of a dotted field of a config's class.
+  """Returns the choice of a dotted field of a config's class; None if it has none.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
@@ -235,7 +236,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
-  """Yields every leaf, in order; after a choice come the leaves of its value.
+  """Yields every leaf, in order. The leaves of a chosen value follow its choice.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))
@@ -258,7 +259,7 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
       has_fields = choice.holds(value)
       yield Leaf(path, hint, choice.name(value), choice.name(usual))
     if has_fields:
-      # Defaults of another class do not show which values were set here.
+      # If the usual value is of another class, its fields are no defaults for this value.
       other = choice is not None and type(usual) is not type(value)
       yield from leaves(value, type(value)() if other else usual, f"{path}.")
 

@@ -37,11 +37,11 @@ _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "tex
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
 # Largest number of characters of a list of fields in an error.
 _LISTED = 200
-# JAX and NumPy accept no larger integers.
+# Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
 _INT_BITS = 64
 
 
-# Field of a config with sections -> the same field in a config without sections.
+# Fields with another name in a config without sections: name with sections -> name without.
 _FLAT = {"data.name": "dataset"}
 
 
@@ -72,8 +72,8 @@ def own_names(config: Any) -> Iterator[None]:
 
 
 class WithChoices:
-  """Base of a config with choices. It replaces a name by its value. Anything unknown is
-  kept, so that `check` can refuse it by its dotted name."""
+  """Base of a config with choices. A name that is assigned to such a field becomes its value. An
+  unknown name is kept, so that `check` can refuse it by its dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
     choice = choice_at(type(self), name)
@@ -85,7 +85,7 @@ class WithChoices:
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
   """Returns the value of a dotted field. A chosen value is returned as text, with its changed
-  fields. None where a dict, or the chosen value, lacks the key.
+  fields. The result is None if a dict, or the chosen value, lacks the key.
 
   Raises:
     UserError: an unknown field.
@@ -127,7 +127,9 @@ def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config") -> Any:
-  """Replaces several dotted fields at once; whole values before the fields inside them.
+  """Returns a copy of the config with several dotted fields replaced at once.
+
+  Whole values are set before the fields inside them.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> config = replace_all(TrainConfig(), {"privacy.epsilon": 8, "num_steps": 3})
@@ -143,11 +145,11 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
 
 
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
-  """Replaces one dotted field, like `replace`, by a value read from command-line text.
+  """Returns a copy of the config with one dotted field set to a value read from command-line text.
 
   The field's annotation decides how the text is read. "none" empties an optional field. A longer
-  path sets a key of a dict field. Changing a chosen value by its name keeps those set fields of the
-  old value that the new one has, too.
+  path sets a key of a dict field. If a choice is changed by its name, fields that were set in the
+  old value are kept where the new value has them.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
@@ -182,7 +184,7 @@ def override_all(
     try:
       changed = override(config, together[0], texts[together[0]], name=name)
     except UserError:
-      # Alone it may be invalid: a later text may set another field of the same value.
+      # One text alone may be invalid, since a later text sets another field of the same value.
       section = together[0].rpartition(".")[0]
       together = [path for path in waiting if path.rpartition(".")[0] == section]
       changes = {path: _change_to_text(texts[path]) for path in together}
@@ -210,7 +212,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
   Args:
     kind: a dataclass, all of whose fields have defaults.
-    held: dict of its fields; those that are left out are at their defaults.
+    held: dict of fields. Fields that are left out get their defaults.
 
   Raises:
     UserError: `kind` has no such field, or a value has another type.
@@ -236,7 +238,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
 
 def _unwritten(value: Any, hint: Any) -> Any:
-  """Restores values that JSON lacks: tuples from lists, and infinity from text."""
+  """Returns the value with what JSON lacks restored: tuples from lists, and infinity from text."""
   choice = choice_of(hint)
   members = _members(hint)
   named = choice is not None and isinstance(value, dict) and value.get("name")
@@ -256,12 +258,11 @@ def _unwritten(value: Any, hint: Any) -> Any:
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
-  """Returns the value if it conforms to the annotation; an int becomes a float where one is
-  due.
+  """Returns the value if it conforms to the annotation. For a float field an int becomes a float.
 
   Raises:
-    UserError: naming the field, its value and what it must be. NaN is never a number, and
-      an integer of more than 64 bits is refused.
+    UserError: the value has another type; the message names the field, its value and what it must
+      be. NaN is never a number, and an integer of 2^63 or more in size is refused.
   """
   choice = choice_of(hint)
   if choice is not None:
@@ -300,8 +301,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
 
 
 def _continued(value: Any, hint: Any, old: Any) -> Any:
-  """Adds to a chosen name those set fields of the old value that the new one has, too. Any other
-  value is returned unchanged."""
+  """Returns a dict of a chosen name and of the fields that were set in the old value, if the new
+  one has them. Any other value is returned unchanged."""
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
@@ -369,7 +370,8 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
     )
-  # Deep names first, so that of two matches the shallow one is kept and suggested.
+  # Deep paths come first. If a shallow path has the same last name, it replaces the deep one, and
+  # is suggested.
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
   raise UserError(f"no such field{_meant(head, places, known)}", field=f"{name}.{head}")
@@ -405,15 +407,15 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
       yield from _paths(value, f"{prefix}{field.name}.")
 
 
-# A field's annotation, its dotted name and its old value -> its new value.
+# Change of a field: function of (annotation, dotted name, old value) -> new value.
 _Change = Callable[[Any, str, Any], Any]
 
 
 def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = Any) -> Any:
   """Returns a copy with all changes of dotted fields, whole values before fields inside them.
 
-  Each dataclass is replaced once, with all its changes. Its checks of one field against another
-  then see the last value of both, whatever the order was.
+  Each dataclass is replaced once, with all its changes. So its checks of one field against another
+  see the new values of both, whatever the order was.
   """
   if isinstance(config, dict):
     for path, change in changes.items():
@@ -443,11 +445,12 @@ def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = 
 
 
 def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
-  """Returns a copy. Errors of the dataclass about a field name the field's place."""
+  """Returns a copy with these values. Errors of the dataclass about one of its fields get the
+  dotted name of the field."""
   try:
     return dataclasses.replace(config, **values)
   except UserError as error:
-    # A check of a value that was set may name another field of the same dataclass.
+    # The error may also be about a field whose value was not changed.
     field_names = {field.name for field in dataclasses.fields(config)}
     raise (error.within(name) if error.field in field_names else error) from error
 
@@ -457,7 +460,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if tail and isinstance(config.get(head), dict):
     return {**config, head: _update_dict(config[head], tail, change, name, Any)}
-  # Keys may contain dots.
+  # Keys of a dict may contain dots, so the whole path may be one key.
   return {**config, path: change(value_hint, f"{name}.{path}", None)}
 
 
@@ -478,7 +481,8 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
   if type(value) in _members(hint) and dataclasses.is_dataclass(value):
-    # Checked directly: this error names the field at fault, which a union's error would not.
+    # A dataclass is checked by itself, since the error then names the field at fault. The error of
+    # a union would not.
     return _check_dataclass(value, type(value), name)
   for option in _members(hint):
     try:
@@ -514,13 +518,14 @@ def _is_number(value: Any) -> typing.TypeGuard[float]:
     return False
   try:
     return not math.isnan(value)
-  # The integer exceeds every float.
+  # The integer is larger than every float.
   except OverflowError:
     return False
 
 
 def _bounded(value: Any, name: str) -> Any:
-  """Returns the value, unless it contains an integer or a text that cannot be stored."""
+  """Returns the value. Raises UserError if it contains an integer or a text that cannot be
+  stored."""
   entries = value.values() if isinstance(value, dict) else value
   for entry in entries if isinstance(value, (dict, list, tuple)) else ():
     _bounded(entry, name)
@@ -544,8 +549,8 @@ def _is_writable(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-  """Shows a value. A long integer is shortened, since Python refuses to write thousands of
-  digits."""
+  """Returns a value as text. A long integer is shortened, since Python refuses to write thousands
+  of digits."""
   long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
   return f"{hex(value)[:12]}..." if long else repr(value)
 
@@ -555,7 +560,7 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
-  # Both spellings are read: (1, 2) and None of Python, null and true of JSON.
+  # Python's spelling is read, such as (1, 2) and None, and JSON's, such as null and true.
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)

@@ -9,17 +9,17 @@ from dpjax.validate import NO_VALUE, UserError
 
 
 class WouldBeIgnored(UserError):
-  """Raised for fields that are set although nothing reads them: one line for all.
+  """Error about fields that are set although nothing reads them, in one line for all fields.
 
   Attributes:
-    faults: one error for each field; () for a single field, which this error itself names.
+    faults: one error for each field; () if this error is about a single field, which it names.
   """
 
   faults: tuple[UserError, ...] = ()
 
   @classmethod
   def joined(cls, faults: Sequence[UserError]) -> Self:
-    """Joins several fields into one error.
+    """Returns one error that joins the errors of several fields.
 
     >>> faults = [UserError("would be ignored", field=name) for name in ("mu", "tau")]
     >>> print(WouldBeIgnored.joined(faults).within("algorithm"))

@@ -37,7 +37,7 @@ def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
   )
 
 
-# Name -> settings whose `make` takes (schedule, noise).
+# Optimizers of central training: name -> settings whose `make` takes (schedule, noise).
 CENTRAL = {
   "sgd": settings(_sgd, momentum=0.9),
   "adam": settings(lambda rate, noise: optax.adam(rate), optax.adam),
@@ -57,13 +57,13 @@ CENTRAL = {
     optax.lion,
     weight_decay=0.0,
   ),
-  # Matrices get orthogonalised steps, everything else those of Adam with Nesterov's momentum.
+  # Matrices get orthogonalised steps. Other parameters get steps of Adam with Nesterov's momentum.
   "muon": settings(
     lambda rate, noise, weight_decay: optax.contrib.muon(rate, weight_decay=weight_decay),
     optax.contrib.muon,
     weight_decay=0.0,
   ),
-  # The next two average the parameters; a run evaluates and releases the average.
+  # The next two optimizers average the parameters. A run evaluates and releases the average.
   "schedule_free_sgd": settings(
     lambda rate, noise, b1: optax.contrib.schedule_free_sgd(rate, b1=b1),
     optax.contrib.schedule_free_sgd,
@@ -92,7 +92,8 @@ CENTRAL = {
 }
 # Optimizers whose average of the parameters replaces a falling learning rate.
 SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
-# Name -> settings whose `make` takes (rate, None). Clients start them afresh in every round.
+# Optimizers of clients: name -> settings whose `make` takes (rate, None). Each client starts with a
+# new state in every round.
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

@@ -26,9 +26,10 @@ from dpjax.validate import UserError
 
 # Limits on sizes of loops and arrays, so that a typing error starts no endless run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
-# Largest number of steps whose noise differs by step: correlated noise, or noise levels.
+# Largest number of steps of a run whose noise differs from step to step: correlated noise, or noise
+# levels.
 MOST_SHAPED = 10**6
-# Largest number of epochs of a client in a round, or of a net without noise.
+# Largest number of epochs of a client in a round, or of a network that is trained without noise.
 MOST_EPOCHS = 10**4
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
@@ -36,7 +37,7 @@ MOST_VIEWS = 1024  # of one example
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 MOST_TOKENS = 10**6  # of an example
-# Largest number of steps until each example was drawn once on average: 1 / sampling_prob.
+# Largest 1 / sampling_prob: the number of steps in which an example is drawn once on average.
 MOST_PASSES = 10**9
 
 
@@ -45,8 +46,9 @@ class FieldRule:
   """A bound on the value of a field.
 
   Args:
-    check: called as check(**{name: value}); raises UserError, which names the field.
-    words: the bound, for `--help`.
+    check: function that is called as check(**{name: value}). It raises UserError, which names the
+      field.
+    words: text of the bound, for `--help`.
   """
 
   check: Callable[..., None]
@@ -136,7 +138,8 @@ def _check_float32(**named: Any) -> None:
       )
 
 
-# A positive number that float32 rounds to 0 or infinity would change in the run.
+# float32 must not round a positive number to 0 or infinity, since the run would then use another
+# value.
 IN_FLOAT32 = FieldRule(_check_float32, "in the range of float32")
 
 

@@ -16,7 +16,7 @@ Unused = dict[str, str]  # dotted field, or group of fields -> what it would nee
 
 
 def needs(condition: bool, what: str, *fields: str) -> Unused:
-  """Returns the table {field: what} where the condition is false; else {}.
+  """Returns the table {field: what} if the condition is false, else {}.
 
   >>> needs(False, "text", "data.max_length")
   {'data.max_length': 'text'}

@@ -54,7 +54,8 @@ def wrong(field: str, path: str, wanted: str, returned: object) -> UserError:
 
 
 def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
-  """Loads `loss(apply) -> loss_fn(params, example)`, like those of `dpjax.losses`.
+  """Returns the loss at a path as a function apply -> loss_fn(params, example), as in
+  `dpjax.losses`.
 
   >>> loss("dpjax.losses:softmax_cross_entropy").__name__
   'loss_of'
@@ -69,7 +70,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
       raise UserError(f"must return {wanted}: {error}", field="loss", value=path) from error
-    # Native code has no signature to inspect.
+    # Native code has no signature to inspect, so its arguments are not checked.
     except ValueError:
       pass
 
@@ -87,8 +88,9 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
 def optimizer(
   path: str, rate: float | optax.Schedule, section: str = "optimizer"
 ) -> optax.GradientTransformation:
-  """Loads `make(rate)`. The optimizer runs after the private transform, and never counts as
-  private.
+  """Returns the optimizer that the function at a path makes from a learning rate.
+
+  It runs after the private transform, and never counts as private.
 
   Args:
     rate: a learning rate, or a schedule: step -> learning rate.
@@ -116,7 +118,7 @@ def optimizer(
       )
     return changed, state
 
-  # An error in a user's code names the field and the user's line, not dpjax's.
+  # An error in these functions then names the field and the user's line, not a line of dpjax.
   guarded = (names.guarded(path, field, part) for part in (init, update))
   return optax.GradientTransformation(*guarded)
 
@@ -135,8 +137,8 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
   A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
 
   Args:
-    size: numbers of the run. A sampler must have its unit, or the unit "example"; where the
-      run's unit is "user", the rows that such a sampler draws are clients.
+    size: numbers of the run. The sampler's unit must be that of the run, or "example". In a run
+      with the unit "user", a sampler of examples draws rows that are clients.
 
   >>> sampler("builtins:dict", "privacy.sampler", sampling.Sizing(0.5, num_examples=1))
   Traceback (most recent call last):
@@ -168,7 +170,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
         "accounting.PROVED, that says under which relations it is true, or None, not "
         f"{event!r:.60} with scheme {built.scheme!r}"
       )
-    # One draw now: a bad sampler is refused before the first step.
+    # One draw is made now, so that a bad sampler is refused before the first step.
     sampling.taken(built, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()

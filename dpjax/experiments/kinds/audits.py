@@ -22,7 +22,7 @@ from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  # For types only: central training must not load the modules of federated data.
+  # Imported for types only, since central training must not load modules of federated data.
   from dpjax.data import Federation
 
 
@@ -45,7 +45,12 @@ _Canaries = TypeVar("_Canaries", bound=_Coins)
 
 
 def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError for wrong settings of an audit; needs no data.
+
+  Args:
+    kinds: kinds of canaries that the run supports.
+    scores: scores that the run supports.
+  """
   if not config.enabled:
     return
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
@@ -59,17 +64,17 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 class AuditClaim:
   """The claim that an audit tries to refute. Its numbers are computed on request."""
 
-  relation: str  # neighboring relation: says what stands in for a canary that is out
+  relation: str  # neighboring relation; it decides what replaces a canary that is out
   delta: float
-  event: Callable[[], Any]  # of the whole run
+  event: Callable[[], Any]  # event of the whole run
   epsilon: Callable[[], float]  # epsilon at delta, as planned; infinity: nothing is claimed
-  trade_off: Callable[[], accounting.TradeOff]  # all pairs at once
+  trade_off: Callable[[], accounting.TradeOff]  # all pairs (epsilon, delta) at once
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
     """Returns the claim of a plan. If nothing is proved for its sampler, canaries replace
-    records, which also suits samplers that depend on the number of examples."""
-    # A sampler without a proof gives the plan no relation for the canaries.
+    records. This also suits samplers that depend on the number of examples."""
+    # Without a proof for the sampler, no relation is proved. Then replacement is chosen.
     known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -77,7 +82,7 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
-    """Returns the claim of a guarantee without a plan: clients' own noise, or shares of noise."""
+    """Returns the claim of a guarantee without a plan, where clients add noise or its shares."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,
@@ -89,7 +94,11 @@ class AuditClaim:
     return cls(guarantee.relation, guarantee.delta or 0.0, lambda: event, epsilon, pairs)
 
   def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
-    """Returns all claimed pairs, if `epsilon` of the actual steps is the planned one."""
+    """Returns all claimed pairs (epsilon, delta).
+
+    `epsilon` is the epsilon of the actual steps. Returns None unless it is finite and equals the
+    planned epsilon.
+    """
     if epsilon is None or not math.isfinite(epsilon):
       return None
     # A run that ended early claims less than the planned curve, so its pairs are unknown.
@@ -102,15 +111,19 @@ def insert(
   claim: AuditClaim,
   make: Callable[..., tuple[_Data, _Canaries]],
 ) -> tuple[_Data, _Canaries | None]:
-  """Returns (training data, canaries), or the data unchanged where no audit is requested.
+  """Returns (training data with canaries, canaries), or (`held`, None) without an audit.
 
   Args:
     held: a data set, or a federation.
+    claim: the planned claim.
     make: `auditing.insert_canaries`, or `auditing.insert_canary_clients`.
+
+  Raises UserError for data without classes, an audit method that does not fit the claim, or coins
+  that leave nothing to compare.
   """
   if not config.audit.enabled:
     return held, None
-  # Some canaries have a label of their own, or a wrong one, so all audits need classes.
+  # Some kinds of canaries have an extra label, or a wrong label, so all audits need classes.
   needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
@@ -126,7 +139,7 @@ def insert(
 
 
 def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
-  """Warns, before training, where even perfect scores could not refute the claim."""
+  """Warns, before training, if even perfect scores could not refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
@@ -151,12 +164,13 @@ def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
 
 
 def check_coins(included: np.ndarray, seed: int) -> None:
-  """Raises UserError, before training, where coins leave nothing to compare.
+  """Raises UserError, before training, if all canaries are in, or all are out.
 
   Args:
-    included: [m] bool.
+    included: [m] bool, which canaries are in.
+    seed: seed of the coins, for the message.
   """
-  # With one group empty there is nothing to compare, and no bound.
+  # The bound compares the two groups, so neither may be empty.
   if included.all() or not included.any():
     raise UserError(
       f"the coins of seed={seed} put all of them on one side; must be more, or "
@@ -183,8 +197,9 @@ def facts(
   Args:
     score: name of the score by which canaries were guessed.
     claim: the planned claim.
-    included: [m] bool, which canaries are in; seed: the seed of these coins.
+    included: [m] bool, which canaries are in.
     delta, epsilon: guarantee of the steps that ran; epsilon None: nothing is claimed.
+    seed: seed of the coins that chose `included`.
     note: text about the canaries; {out_of}, {included} and {kind} are filled in.
   """
   audited = auditing.audit(

@@ -1,4 +1,4 @@
-"""Checks of fields shared by several kinds of config, in addition to the fields' own rules."""
+"""Checks of fields that several kinds of config share; `rules` checks single fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
-  """Raises UserError unless every field has its annotated type, and follows its own rules.
+  """Raises UserError unless every field has its annotated type, and follows its rules.
 
   NaN is refused as a number. All types are checked before the first range.
 
@@ -35,8 +35,10 @@ def typed(config: Any) -> None:
 
 
 def names_fields(call: _F) -> _F:
-  """Wraps `call(config, ...)` so that its errors use dotted names of the config's fields, also
-  where another package raises them about an argument."""
+  """Wraps `call(config, ...)` so that its errors use dotted names of the config's fields.
+
+  This holds even for errors that another package raised about an argument (`dotted`).
+  """
 
   @functools.wraps(call)
   def wrapper(config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +46,7 @@ def names_fields(call: _F) -> _F:
       return call(config, *args, **kwargs)
     except UserError as error:
       named = dotted(error, config)
-      # An error that keeps its name would be its own cause.
+      # An unchanged error, raised from itself, would be its own cause.
       if named is error:
         raise
       raise named from error
@@ -54,7 +56,7 @@ def names_fields(call: _F) -> _F:
 
 @contextlib.contextmanager
 def within(section: str) -> Iterator[None]:
-  """Makes errors name fields of that section of the config.
+  """Puts the name of a section of the config before each field that an error names.
 
   >>> with within("train"):
   ...   raise UserError("must be >= 0", field="seed", value=-1)
@@ -88,9 +90,10 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
 
 
 def dotted(error: UserError, config: Any) -> UserError:
-  """Returns the error with the dotted name of the only field that has its name and value.
+  """Returns an error in which a field's dotted name replaces its plain name.
 
-  Returns the error unchanged where no field, or more than one, has both.
+  Exactly one field of the config must have the error's name and value. Otherwise the error is
+  returned unchanged.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
@@ -104,13 +107,18 @@ def dotted(error: UserError, config: Any) -> UserError:
     for leaf in fields.leaves(config)
     if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
-  # With two fields of this name and value, naming either could blame the wrong one.
+  # With two fields of this name and value, either name could point to the wrong field.
   return error.of(field=paths[0]) if len(paths) == 1 else error
 
 
 def named(section: str, config: Any, *names: str) -> dict[str, Any]:
-  """Returns the fields of a section ("": of the config itself) by dotted names. Fields at
-  None, and fields that a chosen value lacks, are left out.
+  """Returns {dotted name: value} for fields of `config`. Fields that are None or missing are
+  left out.
+
+  Args:
+    section: dotted name of `config`; "" for a whole config.
+    config: the section of a config, or the whole config.
+    names: names of fields.
 
   >>> named("data", DataConfig(limit=3), "limit", "data_dir")
   {'data.limit': 3}
@@ -127,7 +135,7 @@ def data(config: DataConfig) -> None:
 
 
 def unit_range(model_name: str, config: DataConfig) -> None:
-  """Raises UserError for centred images, of which the model's features cannot be computed.
+  """Raises UserError for centred images if the model's features need images in [0, 1].
 
   >>> unit_range("patches_linear", DataConfig(center=True))
   Traceback (most recent call last):
@@ -154,8 +162,10 @@ def limit(config: DataConfig, num_examples: int) -> None:
 
 
 def model(config: ModelConfig, section: str = "model") -> None:
-  """Raises UserError for an unknown model or option, or a value that no data fit. A user's
-  model is built, and so checked, only when data are loaded."""
+  """Raises UserError for an unknown model or option, or a value with which no model can be built.
+
+  A user's model is built, and so checked, only when data are loaded.
+  """
   names.one_of(models.names(), **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
@@ -173,7 +183,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
 @contextlib.contextmanager
 def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
-  """Makes errors of a model name its options as fields, or else the model itself.
+  """Makes errors about a model point to the field of its option, or else to its name.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
   ...   raise UserError("must be an integer >= 1", field="features", value=0)
@@ -195,8 +205,11 @@ def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
 
 
 def _written(value: Any, name: str) -> None:
-  """Raises UserError for values that config.json cannot hold unchanged. For other objects it
-  would hold a text, and two objects with one text would share their noise."""
+  """Raises UserError for values that config.json cannot hold unchanged.
+
+  config.json would hold the text of any other object. Runs with two objects of the same text would
+  then share their noise.
+  """
   if isinstance(value, dict) and all(isinstance(key, str) for key in value):
     for key, entry in value.items():
       _written(entry, f"{name}.{key}")
@@ -218,7 +231,7 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
   averaged = options("b1")
-  # Each step divides the average by b1, which enlarges rounding errors by as much.
+  # Each step divides the average by b1, so rounding errors grow by the factor 1 / b1.
   rules.within_range(0.1, 1.0).check(**averaged)
   penalties = options("weight_decay", "noise_floor", "prior_precision")
   validate.non_negative(**penalties)
@@ -226,13 +239,19 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
 
 
 def privacy(config: Any) -> None:
-  """Raises UserError for a clip norm that the clipping rule cannot have."""
+  """Raises UserError for a clip norm that the clipping rule does not support."""
   if isinstance(config.clipping, gradients.ClipRule):
     config.clipping.check(config.l2_clip_norm)
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:
-  """Raises UserError for too many steps or rounds with individual noise."""
+  """Raises UserError for too many steps or rounds if their noise differs or is correlated.
+
+  Args:
+    name: name of the field that holds `num_steps`.
+    num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest number.
+    privacy: settings with the method and noise levels.
+  """
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
   if shaped:
     validate.integer_in(1, rules.MOST_SHAPED, **{name: num_steps})

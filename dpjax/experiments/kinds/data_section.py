@@ -1,4 +1,4 @@
-"""Shared code of kinds of run whose config has a section about data, `config.data`."""
+"""Loads data for all kinds of run whose config has a section about data, `config.data`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from dpjax.validate import UserError
 
 
 def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
-  """Loads (train, test) of `config.data`; errors name its fields.
+  """Loads (train, test); errors name fields of the section `data`.
 
   Args:
+    config: section `data` of a config.
     more: other arguments of `dpjax.data.load`.
   """
   with errors_of_data():
@@ -31,7 +32,7 @@ def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def errors_of_data() -> Iterator[None]:
-  """Makes errors about arguments of `dpjax.data` name the fields of `config.data`.
+  """Replaces arguments of `dpjax.data`, in errors, by fields of the section `data` of a config.
 
   >>> with errors_of_data():
   ...   raise UserError("there is no such file", field="name", value="a.npz")

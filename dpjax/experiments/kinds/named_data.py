@@ -1,4 +1,4 @@
-"""Shared code of kinds of run whose config names one data set, whose test set is public."""
+"""Shared code of kinds of run whose config names one data set with a public test set."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def digest(kind: str, config: Any) -> bytes:
 
   Args:
     kind: name of the kind of run.
-    config: config all of whose fields matter, except the places of its data.
+    config: config of a run. All its fields matter, except locations of data.
   """
   fields = config_names.without_places(to_dict(config))
   return run_keys.config_digest(kind, fields)
 
 
 def unread(config: Any) -> Unused:
-  """Returns `data_dir` as unread, where the data do not lie in a folder."""
+  """Returns `data_dir` as unread if the data do not lie in a folder, else {}."""
   lies_there = published.lies_in_folder(config.dataset)
   return needs(lies_there, "data that lie in a folder", "data_dir")
 
@@ -42,7 +42,8 @@ def load(config: Any) -> tuple[Any, Any]:
     return data.load(config.dataset, data_dir=config.data_dir)
 
 
-# Argument of `data.load` for which these configs have no field -> error if the data declare none.
+# The configs have no fields for these arguments of `data.load`, so the data must declare them. The
+# values are the errors for data that do not.
 _DECLARED_BY_DATA = {
   "num_classes": "must declare num_classes, an integer in the file, since counting private labels "
   "would let one record decide the shape of the model",
@@ -53,7 +54,7 @@ _DECLARED_BY_DATA = {
 
 @contextlib.contextmanager
 def errors_of_dataset(config: Any) -> Iterator[None]:
-  """Makes errors about arguments of `dpjax.data` name the field `dataset`."""
+  """Replaces arguments of `dpjax.data`, in errors, by the field `dataset` of the config."""
   try:
     yield
   except UserError as error:
@@ -95,7 +96,7 @@ def check_images(config: Any, train: Any, task: str) -> None:
 
 
 def check_pool(config: Any, public: Any) -> None:
-  """Raises UserError unless the pool, the first public examples, leaves some for scores."""
+  """Raises UserError if the pool takes all public examples, so that none is left for scores."""
   if len(public) <= config.num_pool:
     raise UserError(
       f"must leave some of the {len(public)} public examples to score the student",

@@ -1,14 +1,14 @@
-"""Pools of public examples that a student reads.
+"""Checks and describes pools of public examples that a student reads.
 
 Nothing that is computed from a pool is accounted for. So no record that epsilon protects may be in
 the pool, or decide what is in it.
 
-| the pool                                           | what a run does with it            |
+| pool                                               | what a run does with it            |
 | -------------------------------------------------- | ---------------------------------- |
-| of the test set of a published data set            | takes it; the epsilon is proved    |
-| of other data, which may hold anybody's records    | refuses it                         |
-| one of whose rows is a private record's            | refuses it                         |
-| any, with `pool_is_public=true`: the holder's word | takes it; the epsilon is a claim   |
+| part of the test set of a published data set       | takes it; the epsilon is proved    |
+| part of other data, which may hold anyone's record | refuses it                         |
+| a pool in which a row equals a private record      | refuses it                         |
+| any pool, if the holder sets `pool_is_public=true` | takes it; the epsilon is a claim   |
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _ASSUMED = "the pool is public: no record of this run is in it, or decides what 
 
 
 def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
-  """Raises UserError for a pool that nothing shows to be public.
+  """Raises UserError unless the pool is part of a published test set and holds no private record.
 
-  The outcome depends on the private records, so only their holder may see it.
+  With `pool_is_public` nothing is checked. The outcome depends on the private records, so only the
+  holder of these records may see it.
 
   Args:
-    config: has `dataset`, `num_pool` and `pool_is_public`.
-    public: its first `num_pool` rows are the pool.
+    config: config with `dataset`, `num_pool` and `pool_is_public`.
+    private: private records.
+    public: data set whose first `num_pool` rows are the pool.
   """
   if config.pool_is_public:
     return
@@ -59,7 +61,7 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
 
 
 def _rows(x: Any) -> Iterator[bytes]:
-  """Yields the bytes of every row."""
+  """Yields the bytes of every row; equal rows have equal bytes."""
   for chunk in x.chunks() if isinstance(x, Rows) else [np.asarray(x)]:
     # Adding 0 turns minus zero into zero, so that equal numbers have equal bytes.
     for row in chunk + chunk.dtype.type(0):
@@ -69,8 +71,8 @@ def _rows(x: Any) -> Iterator[bytes]:
 def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
   """Returns the digest of all data that a run reads: the private records and the pool.
 
-  Keys depend on it. Two runs with different pools ask about different rows. With the same noise,
-  the difference of their answers would be that of the exact counts.
+  Keys depend on this digest. Two runs with different pools ask about different rows. With the same
+  noise, the difference of their noisy counts would be the difference of their exact counts.
   """
   pool = public.subset(np.arange(config.num_pool))
   return run_keys.joined(data.digest(private), data.digest(pool))
@@ -79,8 +81,8 @@ def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
 def noted(
   promised: guarantee.Guarantee, config: Any, public: data.Dataset
 ) -> guarantee.Guarantee:
-  """Returns the guarantee, whose statement says why the pool counts as public. It is a claim
-  where `pool_is_public` is set."""
+  """Returns the guarantee. Its statement says why the pool counts as public. The guarantee is a
+  claim if `pool_is_public` is set."""
   pool = f"The pool is the first {config.num_pool} examples of the test set"
   if not config.pool_is_public:
     note = (

@@ -1,9 +1,9 @@
-"""Refusal of settings that nothing would read, for every config, in one place.
+"""Finds settings that a run would not read, so that they are refused.
 
-A config holds the fields of all methods, but a run reads only those of its own method.
-`of_training` returns the other fields with the condition that each needs; so does
-`kinds.federated.unused`. `test_every_leaf.py` changes every field of every published config. It
-fails for a field that changes nothing and is not refused here.
+A config holds the fields of all methods, but a run reads only the fields of one method.
+`of_training` returns the other fields, each with the condition under which it would be read.
+`kinds.federated.unused` does the same for federated runs. `test_every_leaf.py` changes every field
+of every published config. It fails for a field that changes nothing and is not refused here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PRIVATE = "privacy.method='dp_sgd', 'dp_ftrl' or 'least_squares'"
 
 
 def of_training(config: TrainConfig) -> Unused:
-  """Returns the fields that this run does not read, each with the condition that it needs.
+  """Returns {field that this run does not read: condition under which it would be read}.
 
   >>> of_training(TrainConfig())["audit.score"]
   'audit.enabled'
@@ -86,7 +86,9 @@ def _at_once(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """Returns the unread fields that the name of the data reveals; `of_dataset` returns others.
+  """Returns {field: condition} for fields that data of this name leave unread.
+
+  `of_dataset` returns fields that only the loaded data leave unread.
 
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
@@ -94,7 +96,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
-  # Published data are images, or text with fixed windows and line lengths: no length is cut.
+  # Published data are images, or text with fixed windows and line lengths, so no length is cut.
   is_published = data.name.partition(":")[0] in published.PUBLISHED
   text = not is_published and not is_file and not is_user_code
   return (
@@ -116,7 +118,7 @@ def of_model(model: ModelConfig) -> Unused:
 
 
 def of_options(model: ModelConfig) -> Unused:
-  """Returns the set options that a model of this name does not take.
+  """Returns {option: condition} for options that a model of this name does not take.
 
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
@@ -129,7 +131,7 @@ def of_options(model: ModelConfig) -> Unused:
 
 
 def of_dataset(dataset: Any) -> Unused:
-  """Returns the unread fields that only the loaded data reveal."""
+  """Returns `data.max_length` as unread if the loaded data are no text, else {}."""
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
 
 

@@ -16,13 +16,13 @@ Row = dict[str, Any]
 
 
 class CsvTable(NamedTuple):
-  """A CSV file.
+  """Contents of a CSV file.
 
   Attributes:
     path: path of the file.
     columns: names of the columns, in the order of the file.
-    rows: a dict for each line below the header. An empty cell is None. If all other cells of a
-      column are numbers, they are floats.
+    rows: a dict for each line below the header. An empty cell is None. Other cells are floats if
+      all of their column are numbers, otherwise text.
   """
 
   path: pathlib.Path
@@ -30,7 +30,7 @@ class CsvTable(NamedTuple):
   rows: list[Row]
 
   def numeric(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged, if it is that of a column of numbers.
+    """Returns the name unchanged if its column holds numbers.
 
     Args:
       name: name of a column.
@@ -50,7 +50,7 @@ class CsvTable(NamedTuple):
     return name
 
   def known(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged, if it is that of a column.
+    """Returns the name unchanged if a column has it.
 
     Raises:
       UserError: there is no such column; the message lists the columns.
@@ -92,7 +92,7 @@ class CsvTable(NamedTuple):
 
 
 def _is_finite(cell: Any) -> bool:
-  """Whether a cell holds, or spells, a finite number."""
+  """Returns whether a cell is a finite number, or text that spells one."""
   try:
     return math.isfinite(float(cell))
   except (TypeError, ValueError):
@@ -106,8 +106,8 @@ def read(path: str | os.PathLike) -> CsvTable:
     path: path of the file.
 
   Raises:
-    UserError: there is no file, text, header or row; two columns have one name, or one has none;
-      or a line has another length than the header.
+    UserError: the file is missing, is no text, or has no header or no row; a column has no name,
+      or the name of another column; or a line and the header differ in length.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -146,7 +146,10 @@ def read(path: str | os.PathLike) -> CsvTable:
 
 
 def _column(cells: tuple[str, ...]) -> list[Any]:
-  """Returns a column's cells: None for an empty one, and floats if all others are numbers."""
+  """Returns the cells of a column, with None for an empty cell.
+
+  Other cells are floats if all of them are numbers, otherwise text.
+  """
   try:
     return [float(cell) if cell.strip() else None for cell in cells]
   except ValueError:
@@ -154,7 +157,7 @@ def _column(cells: tuple[str, ...]) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-  """Whether a cell was read as a float, and is finite.
+  """Returns whether a cell was read as a float, and is finite.
 
   >>> is_number(1.0), is_number(None), is_number(math.nan), is_number("1")
   (True, False, False, False)

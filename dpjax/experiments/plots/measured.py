@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-# The method to whose time and memory those of all other methods are compared.
+# All other methods are compared with the time and memory of this method.
 _ORDINARY = "ordinary"
 # Ratio of errors at which the picture draws a line: 5 % more than central noise.
 _WORSE = 1.05
@@ -50,21 +50,22 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
   platform = rows[0].get("platform", "") if rows else ""
   pictures.dress(axes, look, xlabel="time over that of an ordinary gradient (dashed)")
   pictures.headline(drawn, look, title or f"Clipped gradients on {_machine(platform)}")
-  # The label of the x axis names the line at 1, so the key leaves it out.
+  # The label of the x axis explains the line at 1, so the legend leaves it out.
   handles, _ = axes.get_legend_handles_labels()
   pictures.key(drawn, look, handles)
   return drawn
 
 
 def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws memory and roofline of compiled clipped gradients, divided by an ordinary gradient's.
+  """Draws memory and roofline time of compiled clipped gradients, divided by those of an ordinary
+  gradient.
 
   Args:
     rows: rows of compiled.csv.
     title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
-  # The ordinary gradient is what all ratios are relative to, so it has no ratio to show.
+  # All ratios are relative to the ordinary gradient, so it has none to show.
   rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
   names = list(dict.fromkeys(row["workload"] for row in rows))
   machines = list(dict.fromkeys(row["target"] for row in rows))
@@ -104,7 +105,7 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
 
 
 def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the seconds of a round: by number of clients, and for each way to run one cohort.
+  """Draws the seconds of a round over the number of clients, and by method at one cohort size.
 
   Args:
     rows: rows of federated.csv; rows about data in memory are left out.
@@ -158,13 +159,13 @@ def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
 
 
 def _machine(target: str) -> str:
-  """Returns a platform, or a target such as "gpu:h100:1" (platform, chip, devices), in words."""
+  """Returns words for a platform, or for a target such as "gpu:h100:1" (platform:chip:devices)."""
   platform, *more = target.split(":")
   words = pictures.proper_name(platform)
   if len(more) < 2:
     return words
   chip, devices = more
-  # GPUs are written in capitals, the generations of TPUs are not.
+  # Names of GPUs are written in capitals, those of TPU generations are not.
   return f"{chip if platform == 'tpu' else chip.upper()} {words}, devices: {devices}"
 
 
@@ -173,7 +174,7 @@ def _steps(steps: int) -> str:
 
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
-  """Draws methods below each other, each of which was timed for one cohort size."""
+  """Draws a row of points for each method; all methods were timed at one cohort size."""
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -198,7 +199,7 @@ def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> No
 
 
 def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the error of noise inside a secure sum, divided by that of central noise, by bits.
+  """Draws the error of noise inside a secure sum, relative to central noise, over the sum's bits.
 
   Args:
     rows: rows of distributed_noise.csv.

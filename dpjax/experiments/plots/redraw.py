@@ -1,4 +1,4 @@
-"""Draws CSV files: dpjax's own files like dpjax did, other files by the names of columns."""
+"""Draws CSV files: dpjax's own files like dpjax did, other files by columns that a user names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Reference = tuple[str, float, float]
 
 
 class Layout(NamedTuple):
-  """A file that dpjax writes.
+  """How a CSV file that dpjax writes is recognised and drawn.
 
   Attributes:
-    words: description of its content.
-    columns: columns by which it is recognised.
+    words: description of the file's content.
+    columns: names of the columns by which the file is recognised.
     numbers: columns that must hold numbers; rows without a number are reported, not drawn.
-    draw: (table, title, look) -> the picture.
+    draw: function of (table, title, look) that returns the picture.
   """
 
   words: str
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """The columns and references of a picture.
+  """The columns and references that a user asks for in a picture.
 
   Attributes:
     x: column of x; None: the layout of dpjax's own file decides.
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
   references: tuple[Reference, ...] = ()
 
 
-# No columns and no references: dpjax's own files are drawn like dpjax did.
+# Asks for no columns and no references: dpjax's own files are drawn like dpjax did.
 NOTHING = Asked()
 
 
@@ -69,7 +69,7 @@ def plot(
   """Draws CSV files on one picture, and writes it.
 
   Args:
-    paths: the files; several only for curves of sweeps, or with x and y.
+    paths: paths of the CSV files. Several are allowed only for curves of sweeps, or with x and y.
     out: files to write, each .png, .pdf or .svg.
     asked: columns and references.
     look: sizes, fonts, style, title.
@@ -78,8 +78,8 @@ def plot(
     Notes about rows that were not drawn.
 
   Raises:
-    UserError: a file that is no CSV file or has no rows; an unknown column or suffix; a file
-      that dpjax did not write, without x and y; or a cell that cannot be drawn.
+    UserError: a file is no CSV file, or has no rows; a column or suffix is unknown; a cell cannot
+      be drawn; or x and y are missing for a file that dpjax did not write.
   """
   if not paths:
     raise UserError("must name at least one CSV file", field="csv", value="")
@@ -113,7 +113,7 @@ def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
 
 
 def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:
-  """Returns the picture of `plot`; appends to `notes` lines about rows that are not drawn."""
+  """Returns the picture that `plot` saves. Appends lines about rows not drawn to `notes`."""
   if asked.x or asked.y or asked.group:
     for name in ("x", "y"):
       if not getattr(asked, name):
@@ -156,7 +156,7 @@ def _as_written(
 
 
 def layout_of(table: CsvTable) -> Layout | None:
-  """Returns the first layout all of whose columns the table has; None if there is none."""
+  """Returns the first layout whose columns are all in the table, or None."""
   columns = frozenset(table.columns)
   return next((layout for layout in LAYOUTS if layout.columns <= columns), None)
 
@@ -200,7 +200,7 @@ def reference(text: str) -> Reference:
 
 
 def _missing(table: CsvTable, name: str) -> list[str]:
-  """Returns a note on how many rows hold no finite number in a column; [] for none."""
+  """Returns a note on how many rows hold no finite number in a column; [] if all hold one."""
   lost = sum(not csv_tables.is_number(row[name]) for row in table.rows)
   if not lost:
     return []
@@ -210,7 +210,7 @@ def _missing(table: CsvTable, name: str) -> list[str]:
 
 
 def _is_sweep(table: CsvTable) -> bool:
-  """Whether a table is the curve.csv of a sweep."""
+  """Returns whether a table has the columns of a sweep's curve.csv."""
   has = {*report.WHAT_EPSILON_MEANS, "epsilon", "seeds"} <= {*table.columns}
   return has and any(name.endswith("_mean") for name in table.columns)
 
@@ -261,7 +261,7 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 def _by_columns(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
-  """Draws y over x of any tables: the mean of rows that share x and their group."""
+  """Draws y over x of any tables. Rows of one group with the same x become their mean."""
   x = asked.x or ""
   y = asked.y or ""
   kept: dict[tuple[Any, ...], list[Row]] = {}
@@ -278,7 +278,7 @@ def _by_columns(
       value = row[asked.group] if asked.group else ""
       label = f"{value:g}" if isinstance(value, float) else str(value or "")
       name = ": ".join(filter(None, (file, label)))
-      # Epsilons of different kinds, deltas, relations or units are never averaged.
+      # Rows whose epsilons differ in kind, delta, relation or unit are never averaged.
       meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
       if csv_tables.is_number(row[y]):
         kept.setdefault((name, row[x], meaning), []).append(row)
@@ -294,7 +294,10 @@ def _by_columns(
 
 
 def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
-  """Summarises rows with equal x, line and meaning of epsilon, in `curve.summarize`'s form."""
+  """Returns the mean, minimum and maximum of y, in the form of `curve.summarize`.
+
+  The rows have the same x, the same line, and the same meaning of epsilon.
+  """
   name, at, meaning = place
   values = [row[y] for row in rows]
   facts: Row = {"epsilon_kind": None}
@@ -316,7 +319,7 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  # Without a result only a run of PATE shows what its steps are.
+  # Without result.json, only a column of PATE tells what the steps are.
   usual = "queries" if "test_answers" in table.columns else "optimizer steps"
   steps = result.get(job.STEPS_ARE) if isinstance(result, dict) else None
   drawn = report.figure(rows, result, steps=str(steps or usual), look=look)
@@ -328,7 +331,10 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
 
 
 def _relevance(table: CsvTable, title: str, look: Look) -> Figure:
-  """Draws report.csv of a relevance experiment; older ones name relations in claims.csv."""
+  """Draws report.csv of a relevance experiment.
+
+  Old report files have no neighboring relations, so these are read from claims.csv.
+  """
   rows = table.rows
   beside = table.path.with_name("claims.csv")
   if "neighboring_relation" not in table.columns and beside.is_file():
@@ -350,7 +356,7 @@ def _attacks(table: CsvTable, title: str, look: Look) -> Figure:
 def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws curves.csv of attacks, or roc.csv of one attacked run."""
   more = {"defence": "", "epsilon": ""}
-  # In roc.csv the column "attack" names the method.
+  # In roc.csv the column "attack" names the method, so it becomes "method".
   points = [
     row
     if "method" in row
@@ -361,7 +367,7 @@ def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
 
 
 def _of_rows(draw: Callable[..., Figure]) -> Callable[[CsvTable, str, Look], Figure]:
-  """Returns the `draw` of a layout whose picture needs only the rows."""
+  """Turns a function of (rows, title, look) into the `draw` of a layout."""
   return lambda table, title, look: draw(table.rows, title=title, look=look)
 
 

@@ -1,16 +1,16 @@
 """Checkpoints: everything the next step needs, in one atomic directory per step.
 
-A checkpoint holds the noise key and a digest of the data. Anyone who reads it can subtract the
-noise from the updates, or confirm a guess of the data: keep it as secret as the data.
+A checkpoint holds the noise key and a digest of the data. Anyone who reads a checkpoint can
+subtract the noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 
 Client state (`ClientStates`) lies beside the steps in `clients/`, as rows that are only appended. A
 step holds an index of the rows, so each save writes only rows that changed. The rows are as secret
-as a client's data, and which clients have one reveals who was drawn.
+as a client's data, and the index reveals which clients were drawn.
 
-A step is written aside, made durable, and only then renamed to its number; older steps are removed
-later. So a loss of power leaves the newest step or the one before it, complete. A digest of each
-file shows accidents, such as a flipped bit. Digests are no signature. Every file's digest is
-checked before its content is used, except in steps of earlier versions, which have none.
+A step is written to another folder, made durable, and only then renamed to its number; older steps
+are removed later. So after a loss of power, the newest or the previous step is complete. A digest
+of each file shows accidents, such as a flipped bit. Digests are no signature. Every file's digest
+is checked before its content is used, except in steps of earlier versions, which have no digests.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _ROWS = "clients"
 _ALONE = "state"
 # Name of a step's folder while it is written.
 _NEW = ".new"
-# Folders that earlier versions left of a save that was cut off.
+# Pattern of the folders that an interrupted save of an earlier version left.
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
-# File in a step's folder with the digest of each of its files.
+# File in a step's folder that holds the digests of the other files.
 _DIGESTS = "sha256.json"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
-  """Converts keys to their data. With several processes, each gets its own copy in host memory."""
+  """Converts the PRNG keys of a tree to their data. With several processes, each process gets a
+  copy in its host memory."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
     processes.own_copy(tree),
@@ -56,7 +57,7 @@ def to_arrays(tree: ArrayTree) -> Any:
 
 
 def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
-  """Inverts `to_arrays`; `like` shows which leaves were keys."""
+  """Inverts `to_arrays`. The tree `like` shows which leaves were keys."""
 
   def wrap(array, leaf):
     if not trees.is_key(leaf):
@@ -75,7 +76,7 @@ def _states(tree: ArrayTree) -> list[processes.client_states.ClientStates]:
 
 
 def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
-  """Returns the tree with these states, in order, where `like` has `ClientStates`."""
+  """Returns the tree with `others`, in order, at the leaves where `like` has `ClientStates`."""
   left = list(others)
   place = lambda old, leaf: (
     left.pop(0) if isinstance(leaf, processes.client_states.ClientStates) else old
@@ -95,11 +96,12 @@ def _tree(arrays: ArrayTree) -> Any:
 
 
 def newest(workdir: pathlib.Path) -> int | None:
-  """Returns the largest step of a complete checkpoint of any phase; None where there is none.
+  """Returns the largest step of a complete checkpoint of any phase; None: there is no checkpoint.
 
-  Reads the folder only, so it works while another thread writes with a `Checkpoints`.
+  It reads only names of folders, so it works while another thread writes checkpoints.
   """
-  # A run of one phase stores its steps here; one of several phases has a folder for each.
+  # A run of one phase stores its steps in `checkpoints`; a run of several phases has a subfolder
+  # for each phase.
   folders = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
   names = [path.name for paths in folders for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
@@ -119,21 +121,21 @@ def _numbers(directory: pathlib.Path) -> list[int]:
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
-  """Returns SHA-256 digests of a step's files, by path in its folder, except the list of them."""
+  """Returns the SHA-256 of each file in a step's folder, by relative path, without sha256.json."""
   paths = sorted(path for path in step.rglob("*") if path.is_file())
   named = {path.relative_to(step).as_posix(): path for path in paths}
   return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
 
 
 def write_digests(step: pathlib.Path) -> None:
-  """Writes the digests of a step's files beside them."""
+  """Writes the digests of a step's files to sha256.json in the step's folder."""
   text = json.dumps(_file_digests(step), indent=1)
   (step / _DIGESTS).write_text(text, encoding="utf-8")
 
 
 def meta_digest(meta: Mapping[str, Any]) -> str:
   """Returns a SHA-256 of JSON data that does not depend on the order of keys."""
-  # Converted through JSON, so that a tuple equals the list that is read back.
+  # The data are converted through JSON, so that a tuple equals the list that is read back.
   plain = json.loads(json.dumps(meta))
   return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -141,8 +143,8 @@ def meta_digest(meta: Mapping[str, Any]) -> str:
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
-  With several processes, all make the same calls. Only process 0 uses the files, and it sends
-  what it reads to the others.
+  With several processes, all processes make the same calls. Only process 0 uses the files, and it
+  sends what it reads to the other processes.
 
   Args:
     workdir: directory of the run.
@@ -167,11 +169,13 @@ class Checkpoints:
     self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
 
   def latest_step(self) -> int | None:
-    """Returns the newest complete checkpoint, or None. An interrupted save does not count."""
+    """Returns the step of the newest complete checkpoint, or None. An interrupted save does not
+    count."""
     return self._latest
 
   def begun(self, state: ArrayTree) -> Any:
-    """Returns the first state of a run, with its `ClientStates` at their final location."""
+    """Returns the first state of a run, with its `ClientStates` where the run will keep them: in
+    memory or on disk."""
     folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
     self._keepers = [
       processes.client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
@@ -184,7 +188,7 @@ class Checkpoints:
 
     Raises:
       UserError: the processes do not hold the same state.
-      Unwritable: the disk is full, or refuses; earlier checkpoints are as they were.
+      Unwritable: the disk is full, or refuses the write; earlier checkpoints are unchanged.
     """
     if self._keepers is None:
       self.begun(state)
@@ -192,12 +196,12 @@ class Checkpoints:
     rows = [keeper.saved(states) for keeper, states in pairs]
     arrays = to_arrays(_with_states(state, rows, state))
     if jax.process_count() > 1:
-      # Compared before the write: if processes have diverged, only one of them would be
-      # saved.
+      # States are compared before the write: if processes have diverged, only the state of process
+      # 0 would be saved.
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
-      # After the rename: rows of the previous step must exist until this one has its name.
+      # This follows the rename: rows of the previous step must exist until this step is complete.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step
@@ -209,12 +213,13 @@ class Checkpoints:
     )
     new = self.directory / _NEW
     with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
-      # Left by an interrupted save. It has no number, so no step is lost.
+      # An interrupted save may have left this folder. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)
       self._orbax.save(new / str(step), args=args)
       write_digests(new / str(step))
-      # Durable before it gets its name, and named before older steps are removed.
+      # The step is durable before it gets its name, and has its name before older steps are
+      # removed.
       writers.make_durable(new / str(step), secret=True)
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
@@ -237,8 +242,7 @@ class Checkpoints:
     meta = processes.on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
-      # The other processes have no files, so they receive the arrays that the first one
-      # read.
+      # The other processes have no files, so they receive the arrays that process 0 read.
       arrays = processes.arrays_from_first(to_arrays(arrays))
       arrays = jax.tree.map(processes.placed_like, arrays, like)
     state = to_keys(arrays, like)
@@ -254,7 +258,8 @@ class Checkpoints:
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """Returns the meta data, and puts the arrays into the list `into`."""
     step = self.directory / str(self._latest)
-    # Checked first: for a broken file Orbax leaves tasks behind, whose errors appear much later.
+    # Files are checked first: for a broken file, Orbax leaves tasks behind that raise errors much
+    # later.
     self._check_files(step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
     args = ocp.args.Composite(
@@ -262,11 +267,11 @@ class Checkpoints:
     )
     try:
       restored = self._orbax.restore(step, args=args)
-    # Orbax and tensorstore raise many types for a broken file.
+    # Orbax and tensorstore raise many types of errors for a broken file.
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
     arrays_read = restored.state if _tree(like) is like else restored.state[_ALONE]
-    # Restores the empty arrays, in whose place `_filled` put a zero.
+    # `_filled` put a zero in place of each empty array. The empty arrays are put back here.
     arrays = jax.tree.map(
       lambda leaf, old: leaf if np.size(old) else old, arrays_read, like
     )
@@ -275,7 +280,7 @@ class Checkpoints:
     return meta
 
   def _unreadable(self, reason: str) -> UserError:
-    # The end of a long folder name identifies it.
+    # A long path is cut at its beginning, because its end identifies the checkpoint.
     where = str(self.directory / str(self._latest))[-100:]
     return UserError(
       f"cannot be read ({reason}); nothing was changed, remove this directory "
@@ -285,7 +290,10 @@ class Checkpoints:
     )
 
   def _check_files(self, step: pathlib.Path) -> None:
-    """Raises UserError unless the step's files are those that were saved."""
+    """Raises UserError if a file of the step is missing, new or changed since it was saved.
+
+    For a step without digests, it only warns.
+    """
     listed = step / _DIGESTS
     if not listed.exists():
       writers.warn(
@@ -305,7 +313,7 @@ class Checkpoints:
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
   def _believed(self, meta: Any) -> dict[str, Any]:
-    """Returns the meta data given to `save`. Raises UserError if they are of another step."""
+    """Returns the meta data that `save` got. Raises UserError if they belong to another step."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)
@@ -314,7 +322,7 @@ class Checkpoints:
     return held
 
   def close(self) -> None:
-    """Closes reader and writer."""
+    """Closes Orbax's reader and writer, if this process has one."""
     if self._orbax is not None:
       self._orbax.close()
 
@@ -328,21 +336,21 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
-  """Returns Orbax's reader and writer of one step, and deletes unfinished saves.
+  """Returns Orbax's reader and writer of one step. Deletes unfinished saves of earlier versions.
 
   This module deletes older steps itself. `ocp.CheckpointManager` would delete them before the
   newest step survives a loss of power."""
-  # Orbax logs every save at INFO.
+  # Orbax logs every save at level INFO, which would fill the terminal.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  # One failed write fails many tasks of Orbax. Each logs thirty lines through absl's
-  # logger, and asyncio does the same, sometimes at exit. The error itself is raised to the
-  # caller.
+  # After one failed write, many tasks of Orbax fail. Each task logs thirty lines through absl's
+  # logger, and asyncio does the same, sometimes at exit. These lines are dropped, because the
+  # caller gets the error itself.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_not_of_orbax)
   writers.secret_folder(directory)
   for path in directory.glob(_UNFINISHED):
     shutil.rmtree(path, ignore_errors=True)
-  # Process 0 writes alone. By default Orbax would wait for the others, which make no call.
+  # Only process 0 writes. By default Orbax would wait for the other processes, which make no call.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}
   )

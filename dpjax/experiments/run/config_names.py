@@ -2,7 +2,7 @@
 
 | version | fields that the digest covers                                | runs       |
 | ------- | ------------------------------------------------------------ | ---------- |
-| 1       | all, without fields that came later and have their old value | up to 0.2  |
+| 1       | all, except later fields that mean the earlier behaviour     | up to 0.2  |
 | 2       | all                                                          | since then |
 
 A new field needs an entry in `_LATER`, so that published results keep their digest of version 1.
@@ -22,19 +22,20 @@ import numpy as np
 
 from dpjax import names
 
-# Version of the digest that names the config of a run from now on.
+# Version of the digest that names the config of every new run.
 VERSION = 2
-# Fields that locate data on one machine. The digest of the data covers the content of the data
-# and of their declaration.
+# Fields that locate data on one machine. They are no part of a run's identity, since the digest of
+# the data covers the content of the data and of their declaration.
 PLACES = ("data_dir", "declaration")
-# Sections of a config that may hold these fields.
+# Sections of a config that may hold the fields `PLACES`.
 _OF_DATA = ("data", "train", "federate")
 
 
 def canonical(value: object, exact: bool = False) -> Any:
-  """Converts a value to JSON data: equal data for equal values, different for different ones.
+  """Converts a value to JSON data. Equal values give equal data, and different values different
+  data.
 
-  A field has one type, so 1 and 1.0 are one number there. With `exact`, as under any key
+  A field has one type, so 1 and 1.0 count as the same number. With `exact`, as under any key
   "options", True, 1 and 1.0 are three values: a user's model may distinguish their types.
 
   >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
@@ -58,10 +59,11 @@ def canonical(value: object, exact: bool = False) -> Any:
 
 
 def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns the digest of a config by the present version.
+  """Returns the digest of a config in the current version.
 
   Args:
-    kind: kind of run. fields: everything that determines its result, the seed included.
+    kind: kind of run.
+    fields: all fields that determine the result of the run, the seed included.
 
   >>> of_config("central", {"a": 1, "b": 2}) == of_config("central", {"b": 2.0, "a": 1})
   True
@@ -72,19 +74,20 @@ def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
 def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
   """Returns 32 bytes that identify a config and the files that it names.
 
-  They depend neither on the order of dicts (`canonical`) nor on dpjax's own code.
+  The bytes depend neither on the order of dicts (`canonical`) nor on the code of dpjax.
 
   Args:
-    kind: kind of run. fields: everything that determines its result, the seed included.
+    kind: kind of run.
+    fields: all fields that determine the result of the run, the seed included.
   """
-  # The version is part of the name, so no config has one name in both versions.
+  # The version is part of the hashed text, so no config has the same digest in both versions.
   text = json.dumps([2, kind, canonical(fields), canonical(names.sources(fields))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 
 
 def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config's fields without those that locate its data: a run stays the same if its data
-  move.
+  """Returns a config's fields without `PLACES`, which locate its data: a run stays the same if its
+  data move.
 
   Args:
     fields: fields of a config, as `config.fields.to_dict` gives them.
@@ -104,7 +107,8 @@ def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
 # --- version 1, for results published earlier
 
 
-# Fields that came after version 1, in any section -> value that stands for the behaviour before.
+# Fields that were added after version 1, in any section, with the value that means the earlier
+# behaviour.
 _LATER: dict[str, Any] = {
   "normalization": {"name": "per_example"},
   "mirrored": False,
@@ -132,16 +136,17 @@ _LATER: dict[str, Any] = {
   "queries": 1,
   "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
-# The same for fields of one kind of run, by dotted names.
+# Fields that one kind of run got after version 1, by kind and dotted name, with the value that
+# means the earlier behaviour.
 _LATER_OF: dict[str, dict[str, Any]] = {
   "central": {"loss": "auto"},
   "federated": {"loss": "auto", "secure_sum": {"name": "none"}},
   "synthesis": {"method": {"name": "kernel_mean"}},
-  # A central run had a budget of memory already in version 1.
+  # This entry is for attacks only: central runs had a memory budget already in version 1.
   "attack": {"federate.memory_budget_gb": None},
   "relevance": {"adlm.loss_noise": True},
 }
-# Fields of a disabled audit as an earlier version wrote them, by the audit's present kind.
+# Values that version 1 wrote for the fields of a disabled audit, by the current kind of the audit.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {
   "gradient": {
     "num_canaries": 1000,
@@ -155,11 +160,12 @@ _AUDITS_OFF: dict[Any, dict[str, Any]] = {
 
 
 def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns the name of a config as in results up to 0.2; arguments as in `digest_v2`."""
+  """Returns the digest of a config as results of dpjax up to 0.2 have it. The arguments are those
+  of `digest_v2`."""
   sources = names.sources(fields)
   later = _LATER_OF.get(kind, {})
   before = _before(fields, later)
-  # A config that names no file had no entry for files.
+  # In version 1, the text of a config that names no file has no entry for files.
   of_files = [canonical(sources)] if sources else []
   text = json.dumps([kind, canonical(before), *of_files])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
@@ -168,8 +174,11 @@ def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
 def _before(
   fields: Mapping[str, Any], later: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-  """Returns the fields without those that came after version 1 and whose value stands for its
-  behaviour. A disabled audit gets the values that version 1 wrote."""
+  """Returns a config's fields as version 1 would have written them.
+
+  Fields of `_LATER` and `later` are left out if they have the value of the earlier behaviour. A
+  disabled audit gets the values that version 1 wrote.
+  """
   kept = {}
   for name, entry in fields.items():
     path = prefix + name
@@ -179,7 +188,7 @@ def _before(
       continue
     if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
       entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
-    # Options belong to a user's model, whose fields may have any of these names.
+    # Options are not searched: a user's model may have options with any of these names.
     nested = isinstance(entry, Mapping) and name != "options"
     kept[name] = _before(entry, later, f"{path}.") if nested else entry
   return kept

@@ -1,8 +1,8 @@
-"""`--dry_run`: the guarantee and needs of a run, without the run.
+"""`--dry_run`: the guarantee, time and memory of a run, without the run.
 
-Everything is built, and refused, as in the run itself. Then a few steps are timed on zeros of the
-data's shape, with clients of equal size and other batches than the run's. So the output reveals
-nothing of the data but their number and shape. Nothing is written, and no key is kept.
+Everything is built and checked as in the run itself. Then a few steps are timed on zeros of the
+data's shape. Clients get equal sizes, and batches differ from those of the run. So the output
+reveals only the number and shape of the data. Nothing is written, and no key is kept.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from dpjax.validate import UserError
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
 
-# Timed steps after the first one, which compiles.
+# Largest number of timed steps after the first step, which compiles.
 TIMED_STEPS = 5
-TIMED_SECONDS = 10.0  # of them together
+TIMED_SECONDS = 10.0  # no step is timed after the timed steps took this many seconds
 FINISHED = "holds this run, finished; it would not run again"
-_TIMED_FEATURES = 256  # examples
+_TIMED_FEATURES = 256  # number of examples whose features are timed
 
 
 class Timing(NamedTuple):
-  """Seconds of steps on zeros."""
+  """Measured seconds of the first steps of a phase, on zeros."""
 
-  start: float  # to the end of the first step, compilation included
-  steps: tuple[float, ...]
-  evaluation: float  # of one; 0 where there is none
+  start: float  # from the start to the end of the first step, compilation included
+  steps: tuple[float, ...]  # of each later step
+  evaluation: float  # of one evaluation; 0 if the phase has none
   num_parameters: int
 
   def whole(self, phase: Phase) -> float:
-    """Estimates the seconds of the phase, without writing to disk."""
+    """Estimates the seconds of the whole phase, except for writing to disk."""
     rows = sum(phase.row_at(step + 1) is not None for step in range(phase.num_steps))
     return self.start + (phase.num_steps - 1) * self.step + rows * self.evaluation
 
   @property
   def step(self) -> float:
-    """Returns the median seconds of a step."""
+    """Returns the median seconds of a step; 0 if no step after the first one was timed."""
     return statistics.median(self.steps) if self.steps else 0.0
 
 
 class Rehearsal(NamedTuple):
-  """A run on zeros."""
+  """A run on zeros: its first phase, and measured seconds."""
 
   phase: Phase
   timing: Timing
@@ -91,7 +91,7 @@ def promised(phase: Phase) -> dict[str, Any]:
 
 
 class _Enough(Exception):
-  """Raised when a phase has been timed, to end the run."""
+  """Raised when a run on zeros reaches its first phase, to end the run there."""
 
 
 def report(
@@ -100,14 +100,15 @@ def report(
   workdir: pathlib.Path | str,
   target: Machine | None = None,
 ) -> str:
-  """Returns the plan of a run, as lines.
+  """Returns the plan of a run as text, one line for each fact.
 
   Args:
-    target: a machine that is not here: the run's step is compiled for it, and not timed.
+    target: machine that is not here, for which the run's step is compiled. None: steps are timed
+      on this machine.
 
   Raises:
-    UserError: anything for which the run would be refused before its first step, in the same line;
-      or several processes.
+    UserError: the run would be refused before its first step, with the same line; or there are
+      several processes.
   """
   if jax.process_count() > 1:
     raise UserError(
@@ -117,14 +118,14 @@ def report(
   folder = pathlib.Path(workdir)
   with made_for.compiling_for(target):
     kind.check(config)
-  # Before the data are read, as in a run.
+  # The folder is checked before the data are read, as in a run.
   owner.known(folder, config)
   loaded = kind.load_data(config, features=False)
   with made_for.compiling_for(target):
     state = state_of(kind.build(config, loaded), folder)
-  # Without a declared number of examples, the true one is public: a guarantee under
-  # add_or_remove_one would be refused. A guarantee for users also hides how many examples they
-  # have.
+  # Without a declared number of examples, the true number is public: a guarantee under
+  # add_or_remove_one would have been refused. For a federation it is not shown, since a guarantee
+  # for users also hides how many examples they have.
   data = loaded[0]
   held = data.dataset if isinstance(data, Federation) else data
   count = f"{held.nominal_size or len(held)} x "
@@ -132,7 +133,7 @@ def report(
     count = ""
   lines = {"data": repr(held).replace(f": {len(held)} x ", f": {count}", 1)}
   if target is not None:
-    # Imported here: it reads compiled programs.
+    # Imported here, because only plans for a target need this module.
     from dpjax.experiments.run import for_target
 
     plan = for_target.compiled(lambda c: first_phase(kind, c, loaded)[0], config, target)
@@ -161,18 +162,20 @@ def report(
 
 
 def aligned(lines: dict[str, str]) -> str:
-  """Formats a plan as text: names and their descriptions."""
+  """Formats a plan as text: a head line, then each name with its description."""
   width = max(map(len, lines))
   head = "Plan only: nothing is trained, nothing is written."
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
 def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
-  """Returns the run on zeros in the shape of `loaded`, the result of `load_data(config,
-  features=False)`.
+  """Times the first phase of a run on zeros, which have the shape of the data.
+
+  Args:
+    loaded: result of `kind.load_data(config, features=False)`.
 
   Raises:
-    UserError: anything for which the run would be refused before its first step.
+    UserError: the run would be refused before its first step.
   """
   phase, before = first_phase(kind, config, loaded)
   return Rehearsal(phase, timed(phase)[0], before)
@@ -182,7 +185,7 @@ def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Ph
   """Returns (the first phase of a run on zeros, seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
-  # Checked on the real data: zeros would pass even if the parameters were trained on these data.
+  # The real data are checked: zeros would pass even if the parameters were trained on these data.
   if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
@@ -195,14 +198,15 @@ def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Ph
     first.append((phase, before))
     raise _Enough
 
-  # An exception ends the run, since nothing after the first phase is needed.
+  # `_Enough` ends the run, since only its first phase is needed.
   with contextlib.suppress(_Enough):
     schedule(train_phase)
   return first[0]
 
 
 def state_of(job: loop.Job, folder: pathlib.Path) -> str:
-  """Describes the state that the run would find in its folder."""
+  """Describes the state that the run would find in its folder. Raises UserError if the run would be
+  refused there."""
   meta = owner.known(folder, job.config)
   done = owner.finished(folder, job.config) is not None
   if meta is not None and (folder / checkpoint.FOLDER / writers.LOCK).exists():
@@ -218,8 +222,8 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
 def _blank(
   kind: RunKind, model: Any, loaded: tuple[Any, Any]
 ) -> tuple[tuple[Any, Any], float]:
-  """Returns zeros in the shape of the model's inputs, in place of (train, test); and the
-  estimated seconds to compute features of all the data."""
+  """Returns ((train, test), seconds): zeros in the shape of the model's inputs, and the estimated
+  time to compute the features of all data."""
   train, test = loaded
   held = train.dataset if isinstance(train, Federation) else train
   seconds = 0.0
@@ -227,24 +231,25 @@ def _blank(
   dtype = held.x.dtype
   if models.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
-    # The first iteration compiles.
+    # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):
       began = time.monotonic()
       features = kind.featured(model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
     shape = features.shape[1:]
-    # Texts are integers, and their features are not.
+    # Texts are integers, but their features are floats.
     dtype = features.dtype
   zeros: Any = blank(held, shape, dtype)
   if isinstance(train, Federation):
-    # Clients of equal size: their true sizes are private.
+    # Clients get equal sizes, because their true sizes are private.
     rows = np.array_split(np.arange(len(train)), train.num_clients)
     zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
   return (zeros, blank(test, shape, dtype)), seconds
 
 
 def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
-  """Returns a data set of equal size: examples of that shape and type, all zero and of class 0."""
+  """Returns a data set of the same size, whose inputs are zeros of a shape and type, and whose
+  targets are 0. Inputs in columns keep the shapes of `dataset`."""
   dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
   if dataset.in_columns:
@@ -258,7 +263,7 @@ def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Datase
 
 @dataclasses.dataclass(frozen=True)
 class _Zeros:
-  """A source of zeros, for data that lie in files."""
+  """A source of rows of zeros, in place of data that lie in files."""
 
   count: int
   shape: tuple[int, ...]
@@ -272,7 +277,7 @@ class _Zeros:
 
 
 def timed(phase: Phase) -> tuple[Timing, Any]:
-  """Returns (seconds of several steps, the state after them)."""
+  """Runs the first steps of a phase. Returns (seconds of these steps, the state after them)."""
 
   def steps() -> Iterator[float]:
     nonlocal state
@@ -299,7 +304,7 @@ def timed(phase: Phase) -> tuple[Timing, Any]:
 
 def _evaluated(phase: Phase, state: Any) -> float:
   seconds = 0.0
-  # The first iteration compiles.
+  # The first iteration compiles, so the second iteration is timed.
   for _ in range(0 if phase.evaluate is None else 2):
     began = time.monotonic()
     phase.evaluate(state)  # type: ignore[misc]

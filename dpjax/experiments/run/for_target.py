@@ -1,9 +1,9 @@
 """`--dry_run --target=tpu:v5e:2x4`: a run's step, compiled for a machine that is not here.
 
-The compiler's numbers are exact for the compiled program: memory of a device, exchanges between
-devices, operations and bytes. The hours are a roofline: the chip's published peaks allow no faster
-run of that step, and most runs are slower. They leave out evaluation, checkpoints, reading of data
-and a federated server's part.
+The compiler's numbers are exact for the compiled program: memory of a device, data sent between
+devices, operations and bytes. The hours are a roofline bound: at the chip's published peaks, the
+compiled step cannot run faster, and most runs are slower. The hours leave out evaluation,
+checkpoints, reading of data and the work of a federated server.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dpjax.parallel import targets
 from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError
 
-# Largest number of sizes of a microbatch to try. Each try compiles the step.
+# Largest number of microbatch sizes that are tried. Each try compiles the step.
 _MOST_TRIES = 5
 
 
 class CompiledPlan(NamedTuple):
-  """A run's step on a target."""
+  """A run's step, compiled for a target."""
 
   phase: Phase
   target: Machine
   program: StepProgram
   compiled: Compiled | None  # None: the compiler refused the step for lack of memory
   compile_seconds: float
-  wanted: float | None  # bytes needed on a device; None: unknown, and more than there are
-  microbatch: tuple[int, float] | None = None  # one that fits, and its bytes
+  wanted: float | None  # bytes needed on a device; None: unknown, but more than there are
+  microbatch: tuple[int, float] | None = None  # (a size that fits, bytes needed with it)
 
   @property
   def fits(self) -> bool:
@@ -41,7 +41,7 @@ class CompiledPlan(NamedTuple):
 
   @property
   def hours(self) -> float | None:
-    """The least hours that the steps of the run take, by the roofline."""
+    """Lower bound on the hours of all steps, by the roofline; None if the step was not compiled."""
     if self.compiled is None:
       return None
     calls = self.program.calls * self.phase.num_steps
@@ -54,14 +54,15 @@ def compiled(
   """Compiles the step of a run for a target.
 
   Args:
-    make_phase: (config) -> its phase on zeros. Called within `targets.compiling_for`. Where the
-      step does not fit, it is called with smaller values of `microbatch_size`, if there is one.
+    make_phase: function from a config to its phase on zeros, called within
+      `targets.compiling_for`. If the step does not fit and the config has a `microbatch_size`, it
+      is called again with smaller values of it.
 
   Raises:
-    UserError: the compiler is not installed; a mesh that does not fit the machine; a kind of
-      run that cannot be planned so.
+    UserError: the compiler is not installed; a mesh does not fit the machine; or the kind of run
+      gives no program of its step.
   """
-  # First, since without the compiler everything built later would be useless.
+  # This call comes first: it raises an error if the compiler is missing, before anything is built.
   target.devices()
   plan = _compiled(make_phase, config, target)
   if plan.fits or not plan.program.rows or not hasattr(config, "microbatch_size"):
@@ -99,7 +100,11 @@ def _compiled(
 
 
 def _guess(plan: CompiledPlan, size: int) -> int:
-  """Returns a power of two, at most half of `size`, that should fit: temporaries grow with it."""
+  """Returns a smaller microbatch size that should fit, since temporaries grow with the size.
+
+  The result is a power of two that is at most half of `size`. If the bytes needed are unknown, it
+  is half of `size`, rounded down. It is at least 1.
+  """
   usable = plan.target.chip.usable_bytes
   if plan.wanted is None:
     return max(1, size // 2)
@@ -111,7 +116,7 @@ def _guess(plan: CompiledPlan, size: int) -> int:
 
 
 def _gigabytes(size: float) -> str:
-  """
+  """Formats a number of bytes in units of 1e9 bytes.
   >>> _gigabytes(17179869184), _gigabytes(5310000)
   ('17.2 GB', '0.00531 GB')
   """
@@ -119,7 +124,7 @@ def _gigabytes(size: float) -> str:
 
 
 def lines(plan: CompiledPlan) -> dict[str, str]:
-  """Returns the lines of a plan about its target, by name."""
+  """Returns the lines about the target in a plan's text, by name."""
   chip = plan.target.chip
   text = {
     "target": f"{plan.target.text}: {plan.target.num_devices} x {chip.device}, "

@@ -1,7 +1,7 @@
 """The guarantee of a run. Every epsilon shown to a user is read from here.
 
 A guarantee is made before the first step. It gives epsilon and a statement for any number of
-steps. At the end, a proved epsilon is computed from the ledger, so from the steps that ran.
+steps. At the end, a proved epsilon is computed from the ledger, which holds the steps that ran.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# Keys of result.json: the most that any membership attack can do, by the proof of epsilon.
+# Keys of result.json for bounds on every membership attack, which follow from the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
 
-# Old names, for one release: users' kinds of runs use them.
+# Old names are kept for one release, because users' kinds of runs use them.
 __getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-  """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
+  """The privacy guarantee of a run: unit, kind of epsilon, neighbouring relation and accountant.
 
   >>> Guarantee("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
@@ -55,18 +55,20 @@ class Guarantee:
   relation: str
   unit: str = "example"
   accountant: str = ""
-  # The event of step t of THIS run, and of its steps from t to the last.
+  # Event of step t of THIS run, and event of all its steps from t to the last one.
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
-  curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
-  # Number of steps -> the guarantee after them, in words.
+  curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after `steps` steps
+  # Function from a number of steps to the guarantee after these steps, in words.
   statement: Callable[[int], str] = lambda steps: accounting.NOTHING
-  accounted_delta: float | None = None  # of the ledger: delta less what is set aside
-  l2_bound: float = math.inf  # of one record's part in a step
-  num_records: int | None = None  # of this run, public: delta should be far below 1 / it
-  budget: float | None = None  # epsilon; a run that would exceed it is refused
-  failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
-  # Profile of the larger deployment, whose steps differ from those of its simulation.
+  accounted_delta: float | None = None  # delta for the ledger: the rest is set aside
+  l2_bound: float = math.inf  # largest norm of one record's part in a step
+  num_records: int | None = (
+    None  # public number of records; delta should be far below 1 / n
+  )
+  budget: float | None = None  # largest epsilon; a run that would exceed it is refused
+  failed_assumptions: tuple[str, ...] = ()  # of a claim, or of the run that simulates
+  # Profile of the larger deployment, whose steps differ from the steps of the simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
@@ -75,10 +77,11 @@ class Guarantee:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
   def check_budget(self, ledger: Ledger) -> None:
-    """Refuses, before the next step, a run whose last step would exceed the budget.
+    """Checks, before the next step, that the run stays within its budget to its last step.
 
     Raises:
-      BudgetExceeded: naming `privacy.epsilon_budget`.
+      BudgetExceeded: all steps together would exceed the budget. The error names the field
+        `privacy.epsilon_budget`.
     """
     if self.budget is None or self.kind == "none":
       return
@@ -95,7 +98,7 @@ class Guarantee:
       raise error.of(field="privacy.epsilon_budget") from error
 
   def accounted(self, ledger: Ledger) -> float:
-    """Returns epsilon of the recorded steps, not of the planned ones."""
+    """Returns epsilon of the steps in the ledger, not of the planned steps."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
       neighboring_relation=self.relation,
@@ -103,11 +106,11 @@ class Guarantee:
     )
 
   def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
-    """Returns the profile: pairs (epsilon, delta) that all hold at once. None where there is no
+    """Returns the privacy profile: pairs (epsilon, delta) that all hold at once. None: there is no
     guarantee, or no event to account for.
 
     Args:
-      ledger: ledger of the steps that ran; an empty one stands for all steps.
+      ledger: ledger of the steps that ran. For an empty ledger, the profile is that of all steps.
       epsilon: epsilon on the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
@@ -140,7 +143,8 @@ class Guarantee:
     """Returns the privacy part of result.json.
 
     Args:
-      epsilon: epsilon of the curve, after all steps.
+      ledger: ledger of the steps that ran.
+      epsilon: epsilon on the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return dict.fromkeys(_FACTS) | {"epsilon_kind": "none", "accountant": None}
@@ -157,15 +161,15 @@ class Guarantee:
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.accounted(ledger)}
-    # Computed from the steps that ran: a run that ended early costs less than its plan.
+    # Epsilon is computed from the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
-    # The ledger's epsilon holds at this smaller delta where aborts take a part of the whole.
+    # If a part of delta is set aside for aborts, the ledger's epsilon holds at the rest of delta.
     left = self.accounted_delta
     aside = {} if left in (None, self.delta) else {"accounted_delta": left}
     return facts | aside | ({"epsilon": self.accounted(ledger)} if proved else {})
 
   def warn(self) -> None:
-    """Warns where delta is not smaller than 1 / number of records."""
+    """Prints a warning if delta is not below 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
     warning = accounting.delta_warning(self.delta, self.num_records)
@@ -185,17 +189,18 @@ def of_plan(
   note: str = "",
   release: bool = False,
 ) -> Guarantee:
-  """Returns the guarantee of a plan that runs on that many records.
+  """Returns the guarantee of a plan that runs on `num_records` records.
 
   Args:
-    ran: plan of the steps that really run. `plan` is then the plan of a larger deployment with
-      `deployed` records, and the guarantee is simulated. None: `plan` itself runs.
-    unit: whose data are one record, such as "user"; "" for the unit of the plan.
+    ran: plan of the steps that really run, if `plan` is the plan of a larger deployment with
+      `deployed` records. The guarantee is then simulated. None: `plan` itself runs.
+    unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
+    budget: largest epsilon; None: there is no budget.
     note: text before the plan's statement.
     release: whether noise is on a grid, with keys of the operating system; see `released`.
 
   Raises:
-    UserError: a budget, or a release, of a run without a guarantee.
+    UserError: a run without a guarantee has a budget, or is a release.
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
@@ -241,21 +246,21 @@ def of_event(
   assumed: str = "",
   release: bool = False,
 ) -> Guarantee:
-  """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
+  """Returns the guarantee of a run without a `Plan`, in which every step has the same event.
 
-  Whether the steps do what the event says cannot be checked here.
+  Nothing here can check that the steps do what the event says.
 
   Args:
     event: event of one step, such as `mechanism.event(relation)`.
     l2_bound: largest norm of one record's part, to which the event's noise is relative.
-    num_records: public; see `num_examples` of `accounting.privacy_statement`. None: unknown, or
-      a secret.
-    assumed: an unproved assumption of epsilon, which makes epsilon claimed; "" for none. An
-      event whose accounting is a user's own makes epsilon claimed, too.
+    num_records: public number of records; see `num_examples` of `accounting.privacy_statement`.
+      None: the number is unknown or secret.
+    assumed: unproved assumption of epsilon, which makes epsilon claimed; "": there is none. An
+      event with user-defined accounting makes epsilon claimed, too.
     release: whether the model is to be published; such a run must have a finite epsilon.
 
   Raises:
-    UserError: a budget, or a release, of a run without a guarantee.
+    UserError: a run without a guarantee has a budget, or is a release.
 
   >>> from dpjax.accounting import gaussian_event
   >>> stated = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
@@ -285,7 +290,7 @@ def of_event(
       **rules,
     )
 
-  # No noise: there is no guarantee, and none may be requested.
+  # An infinite epsilon, as without noise, is no guarantee. A budget or a release is then refused.
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
     check_nothing_asked(budget=budget, release=release)
@@ -313,8 +318,8 @@ NONE = Guarantee("none", None, "")
 def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
 
-  The delta is `accounted_delta` where the result has it. Otherwise it is all of delta, or in a
-  result of an earlier version the part of delta that a plan leaves for the steps.
+  If the result has `accounted_delta`, that is the only one. If not, there are two: all of delta,
+  and the part of delta that a plan leaves for the steps (in results of earlier versions).
   """
   if "accounted_delta" in result:
     return (result["accounted_delta"],)
@@ -323,7 +328,7 @@ def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def named(assumptions: Iterable[str]) -> str:
-  """Returns the names of failed assumptions; a name precedes its description and a colon.
+  """Returns the names of assumptions, separated by commas. An assumption is "NAME: DESCRIPTION".
 
   >>> named(["C1: the clip norm is a guess", "C4: no noise"])
   'C1, C4'
@@ -332,7 +337,7 @@ def named(assumptions: Iterable[str]) -> str:
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
-  """Raises UserError where a run without a guarantee has a budget, or is a release."""
+  """Raises UserError if a run without a guarantee has a budget, or is a release."""
   if release or budget is not None:
     raise UserError(
       "needs an epsilon, and nothing is proved for this run",
@@ -342,10 +347,10 @@ def check_nothing_asked(*, budget: float | None, release: bool) -> None:
 
 
 def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
-  """Returns the guarantee with a note before its statement; unchanged where the note is "".
+  """Returns the guarantee with a note before its statement; if the note is "", it is unchanged.
 
   Args:
-    assumed: an assumption that nothing here can check; it makes the guarantee a claim.
+    assumed: assumption that nothing here can check, which makes the guarantee a claim; "": none.
   """
   if not note:
     return promised
@@ -360,8 +365,8 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:
-  """Returns in words the attack bound to which a run's noise was calibrated; "" for None, as
-  where the noise was calibrated to an epsilon.
+  """Describes the attack bound to which a run's noise was calibrated; "" if there is none, for
+  example if the noise was calibrated to an epsilon.
 
   >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'
@@ -375,8 +380,8 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
 
 
 def released(plan: Plan) -> str:
-  """Returns the paragraph of the privacy statement about release mode, with what the guarantee does
-  not cover."""
+  """Returns the paragraph of the privacy statement about release mode. It also lists what the
+  guarantee does not cover."""
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
@@ -396,8 +401,8 @@ def released(plan: Plan) -> str:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-  """Returns the guarantee of a result.json in a few words; a claim always names the
-  assumptions that fail.
+  """Returns the guarantee of a result.json in a few words. For a claim, the words include the names
+  of the assumptions that fail.
 
   >>> summary({"epsilon_kind": "none"})
   'not private'
@@ -422,8 +427,8 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def attackers_bound(result: Mapping[str, Any]) -> str:
-  """States the most that an attacker can do, after an epsilon; "" where the result has
-  none.
+  """Returns the bounds on attackers in a result.json, as text to append to an epsilon; "" if there
+  are none.
 
   >>> attackers_bound({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
   ', mu=0.5, TPR at most 0.034 at FPR 0.01'

@@ -1,7 +1,7 @@
 """A run before any computation: `Job`, its phases, and checks of what the loop relies on.
 
-A kind of run is a function `build(config) -> Job`, which a user may write. Its results are
-checked when they are returned, if possible before the first step. An error is one line that
+A kind of run is a function `build(config) -> Job`, which a user may write. What it and the job's
+functions return is checked at once, if possible before the first step. An error is one line that
 names the field.
 """
 
@@ -30,44 +30,50 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-# Key in result.json for the name of the run's steps, which its report shows.
+# Key in result.json of the name of the run's steps, which is an axis label in the report.
 STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
-# Keys of result.json that a job of one phase must know before its first step.
+# Keys of result.json whose values a job of one phase must state before its first step.
 _PLANNED = ("task", "dataset", "method")
 
 
 class Phase(NamedTuple):
-  """A training as data: what the loop does, step by step, from any step on."""
+  """One training, described by the number of its steps and by functions that the loop calls."""
 
   num_steps: int
   init: Callable[[], Any]  # -> state, a tree of arrays and keys
   step: Callable[[Any, Any], tuple[Any, Any]]  # (state, draw) -> (state, info)
-  draws: Callable[[int], Iterable[Any]]  # from step t on, each a function of (stream, t)
-  released: Callable[[Any], Any]  # of a state: what may leave
-  # state -> scores on public data by name, with "accuracy" if there is one; None: no rows
+  # Function from a step t to the draws of step t and later steps. Each draw depends only on the
+  # keys and on its step.
+  draws: Callable[[int], Iterable[Any]]
+  released: Callable[[Any], Any]  # state -> parameters that may be published
+  # Function from a state to scores on public data, by name, with "accuracy" if there is one. None:
+  # the phase writes no rows.
   evaluate: Callable[[Any], Scores] | None
-  # (folder, the last state): writes files beside params.npz
+  # Function of the folder and the last state, which writes files beside params.npz.
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   # Guarantee, with the event of each step. None: the loop accounts for no step of this phase.
   guarantee: Guarantee | None = None
-  row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
-  observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
-  enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
-  save_every: int | None = None  # steps; None: by the clock
-  rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
-  # Tree of arrays released before the first step. A resumed run must compute the same ones.
+  row_at: Callable[[int], int | None] = lambda step: (
+    step
+  )  # number of a step's row; None: no row
+  # Function that returns further values of a row.
+  observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}
+  enough: Callable[[Scores], bool] = lambda row: False  # whether the phase ends after a row
+  save_every: int | None = None  # steps between checkpoints; None: by the clock
+  rows_on_disk: bool = False  # whether `ClientStates` lie on disk between checkpoints, too
+  # Tree of arrays released before the first step. A resumed run must compute the same arrays.
   before_steps: Any = None
-  name: str = "train"  # on the progress bar
-  subfolder: str = ""  # folder of its checkpoints, where a run has several phases
-  steps_are: str = "optimizer steps"  # in the picture
-  # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`. None: this
-  # job cannot be planned for a machine that is not here.
+  name: str = "train"  # name on the progress bar
+  subfolder: str = ""  # folder of the checkpoints, for a run of several phases
+  steps_are: str = "optimizer steps"  # name of the steps in the picture
+  # Function that returns the program of a step, for the devices of
+  # `parallel.made_for.compiling_for`. None: this job cannot be planned for another machine.
   program: Callable[[], StepProgram] | None = None
-  # Parts of result.json known before the first step. For a `single` job these include its
-  # task, dataset and method.
+  # Function that returns the parts of result.json that are known before the first step. For a
+  # `single` job these include task, dataset and method.
   planned: Callable[[], Result] = dict
-  # Other parts of result.json, from (state, the guarantee's facts, rows of metrics).
+  # Function from (state, facts of the guarantee, rows of metrics) to other parts of result.json.
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
   @property
@@ -81,7 +87,7 @@ class Phase(NamedTuple):
     return self.subfolder
 
 
-# Wrapped here: a named tuple writes its constructor itself.
+# The constructor is wrapped here, because a named tuple generates it.
 Phase.__new__ = _moved.rename_keywords(promise="guarantee", phase="subfolder")(
   Phase.__new__
 )
@@ -92,15 +98,15 @@ class RunOutcome(NamedTuple):
 
   params: Any
   result: Callable[[pathlib.Path], Result]  # folder -> the part of result.json of this kind
-  # Writes other files, before result.json.
+  # Function that writes other files, before result.json.
   write: Callable[[pathlib.Path], None] = lambda folder: None
-  # Writes files that are made from result.json.
+  # Function that writes files that are made from result.json.
   finish: Callable[[pathlib.Path], None] = lambda folder: None
   saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 
 class TrainedPhase(Protocol):
-  """The state at the end of a phase."""
+  """A phase after its last step: its state, ledger and epsilon."""
 
   state: Any
   step: int
@@ -119,7 +125,7 @@ class Job(NamedTuple):
   digest: bytes  # `run_keys.config_digest` of all fields that decide what is computed
   seed: int
   data_name: str  # for messages
-  # () -> 32 bytes that identify the data: `dpjax.data.digest`, or another SHA-256.
+  # Function that returns 32 bytes which identify the data: `dpjax.data.digest`, or another SHA-256.
   data: Callable[[], bytes]
   start: Callable[[RunKeys], Schedule]  # builds the parts; UserError: the run is refused
   release: bool = False  # its keys come from the operating system
@@ -139,8 +145,8 @@ def single(phase: Phase) -> Schedule:
   """Returns the schedule of a run with one phase.
 
   Raises:
-    UserError: the phase would exceed its budget, or lacks a required part of its result. The run's
-      folder is not claimed yet.
+    UserError: the phase would exceed its budget, or lacks a required part of its result. The error
+      comes before the run's folder is claimed.
   """
   checked_phase(phase)
   planned = phase.planned()
@@ -150,7 +156,7 @@ def single(phase: Phase) -> Schedule:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
   if phase.guarantee is not None:
-    # Checked here, so that a run that may not begin claims no folder.
+    # The budget is checked here, so that a run that may not begin claims no folder.
     phase.guarantee.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
@@ -174,15 +180,15 @@ def single(phase: Phase) -> Schedule:
 
 
 def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a run whose epsilon is proved beside its result.
+  """Writes the trade-off curve of a run beside its result, if epsilon is proved.
 
-  The file holds only rates. It could not state that a bound is only claimed, or is one of a larger
-  deployment.
+  The file holds only rates. It could not state that a bound is claimed, or that it holds for a
+  larger deployment.
   """
   guarantee = phase.guarantee or NONE
   if guarantee.kind != "proved":
     return
-  # Imported here: only the end of a run with a proof writes it.
+  # Imported here: only the end of a run with a proof writes a curve.
   from dpjax.accounting import pairs_of, trade_off_files
 
   profile = guarantee.profile(trained.ledger, trained.final_epsilon)
@@ -215,7 +221,7 @@ def _refuse(field: str, wanted: str, got: object) -> None:
 
 
 def checked(job: Job) -> Job:
-  """Returns the job. Raises UserError, which names the field, for a malformed one."""
+  """Returns the job. Raises UserError, which names the field, if the job is malformed."""
   if not isinstance(job, Job):
     _refuse("build", "return a dpjax.experiments.run.loop.Job", job)
   if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
@@ -237,7 +243,7 @@ def data_of(job: Job) -> bytes:
 
 
 def started(job: Job, random: RunKeys) -> Schedule:
-  """Calls `start` and checks what it returns."""
+  """Returns the schedule that `job.start` makes. Raises UserError if it is no function."""
   schedule = job.start(random)
   if not callable(schedule):
     _refuse("Job.start", "return what loop.single(Phase(...)) makes", schedule)
@@ -245,7 +251,7 @@ def started(job: Job, random: RunKeys) -> Schedule:
 
 
 def checked_phase(phase: Phase) -> Phase:
-  """Returns the phase. Raises UserError, which names the field, for a malformed one."""
+  """Returns the phase. Raises UserError, which names the field, if the phase is malformed."""
   if not isinstance(phase, Phase):
     _refuse("Job.start", "train a dpjax.experiments.run.loop.Phase", phase)
   validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
@@ -265,7 +271,7 @@ def checked_phase(phase: Phase) -> Phase:
 
 
 def begun(phase: Phase) -> ArrayTree:
-  """Returns the first state of a phase."""
+  """Returns the first state of a phase. Raises UserError if it is no tree of arrays and keys."""
   state = phase.init()
   odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
   if odd or not jax.tree.leaves(state):
@@ -274,8 +280,10 @@ def begun(phase: Phase) -> ArrayTree:
 
 
 def stepped(phase: Phase, state: ArrayTree, draw: object) -> tuple[Any, Any]:
-  """Returns (the next state, info)."""
-  # Another structure would compile again in each step, and no checkpoint could restore it.
+  """Carries out one step, and returns (the next state, info). Raises UserError if the structure of
+  the state changes."""
+  # A state of another structure would make JAX compile the step again, and no checkpoint could
+  # restore it.
   before = jax.tree.structure(state)
   returned = phase.step(state, draw)
   if not isinstance(returned, tuple) or len(returned) != 2:
@@ -287,7 +295,7 @@ def stepped(phase: Phase, state: ArrayTree, draw: object) -> tuple[Any, Any]:
 
 
 def scored(phase: Phase, state: ArrayTree) -> Scores:
-  """Returns the scores of a state, with the names of a row; none without `evaluate`."""
+  """Returns the scores of a state, as {"test_NAME": score}; {} without `evaluate`."""
   if phase.evaluate is None:
     return {}
   scores = phase.evaluate(state)

@@ -11,15 +11,15 @@ from dpjax.experiments.config.unread import Unused
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """A type of config: of one run, or of a table of several.
+  """A type of config, of one run or of a table of several runs.
 
   Attributes:
-    config: the dataclass of its configs.
-    launcher: the module that runs it, "launch.train".
-    check: (config) -> anything; raises UserError for a config whose run would be refused.
-    unread: (config) -> fields that its runs do not read, with what each would need. By default
-      its runs read all fields.
-    columns: fields that say in what the several runs of a config differ.
+    config: dataclass of the configs.
+    launcher: name of the module that runs a config, such as "launch.train".
+    check: function that raises UserError for a config whose run would be refused.
+    unread: function from a config to the fields that its runs do not read, with the setting that
+      each field would need. By default all fields are read.
+    columns: names of the fields that list the differences between several runs of a config.
   """
 
   config: type
@@ -34,10 +34,10 @@ class RunKind(Kind):
   """A type of run that trains one model.
 
   Attributes:
-    load_data: (config, features=True) -> (train, test).
-    build: (config, data) -> Job.
-    digest: (config) -> 32 bytes that identify what its run computes.
-    featured: (config.model, data) -> the data as that model reads them.
+    load_data: function (config, features=True) -> (train, test).
+    build: function (config, data) -> Job.
+    digest: function from a config to 32 bytes that identify what the run computes.
+    featured: function (config.model, data) -> the data with the inputs that the model needs.
   """
 
   load_data: Callable[..., tuple[Any, Any]]

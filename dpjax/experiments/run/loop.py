@@ -1,14 +1,15 @@
-"""The only loop: a run of any kind, from start to result.json.
+"""The training loop of every kind of run, from the start to result.json.
 
 A kind of run is `build(config) -> Job`. This module does the rest: resume, ledger, budget,
 signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
 
-This order prevents losses and double costs. Release keys and the data's digest are on disk before
-the first computation. Metrics of step k are written before its checkpoint, which holds the ledger
-of k steps. A resumed run repeats later steps with the same batches and the same noise. So it
-releases what the interrupted run would have released.
+The following order prevents lost steps and double privacy costs. Release keys and the data's digest
+are on disk before the first computation. Metrics of step k are written before the checkpoint of
+step k, which holds the ledger of k steps. A resumed run repeats later steps with the same batches
+and the same noise. So it releases what the interrupted run would have released.
 
-With several processes (`dpjax.parallel`) all make the same calls. Only process 0 uses files.
+With several processes (`dpjax.parallel`), all processes make the same calls. Only process 0 uses
+files.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from dpjax.validate import UserError, Verbatim, first_line
 if TYPE_CHECKING:
   from dpjax.experiments.run import row_hooks
 
-# Old names, for one release: users' kinds of runs import them.
+# Old names are kept for one release, because users' kinds of runs import them.
 __getattr__ = _moved.names_of_module(
   __name__, Work="Phase", Play="Schedule", Fit="TrainPhase", Ended="RunOutcome"
 )
@@ -68,7 +69,7 @@ SAVE_SECONDS = 10.0
 
 
 class Interrupted(Exception):
-  """Raised when the run was asked to stop; its state is saved."""
+  """Raised when a signal stopped the run, after its state was saved."""
 
   def __init__(self, signum: int, step: int):
     super().__init__(f"stopped at step {step} and saved; run the same command to go on")
@@ -79,17 +80,19 @@ class Interrupted(Exception):
 
 
 def job_of(config: Config, data: object = None) -> Job:
-  """Returns the job of a config, from `build(config, data)` in the module `build` beside
-  the module of its type.
+  """Returns the job of a config: the result of `build(config, data)`.
+
+  The function is in the module `build` beside the module that defines the config's type.
 
   Args:
-    data: result of that module's `load_data`, to share between runs; None: `build` loads them.
+    data: result of `load_data` in the module `build`, which several runs may share. None: `build`
+      loads the data.
   """
   package, _, _ = type(config).__module__.rpartition(".")
   try:
     build_module = importlib.import_module(f"{package}.build" if package else "build")
   except ModuleNotFoundError as error:
-    # If build.py itself fails to import something, its own error is the right one.
+    # If build.py exists, but cannot import another module, the error about that module is raised.
     if error.name != f"{package}.build".lstrip("."):
       raise
     raise UserError(
@@ -103,7 +106,7 @@ def job_of(config: Config, data: object = None) -> Job:
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
-  """Runs the job of a config of any kind."""
+  """Runs the job of a config of any kind. Returns the content of result.json."""
   return run(job_of(config, data), workdir)
 
 
@@ -116,23 +119,23 @@ def run(
   """Carries out a job, or its remaining steps, and returns the content of result.json.
 
   Args:
-    job: equal configs and data give equal parameters, bit for bit, on the same machine,
-      software and execution.
-    workdir: new, empty, or of an earlier (unfinished or finished) run of the same config on
-      the same data.
-    on_save: called with each step that is saved, or resumed from.
+    job: job to run. Equal configs and data give equal parameters, bit for bit, on the same
+      machine, software and execution.
+    workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
+      config on the same data.
+    on_save: function that is called with each step that is saved, or from which a run resumes.
 
   Returns:
-    result.json's content. Also written: config.json, metrics.jsonl, TensorBoard events,
-    report.png and .csv, params.npz (the model to release), checkpoints (secret: they hold
+    Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events,
+    report.png and .csv, params.npz (the model to release), and checkpoints (secret: they hold
     the noise key).
 
   Raises:
-    UserError: a wrong config, missing data, a workdir of another config or of other data,
-      one where another process is at work, an overspent budget, a full disk, processes whose
+    UserError: a wrong config, missing data, a workdir of another config or of other data, a
+      workdir in which another process runs, an overspent budget, a full disk, or processes whose
       data differ; in each case nothing is overwritten.
-    Interrupted: SIGINT, SIGTERM or SIGHUP arrived, in any of the processes; the state is saved.
-    PeerLost: another process of this run is gone.
+    Interrupted: SIGINT, SIGTERM or SIGHUP arrived in one of the processes; the state is saved.
+    PeerLost: another process of this run has ended.
   """
   with fields.own_names(job_lib.checked(job).config):
     return _run(job, pathlib.Path(workdir), on_save)
@@ -141,16 +144,17 @@ def run(
 def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
   _check_processes(job)
   meta = processes.on_first(lambda: owner.known(folder, job.config))
-  # Before any draw: a finished run only returns its result.
+  # This comes before any random draw, since a finished run only returns its result.
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
-  # Checked now, so that a missing plotting library does not fail the run at its end.
+  # The libraries are checked now, so that a missing plotting library does not fail the run at its
+  # end.
   from dpjax import optional
 
   optional.check("runs")
   data, random, run_id, code, digest = admitted(job, folder, meta)
-  # Read now: files that the config names may change before the run ends.
+  # The code is read now, since files that the config names may change before the run ends.
   user_code = _user_code(job)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
@@ -159,23 +163,23 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
     begun = (folder / owner.CONFIG).exists()
-    # A release's folder is never emptied: its keys may be drawn only once.
+    # The folder of a release is never emptied, since its keys may be drawn only once.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.released_if_refused(folder, fresh=fresh))
     kept = random if job.release else None
     secrets = run_keys.to_meta(data, kept, user_code, run_id, code)
-    # Keys are on disk before any computation uses them: a run killed later repeats its
-    # noise.
+    # Keys are on disk before any computation uses them, so a run that is killed later repeats the
+    # same noise.
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
-    # Name of the noise key in the ledger: it does not depend on the data.
+    # The ledger names the noise key by a text that does not depend on the data.
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(digest)
     hook = None
-    # Kinds of runs without the field have no hook.
+    # Configs without the field `writer` have no hook.
     if processes.is_first() and getattr(job.config, "writer", None) is not None:
       # Imported here: few runs have a hook.
       from dpjax.experiments.run import row_hooks
@@ -190,7 +194,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
 
 
 def _check_processes(job: Job) -> None:
-  """Raises UserError for several processes where the run supports only one."""
+  """Raises UserError if there are several processes and the run supports only one process."""
   count = jax.process_count()
   if count == 1:
     return
@@ -210,11 +214,12 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """Returns (digest of data, keys, name of the run, its code, digest of its config).
-  Raises UserError if `meta` belongs to another run."""
+  """Returns (digest of data, keys, name of the run, code, digest of the config). Raises UserError
+  if `meta`, the data that the folder stores, belongs to another run."""
   data = job_lib.data_of(job)
   code = run_keys.code_of(job.config)
-  # Computed once: each digest walks through the run's code, and all keys must use the same one.
+  # The digest is computed once: each computation searches the run's code, and all keys must follow
+  # from the same digest.
   digest = run_keys.digest_of(job.config, job.digest)
   bound = run_keys.bound_data(data, code)
   # The processes compare a value derived from this digest. No message shows the digest.
@@ -229,7 +234,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
   """Returns the result of a finished run; None: the run has not finished."""
   done = owner.finished(folder, job.config)
-  # Without `meta`, somebody removed the checkpoints, so nothing tells which data were used.
+  # If `meta` is empty, the checkpoints were removed, and nothing tells which data were used.
   if done is not None and meta:
     code = run_keys.code_of(job.config)
     _check_same(job, folder, meta, job_lib.data_of(job), code, done=True)
@@ -284,14 +289,14 @@ def _carried_out(
       "seed": job.seed,
       "num_parameters": trees.size(outcome.params),
       "params_sha256": trees.sha256(outcome.params),
-      # A release must not contain it: the time of a step depends on the size of its batch.
+      # A release has no duration: the time of a step depends on the private size of its batch.
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
       "user_code": user_code,
       run_keys.CODE: code.to_json(),
     }
-    # The parameters first: where a result exists, its model exists beside it.
+    # Parameters are written first, so that every result has its model beside it.
     owner.save_params(folder / outcome.saved_as, outcome.params)
     outcome.write(folder)
     result[owner.FILES] = owner.digests(folder)
@@ -307,11 +312,12 @@ def _carried_out(
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-  """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not die in the middle of a
-  step. An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal.
+  """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not end in the middle of a step.
 
-  A signal that came with the last step stopped nothing. It is handed on where more is left to stop,
-  such as the other runs of a sweep."""
+  An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal. A signal during the
+  last step stops nothing in the block. It is raised again after the block if more than this
+  training should stop, for example the other runs of a sweep.
+  """
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
@@ -322,7 +328,8 @@ def signals() -> Iterator[list[int]]:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
-    # This is not the main thread: whoever runs that thread handles the signals.
+    # `signal.signal` raises ValueError outside of the main thread. The code of the main thread then
+    # handles the signals.
     except ValueError:
       continue
   try:
@@ -336,24 +343,25 @@ def signals() -> Iterator[list[int]]:
 
 
 def _stops_more(handler: Any) -> bool:
-  """Whether a signal that came with the last step has more to stop than this training.
+  """Returns whether a signal during the last step should stop more than this training.
 
   Args:
     handler: handler of the signal outside of the training.
   """
-  # The other processes did not get it, and would wait for this one.
+  # The other processes of the run did not get the signal, and would wait for this process.
   if jax.process_count() > 1:
     return False
-  # A sweep ends its processes by one signal, whatever training they are in.
+  # This process belongs to a sweep: one signal must end the process, not only this training.
   if multiprocessing.parent_process() is not None:
     return True
-  # The handlers of Python and of the system would lose the result, which is complete.
+  # The default handlers of Python and of the system would end the process, and lose a complete
+  # result.
   return handler not in (signal.SIG_DFL, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
-  """Closes the iterator of draws however the steps end, so that a prefetching thread ends, too."""
+  """Closes the iterator of draws at the end of the block, so that its reading thread ends, too."""
   try:
     yield draws
   finally:
@@ -390,7 +398,7 @@ class _Trainer:
     return self.before + time.monotonic() - self.started
 
   def check_code(self) -> None:
-    """Raises UserError where the last step loaded code or data missing from the run's digest."""
+    """Raises UserError if the last step loaded code or data that the run's digest lacks."""
     changes = run_code.number_of_changes()
     if changes != self.changes:
       self.changes = changes
@@ -398,7 +406,7 @@ class _Trainer:
         run_code.check_still(*self.code)
 
   def __call__(self, phase: Phase) -> Running:
-    """Carries out a phase, from its newest checkpoint if there is one."""
+    """Carries out a phase to its end, from its newest checkpoint if there is one."""
     running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
       running.go(received)
@@ -406,8 +414,8 @@ class _Trainer:
 
 
 def _alike(first: Any, other: Any) -> bool:
-  """Whether JSON data are equal except for the last digits of floats. Calibration on
-  another machine may round them differently."""
+  """Returns whether JSON data are equal except for the last digits of floats, which calibration on
+  another machine may round differently."""
   if isinstance(first, float) and isinstance(other, float):
     return math.isclose(first, other, rel_tol=1e-9) or first == other
   if isinstance(first, dict) and isinstance(other, dict):
@@ -442,7 +450,7 @@ class Running:
     guarantee = phase.guarantee
     if guarantee is not None:
       guarantee.check_budget(self.ledger)
-      # Computed now, so that a run that cannot be accounted is refused at the start.
+      # Epsilon is computed now, so that a run that cannot be accounted is refused at the start.
       self.final_epsilon = processes.on_first(lambda: guarantee.curve(phase.num_steps))
       processes.on_first(guarantee.warn)
     if phase.evaluate is not None and processes.is_first():
@@ -490,8 +498,7 @@ class Running:
     self.trainer.on_save(self.step)
 
   def _check_ledger(self, guarantee: Guarantee) -> None:
-    """Raises UserError unless the ledger holds the cost of this run's steps so far, by its
-    guarantee."""
+    """Raises UserError unless the ledger holds exactly the events of this run's steps so far."""
     wanted = self._charges(guarantee)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
@@ -502,8 +509,7 @@ class Running:
       )
 
   def _charges(self, guarantee: Guarantee) -> Ledger:
-    """Returns the ledger of the steps so far. Equal steps are recorded together, at the
-    same cost."""
+    """Returns the ledger that the steps so far must have, by the guarantee."""
     ledger = Ledger()
     start = 0
     while start < self.step:
@@ -532,12 +538,12 @@ class Running:
     return trees.sha256(self.phase.before_steps)
 
   def _last_row(self) -> int | None:
-    """Returns the number of the newest row that the checkpoint contains."""
+    """Returns the number of the newest row up to the current step; None: there is no row."""
     rows = map(self.phase.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
-    """Records one more step, also for an empty batch: its noise was released."""
+    """Records one more step in the ledger, also for an empty batch, whose noise was released."""
     guarantee = self.phase.guarantee
     if guarantee is not None:
       self.ledger = self.ledger.charge(
@@ -580,7 +586,7 @@ class Running:
       "reached": self.reached,
     }
     if self.metrics is not None:
-      # Flushed before the checkpoint that refers to them.
+      # Metrics are flushed before the checkpoint that refers to them.
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
@@ -602,20 +608,20 @@ class Running:
     with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
       for draw in draws:
         if first:
-          # Checks the functions called while JAX traced the step, before the step writes
-          # anything.
+          # `watched` checks the functions that were called while JAX traced the step, before the
+          # step writes anything.
           with run_code.watched(*self.trainer.code):
             self.state, info = job_lib.stepped(phase, self.state, draw)
           first = False
         else:
           self.state, info = job_lib.stepped(phase, self.state, draw)
           self.trainer.check_code()
-        # Before the row and the checkpoint, so that no shown or saved epsilon lacks this
-        # step.
+        # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
+        # lacks it.
         self.charge()
         row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
-        # A signal reaches one process, but all must stop at the same step.
+        # A signal reaches one process, but all processes must stop at the same step.
         stop = processes.largest(received[0] if received else 0)
         last = self.step == phase.num_steps or self.reached
         if last or stop or self._is_due():

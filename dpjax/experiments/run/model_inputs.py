@@ -1,8 +1,8 @@
 """Public facts of the inputs and outputs of a run's model: `inputs.json` beside its params.npz.
 
-A server reads them, so that it needs no training data: the shape of one example, the names of the
-classes, and the declaration of a table. Everything here is public before the first step.
-result.json holds the digest of the file, as of every file that a run writes for readers.
+A server reads this file, so that it needs no training data. The file holds, for example, the shape
+of one example, the names of the classes, and the declaration of a table. All of it is public before
+the first step. result.json holds a digest of the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ModelInputs:
     dtype: "float32", or "int32" for tokens.
     num_classes: number of classes or of labels; 1 for a number.
     vocab_size: number of different tokens; None: the inputs are no tokens.
-    target: None: classes; an `Interval` or `Labels` otherwise.
+    target: kind of the targets: an `Interval`, `Labels`, or None for classes.
     labels: names of the classes or labels, in order; () for a number.
     unit_range: whether every number of an example lies in [0, 1] by its definition.
     declaration: declaration of a table; None for other data.
@@ -66,7 +66,7 @@ class ModelInputs:
       )
 
   def zeros(self) -> data.Dataset:
-    """Returns a data set of one example of zeros, which has all of these facts."""
+    """Returns a data set with one example of zeros, to which these facts apply."""
     y: Any = np.zeros(1, np.int32)
     if isinstance(self.target, data.Interval):
       y = np.zeros(1, np.float32)
@@ -90,12 +90,12 @@ def of(
   *,
   unit_range: bool = False,
 ) -> ModelInputs | None:
-  """Returns the facts of a run's data; None where the shape before features is not known.
+  """Returns the facts of a run's data; None if `shape` is None.
 
   Args:
-    config: the `data` of a run's config.
-    dataset: a split of its data.
-    shape: shape of one example, before features.
+    config: section `data` of a run's config.
+    dataset: one split of the run's data.
+    shape: shape of one example, before features; None: unknown.
     unit_range: whether the model refuses numbers outside [0, 1], as some features do.
   """
   if shape is None:
@@ -106,7 +106,7 @@ def of(
   is_table = tables.is_table(config.name)
   return ModelInputs(
     shape=tuple(map(int, shape)),
-    # Features of texts are real numbers, but their inputs are tokens.
+    # Features of texts are floats, but a server gets tokens.
     dtype=str(dataset.x.dtype) if dataset.vocab_size is None else "int32",
     num_classes=dataset.num_classes,
     vocab_size=dataset.vocab_size,
@@ -118,7 +118,7 @@ def of(
 
 
 def _declaration(config: Any) -> Mapping[str, Any] | None:
-  """Returns the content of the declaration of a table or a folder of images."""
+  """Returns the declaration of a table or a folder of images; None for other data."""
   name = config.name
   path = registry.user_path(name, config.data_dir)
   held = registry.declared_at(config.declaration, config.data_dir)
@@ -146,7 +146,7 @@ def _labels(
 
 
 def write(folder: pathlib.Path, inputs: ModelInputs | None) -> None:
-  """Writes `inputs.json` into a run's folder; nothing for None."""
+  """Writes `inputs.json` into a run's folder. Does nothing if `inputs` is None."""
   if inputs is None:
     return
   fields = {
@@ -159,7 +159,7 @@ def write(folder: pathlib.Path, inputs: ModelInputs | None) -> None:
 
 
 def read(folder: pathlib.Path) -> ModelInputs | None:
-  """Reads `inputs.json` of a run's folder; None where there is none.
+  """Reads `inputs.json` of a run's folder; None: there is no such file.
 
   Raises:
     UserError: the file holds something else; one line.

@@ -1,4 +1,4 @@
-"""Phases whose steps fill arrays piece by piece: no training, but resumable in the same way."""
+"""Phases whose steps fill arrays piece by piece. They train nothing, but resume like a training."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def filled(
   """Returns a phase whose step t computes piece t; the arrays are its result.
 
   Args:
-    init: () -> the arrays before the first piece.
-    fill: (arrays, t) -> None; writes piece t into the arrays, in place.
-    name, evaluate, subfolder: as `Phase` has them.
+    init: function that returns the arrays before the first piece.
+    fill: function (arrays, t) that writes piece t into the arrays, in place.
+    name, evaluate, subfolder: fields of `Phase`.
   """
 
   def step(state: Arrays, piece: int) -> tuple[Arrays, None]:

@@ -1,4 +1,4 @@
-"""The origin of a result: library versions, commit, device. Never a path or a host."""
+"""The origin of a result: library versions, commit, device. It contains no path and no host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _PACKAGE = pathlib.Path(dpjax.__file__).parent
 
 
 def libraries() -> dict[str, str | None]:
-  """Returns the versions of dpjax, of Python and of libraries that compute a result; None where
-  unknown.
+  """Returns the versions, by name, of dpjax, Python and the libraries that compute a result.
+
+  The version of a library that is not installed is None.
 
   >>> sorted(libraries())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'jax']
@@ -31,9 +32,9 @@ def libraries() -> dict[str, str | None]:
 
 
 def same_libraries(stored: object) -> bool:
-  """Whether the versions of a stored result are those of now; the commit does not count.
+  """Returns whether a stored result has the versions of `libraries`; the commit does not count.
 
-  A library that the result does not name does not count either: earlier results name fewer.
+  Libraries that the result does not name do not count either: earlier results name fewer libraries.
   """
   known = dict(stored) if isinstance(stored, dict) else {}
   known.pop("git_commit", None)
@@ -42,10 +43,10 @@ def same_libraries(stored: object) -> bool:
 
 
 def versions() -> dict[str, str | None]:
-  """Returns `libraries`, and the git commit of a checkout; None without one.
+  """Returns `libraries` with an entry "git_commit": the commit of a checkout, or None.
 
-  The commit tells where a result came from. It must not decide whether a run goes on: a commit of
-  some other file changes it.
+  The commit tells where a result came from. It must not decide whether a run may resume, since it
+  changes with files that do not affect the run.
   """
   return libraries() | {"git_commit": git_commit(_PACKAGE)}
 
@@ -59,7 +60,7 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
   text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
   if devices[0].platform != "cpu":
     return text
-  # Cores that this process may use: a container often has fewer than the machine.
+  # The cores that this process may use are counted: a container often has fewer than the machine.
   count = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   )
@@ -67,8 +68,11 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
 
 
 def peak_rss() -> int:
-  """Returns the peak memory of this process in bytes. On Linux it counts from the program's start:
-  `getrusage` reports at least the memory of the process that started it."""
+  """Returns the peak memory of this process in bytes.
+
+  On Linux, it reads /proc/self/status: `getrusage` reports at least the memory of the process that
+  started this one.
+  """
   peak = process_memory("VmHWM")
   # ru_maxrss is in bytes on macOS and in kilobytes on Linux.
   unit = 1 if sys.platform == "darwin" else 1024
@@ -79,13 +83,13 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
   """Returns the memory of this process in bytes, as Linux reports it; None elsewhere.
 
   Args:
-    field: "VmRSS", the memory now, or "VmHWM", its peak.
+    field: "VmRSS" for the current memory, or "VmHWM" for its peak.
     forget_peak: whether to reset the peak first.
   """
   try:
     if forget_peak:
       with contextlib.suppress(OSError):
-        # 5 resets the peak; see proc(5). Containers may forbid it.
+        # Writing 5 resets the peak; see the manual page proc(5). Containers may forbid it.
         pathlib.Path("/proc/self/clear_refs").write_text("5")
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
@@ -94,11 +98,11 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
 
 
 def git_commit(package: pathlib.Path) -> str | None:
-  """Returns the commit of the repository whose top folder holds the package; None without one.
+  """Returns the commit of the repository whose top folder holds the package; None: there is none.
 
-  A package installed into some other project's tree must not borrow that project's commit. So the
-  package has to lie at the top of the repository, and be tracked there.
-  A commit with uncommitted changes to tracked files carries "-dirty".
+  A package that is installed into the folder of another project must not get the commit of that
+  project. So the package has to lie at the top of the repository, and be tracked there. If tracked
+  files have uncommitted changes, the commit ends with "-dirty".
   """
   top = _git(package, "rev-parse", "--show-toplevel")
   if top is None or pathlib.Path(top).resolve() != package.resolve().parent:
@@ -107,7 +111,7 @@ def git_commit(package: pathlib.Path) -> str | None:
   if commit is None or not _git(package, "ls-files", "--", "."):
     return None
   changes = _git(package, "status", "--porcelain", "--untracked-files=no")
-  # None where git failed: then nobody knows that the tree is clean.
+  # If git failed, `changes` is None, and the commit counts as dirty.
   return commit if changes == "" else f"{commit}-dirty"
 
 

@@ -1,4 +1,4 @@
-"""The picture of a run with a CSV file beside it, and what an epsilon means in one line."""
+"""The picture and the CSV file of a run, and the meaning of an epsilon in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 # Runs longer than this many seconds get extra points of epsilon, which take about two seconds.
 _LONG = 60.0
 _POINTS = 12
-# Largest number of evaluations that each get a marker.
+# Largest number of evaluations that are drawn with markers.
 _FEW = 30
 Row = dict[str, Any]
 
@@ -38,16 +38,20 @@ Row = dict[str, Any]
 def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") -> None:
   """Writes `workdir`/report.png and report.csv from metrics.jsonl and result.json.
 
-  Two panels over the steps (`steps` is their name): test accuracy, or the first score that there
-  is, and the epsilon spent so far with what it means; a run without an epsilon has the first
-  panel only. A run that has not finished (no result.json) is drawn as far as it came.
+  The picture has two panels over the steps. The first panel shows test accuracy, or else the first
+  score. The second panel shows the epsilon spent so far, and its meaning; it is left out for a run
+  without an epsilon. A run that has not finished (no result.json) is drawn up to its last row.
+
+  Args:
+    workdir: folder of the run.
+    steps: name of the steps, for the axis.
 
   Raises:
     UserError: there are no metrics.
   """
   workdir = pathlib.Path(workdir)
   by_step: dict[int, Row] = {}
-  # Several lines of one step form one row.
+  # Lines with the same step form one row.
   for line in writers.read_metrics(workdir):
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
@@ -70,18 +74,18 @@ def figure(
   dense: bool = True,
   look: Look = PAGE,
 ) -> Figure | None:
-  """Returns the picture of a run's rows, those of report.csv; None without scores and epsilon.
+  """Returns the picture of the rows in report.csv; None if they hold neither scores nor epsilon.
 
   With `dense`, and one kind of step in the result's ledger, the accountant computes epsilon
   between evaluations. Otherwise the curve is a staircase that is never too low: between two
   evaluations, epsilon is at most its value at the second.
 
   Args:
-    rows: one for each evaluation.
-    result: result.json; {} of a run that has not finished.
-    steps: the name of a step.
-    dense: whether to account for steps between evaluations: a tenth of a second each.
-    look: sizes, fonts, style.
+    rows: one row for each evaluation.
+    result: content of result.json; {} for a run that has not finished.
+    steps: name of the steps, for the axis.
+    dense: whether to compute epsilon between evaluations, a tenth of a second for each point.
+    look: sizes, fonts and style of the picture.
   """
   # A task without accuracy is drawn by its first score.
   columns = [name for row in rows for name in row if name.startswith("test_")]
@@ -90,7 +94,7 @@ def figure(
   panels += [functools.partial(_draw_epsilon, dense)] * bool(_series(rows, "epsilon")[0])
   if not panels:
     return None
-  # Two panels of less than 2.6 inches stand above each other.
+  # Panels that would be narrower than 2.6 inches are drawn one above the other.
   wide = min(len(panels), look.across(2.6))
   high = -(-len(panels) // wide)
   height = min(look.width / wide, 3.45) * 0.72 * high
@@ -108,7 +112,7 @@ def figure(
 
 
 def redraw(workdir: pathlib.Path, steps: str) -> None:
-  """Draws `train_report` again where a part of it is missing or empty. A run may have been
+  """Writes the report again if the picture or the table is missing or empty. A run may have been
   killed between its result and its report."""
   whole = all(
     (workdir / name).is_file() and (workdir / name).stat().st_size
@@ -119,7 +123,7 @@ def redraw(workdir: pathlib.Path, steps: str) -> None:
 
 
 def meaning(result: Row) -> str:
-  """Explains an epsilon in one line; empty where the result does not say.
+  """Explains the epsilon of a result in one line; "" if the result has no `epsilon_kind`.
 
   >>> meaning({"epsilon_kind": "proved", "delta": 1e-5, "unit": "example",
   ...          "neighboring_relation": "add_or_remove_one"})
@@ -132,7 +136,7 @@ def meaning(result: Row) -> str:
     return "" if kind is None else "not private"
   delta = result["delta"]
   relation = pictures.relation_in_words(result["neighboring_relation"], result["unit"])
-  # `delta` is text where several runs have several deltas.
+  # `delta` is text if several runs have different deltas.
   shown = upper(delta) if isinstance(delta, float) else delta
   return f"{kind}, delta = {shown}, {relation}"
 
@@ -169,7 +173,7 @@ def _draw_epsilon(
       steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
       linewidth=1.2, drawstyle="steps-pre",
     )  # fmt: skip
-  # Titles begin at the axes, behind the half inch of their names and ticks.
+  # A title begins at the axis; names and ticks left of the axis take about half an inch.
   characters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
   lines = [f"epsilon {upper(values[-1])}", meaning(result)]
   lines.append(guarantee.attackers_bound(result).removeprefix(", "))
@@ -179,10 +183,10 @@ def _draw_epsilon(
 
 
 def _between(steps: list[int], values: list[float], result: Row) -> dict[int, float]:
-  """Returns epsilon at steps between evaluations, by the run's own accountant.
+  """Returns {step: epsilon}, also between evaluations, by the run's accountant.
 
-  Empty where the result does not determine it: steps of several kinds, no ledger, or an
-  accountant whose epsilon at the last evaluation differs from the run's.
+  Returns {} if the result does not determine epsilon: the ledger is missing or has steps of several
+  kinds, or the accountant's epsilon at the last evaluation differs from the epsilon of its row.
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant = result.get("accountant")
@@ -219,7 +223,8 @@ def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
 
 
 def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:
-  """Writes rows as a CSV file, atomically; columns in the order of the header."""
+  """Writes rows as a CSV file, atomically. The columns are those of the header, or, if it is empty,
+  all names in the rows."""
   header = list(header) or list(dict.fromkeys(name for row in rows for name in row))
   text = io.StringIO()
   table = csv.DictWriter(
@@ -238,11 +243,11 @@ def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
 
 
 def read_entries(path: pathlib.Path, kind: Any) -> list[Any]:
-  """Returns a benchmark's entries from its CSV; none where there is no such file.
+  """Returns a benchmark's entries from its CSV file; [] if the file does not exist.
 
   Args:
-    path: file that `write_entries` wrote. A column that is missing counts as empty.
-    kind: NamedTuple of an entry. Its annotations are `str`, `int` or `float`; the latter two may
+    path: file that `write_entries` wrote. A missing column counts as empty.
+    kind: NamedTuple of an entry. Its annotations are `str`, `int` or `float`; `int` and `float` may
       allow None, which is an empty cell.
   """
   if not path.exists():

@@ -1,8 +1,8 @@
-"""Where rows of metrics go besides metrics.jsonl: Weights & Biases, MLflow, a user's function.
+"""Hooks that get the rows of metrics, too: Weights & Biases, MLflow, or a user's function.
 
 A hook is called with (step, row) after the row is in metrics.jsonl. An error of a hook does not
-end the run: it prints one warning, and the hook is not called again. After a resume, rows since
-the last checkpoint come again.
+end the run: it prints one warning, and the hook is not called again. After a resume, the hook gets
+the rows since the last checkpoint again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ def _mlflow(
   library: Any, name: str, config: Mapping[str, Any]
 ) -> tuple[Log, Callable[[], Any]]:
   library.start_run(run_name=name)
-  # MLflow takes texts of a limited length.
+  # Values are cut, because MLflow limits their length.
   library.log_params({key: str(value)[:250] for key, value in config.items()})
   return (lambda step, row: library.log_metrics(row, step=step)), library.end_run
 
 
-# Name of a service and of its package -> function (library, name, config) -> (log, end).
+# Functions (library, name, config) -> (log, end), by the name of a service, which is also the name
+# of its package.
 SERVICES = {"wandb": _wandb, "mlflow": _mlflow}
 
 
 class RowHook:
-  """Calls a hook with each row, until its first error."""
+  """Calls a hook with each row, until the hook's first error."""
 
   def __init__(self, name: str, begin: Callable[[], tuple[Log, Callable[[], Any]]]):
     self._name = name
@@ -57,12 +58,12 @@ class RowHook:
   def __call__(self, step: int, row: Mapping[str, float]) -> None:
     """Calls the hook with one row."""
     log = self._log
-    # A copy, since the hook may change it.
+    # The hook gets a copy, since it may change the row.
     if log is not None:
       self._guarded(lambda: log(step, dict(row)))
 
   def close(self) -> None:
-    """Ends what was begun; a second call does nothing."""
+    """Ends the run in the hook's service; a second call does nothing."""
     end = self._end
     self._end = None
     if end is not None:
@@ -71,7 +72,7 @@ class RowHook:
   def _guarded(self, call: Callable[[], Any]) -> Any:
     try:
       return call()
-    # A hook may raise anything, and SystemExit would end the run.
+    # A hook may raise any error, and SystemExit would end the run.
     except (Exception, SystemExit) as error:
       self._log = None
       file = None
@@ -128,7 +129,7 @@ def _library(name: str) -> Any:
 
 
 def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
-  """Returns the hook that a config names; None where it names none.
+  """Returns the hook that a config names; None: the config names no hook.
 
   Args:
     config: config of a run, whose kind may have no field `writer`.

@@ -1,16 +1,17 @@
 """Keys of a run, derived from its config AND its data; and the stored record of the data.
 
-Why the config: two runs with one seed and two epsilons must not share their noise. Two sums with
-the same noise at two scales reveal the exact sums. The runs must not share batches either: their
-costs add up only if they sample independently. Why the data: two runs with the same noise, on data
-sets that differ in one record, differ by exactly the effect of that record.
+Keys depend on the config, because two runs with one seed and two epsilons must not share their
+noise: two sums with the same noise at two scales reveal the exact sums. The runs must not share
+batches either: their costs add up only if they sample independently. Keys depend on the data,
+because two runs with the same noise on neighbouring data sets differ by exactly the effect of one
+record.
 
-The digest of the data, and whatever follows from it without noise, would confirm a guess of the
-data. So the digest leaves this process only in checkpoints, which also hold the noise key and are
-as secret as the data. The initial parameters depend on the seed alone. A ledger names a key by the
-config, not by the key (`ledger_name`). Who knows a run's seed and guesses its data can repeat the
-run, and compare bit for bit. So train what you publish in release mode: those keys come from the
-operating system (`fresh`).
+The digest of the data, and any value that follows from it without noise, would confirm a guess of
+the data. So the digest leaves this process only in checkpoints, which also hold the noise key and
+are as secret as the data. The initial parameters depend on the seed alone. A ledger names a key by
+the config, not by the key (`ledger_name`). Anyone who knows a run's seed and guesses its data can
+repeat the run, and compare bit for bit. So train models that you publish in release mode, in which
+keys come from the operating system (`fresh`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dpjax.experiments.run import config_names
 from dpjax.types import Config
 from dpjax.validate import UserError
 
-# Keys of the data that a run stores in its checkpoints (`to_meta`).
+# Keys of the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
 _RELEASE_KEYS = "release_streams"
 _USER_CODE = "user_code"
@@ -47,22 +48,23 @@ _ORDER_BITS = 64
 class RunKeys(NamedTuple):
   """Every source of randomness of a run. All except `init` are as secret as the data."""
 
-  init: jax.Array  # of the initial parameters; of the seed alone: public
+  init: jax.Array  # for the initial parameters; public, since it depends on the seed alone
   noise: jax.Array
-  local: jax.Array  # what one example, or one client, draws for itself
+  local: jax.Array  # for random draws inside one example or one client
   sampler: int  # 128 bits, in release mode 256
   order: int  # 64 bits of seed and data alone: equal for runs that differ in their config
 
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns 32 bytes that identify a config and the code that carries it out
-  (`dpjax.run_code`). Public.
+  """Returns 32 public bytes that identify a config and the code that carries it out
+  (`dpjax.run_code`).
 
-  Edited code, of the user or of dpjax, and another version of JAX are another config: with the
-  same noise, the difference of two runs would be that of their exact sums.
+  Edited code, of the user or of dpjax, and another version of JAX give another digest: with the
+  same noise, the difference of two runs would be the difference of their exact sums.
 
   Args:
-    kind: kind of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run.
+    fields: all fields that decide what the run computes, the seed included.
   """
   named = config_names.of_config(kind, fields)
   return hashlib.sha256(
@@ -82,7 +84,7 @@ def code_of(config: Config) -> run_code.Code:
 
 
 def digest_of(config: Config, digest: bytes) -> bytes:
-  """Returns `config_digest` of a run, with the code of a user-defined kind."""
+  """Returns a `config_digest`, extended by the code of the kind of run if it is user-defined."""
   kind = run_code.of(_types(config))
   return hashlib.sha256(digest + kind.digest()).digest() if kind.modules else digest
 
@@ -110,15 +112,18 @@ def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
   """Returns the keys of a repeatable run.
 
   Args:
-    config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
+    config: `config_digest` of the run.
+    data: `dpjax.data.digest` of all its training data.
   """
   bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
-  # Half of the digest determines the keys, half the sampler: the two stay independent.
+  # One half of the digest determines the keys, and the other half the sampler, so keys and sampler
+  # are independent.
   key = jax.random.key(seed)
   for word in np.frombuffer(bound[:16], np.uint32):
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
-  # The config is left out, so that runs which differ only in it have the same order.
+  # `order` does not depend on the config, so runs that differ only in their config have the same
+  # order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
   return RunKeys(
     init=jax.random.key(seed),
@@ -130,9 +135,11 @@ def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
 
 
 def fresh(seed: int) -> RunKeys:
-  """Returns the keys of a release, from the operating system. Only the initial
-  parameters depend on the seed. The keys exist in the run's checkpoints alone, so a
-  published config reveals nothing about them."""
+  """Returns the keys of a release, drawn from the operating system.
+
+  Only the initial parameters depend on the seed. The keys exist only in the run's checkpoints, so a
+  published config reveals nothing about them.
+  """
   return RunKeys(
     init=jax.random.key(seed),
     noise=noise.source.new_key(),
@@ -143,15 +150,17 @@ def fresh(seed: int) -> RunKeys:
 
 
 def joined(*digests: bytes) -> bytes:
-  """Joins the digests of several data sets; a single one is returned unchanged."""
+  """Joins the digests of several data sets; a single digest is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
 def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """Joins the digest of a run's data with that of data that its code read or computed on
-  import.
+  """Joins the digest of a run's data with a digest of its code's inputs.
 
-  The second may follow from the data. So the result is as secret as the data.
+  The inputs are files and values that the code read or computed on import.
+
+  These files and values may follow from the data, so the result is as secret as the data. Without
+  them, `data` is returned unchanged.
 
   >>> bound_data(b"data", run_code.Code({}, {}))
   b'data'
@@ -161,16 +170,17 @@ def bound_data(data: bytes, code: run_code.Code) -> bytes:
 
 
 def run_id(config: bytes, data: bytes, random: RunKeys) -> str:
-  """Returns a name for one run, from everything that determines it; as secret as the data."""
+  """Returns a name for one run, from everything that determines the run. It is as secret as the
+  data."""
   # The key distinguishes two releases of one config on one data set.
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
   return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
 
 
 def ledger_name(config: bytes) -> str:
-  """Returns a name for the noise key of a seeded run in its ledger, from the config alone.
+  """Returns the name of the noise key in the ledger of a seeded run, from the config alone.
 
-  A fingerprint of the key itself would be a test for a guess of the data.
+  A fingerprint of the key would confirm a guess of the data, from which the key is derived.
   """
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
@@ -185,11 +195,14 @@ def to_meta(
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
-  """Returns what a run must store before any computation, in its checkpoints and nowhere else.
+  """Returns the JSON data that a run must store before any computation, only in its checkpoints.
 
   Args:
-    data: the digest of its data. released: keys of a release, which cannot be derived again.
-    user_code: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
+    data: digest of the run's data.
+    released: keys of a release, which cannot be derived again.
+    user_code: code files that the config names, from `names.sources`.
+    run: name of the run, from `run_id`.
+    code: all code of the run, from `names.code`.
   """
   meta: dict[str, Any] = {_DATA: data.hex()} | (
     {_USER_CODE: user_code} if user_code else {}
@@ -206,8 +219,8 @@ def to_meta(
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the part that a finished run keeps: the identity of its data and code."""
-  # A finished run draws nothing more, so its keys need not be kept.
+  """Returns the part of `meta` that a finished run keeps: the identity of its data and code."""
+  # A finished run makes no random draws, so its keys need not be kept.
   return {name: value for name, value in meta.items() if name not in (_RELEASE_KEYS, _RUN)}
 
 
@@ -215,7 +228,7 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
   """Returns the keys of a release that `to_meta` stored.
 
   Raises:
-    UserError: there are none.
+    UserError: `meta` holds no keys of a release.
   """
   held = meta.get(_RELEASE_KEYS, {})
   if {*held} != {*_KEYS, *_NUMBERS}:
@@ -229,8 +242,8 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
 
 
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
-  """Raises UserError where the stored run is another one (`run_id`), as after moving a
-  folder of checkpoints."""
+  """Raises UserError if the stored `run_id` names another run, for example after a folder of
+  checkpoints was moved."""
   if meta and meta.get(_RUN, run) != run:
     raise UserError(
       "its checkpoints are those of another run; bring its own back, or choose "
@@ -241,7 +254,7 @@ def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> N
 
 
 def data_of(meta: Mapping[str, Any]) -> bytes | None:
-  """Returns the stored digest of the data, if any. Never write it elsewhere."""
+  """Returns the stored digest of the data, or None. Never write the digest to another place."""
   held = meta.get(_DATA)
   return bytes.fromhex(held) if isinstance(held, str) else None
 
@@ -249,11 +262,12 @@ def data_of(meta: Mapping[str, Any]) -> bytes | None:
 def check_data(
   meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
 ) -> None:
-  """Raises UserError unless the stored data are these.
+  """Raises UserError unless a run was begun with these data.
 
   Args:
-    meta: result of `to_meta`; None: the run has not begun, so any data are accepted.
-    name: name of the data, for the message. It never holds a digest.
+    meta: result of `to_meta`. None: the run has not begun, so any data are accepted.
+    data: digest of the data.
+    name: name of the data, for the message, which never shows a digest.
   """
   if meta is None:
     return
@@ -281,13 +295,15 @@ def check_code(
   workdir: object,
   done: bool = False,
 ) -> None:
-  """Raises UserError unless the stored code is this code. Resuming with other code would give two
-  steps the same noise.
+  """Raises UserError unless a run was begun with this code. A resume with other code would give two
+  different steps the same noise.
 
   Args:
-    meta: result of `to_meta`, or a run's result; None: the run has not begun, so any code is
-      accepted. user_code: `names.sources`. code: `names.code`.
-    done: whether the run has ended, so that nothing more is drawn. Then other versions of dpjax
+    meta: result of `to_meta`, or a run's result. None: the run has not begun, so any code is
+      accepted.
+    user_code: code files that the config names, from `names.sources`.
+    code: all code of the run, from `names.code`.
+    done: whether the run has ended, so that no more noise is drawn. Then other versions of dpjax
       and of packages are accepted, and so is a result without a record of its code.
   """
   if meta is None:
@@ -304,7 +320,7 @@ def check_code(
       value=user_code.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
-  # Hashes of the code's inputs are only in checkpoints: a result never contains them.
+  # Digests of the code's inputs are compared only with checkpoints: a result never contains them.
   if _DATA in meta:
     run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
   if done:

@@ -1,10 +1,10 @@
 """Parameters in a `params.npz` of an earlier run: reading them, and starting from them.
 
-The guarantee of a run that starts from them covers only records that did not influence them. So
-their origin must be known. The result.json beside a params.npz is bound to it by a digest. It names
-the data of that training, and of the parameters that the training itself began from. If the run's
-own data are found among them, by name, file or digest, the file is refused. The privacy statement
-names the others.
+The guarantee of a run that starts from such parameters covers only records that did not influence
+the parameters. So their origin must be known. The result.json beside a params.npz holds a digest of
+the parameters. It names the data on which they were trained, and the data of the parameters from
+which that training began. If the new run's data are among these data, by name, file or digest, the
+params.npz is refused. If not, the privacy statement names these data.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Key of result.json: data sets that the first parameters depend on, the last one first.
+# Key of result.json: data sets that the first parameters depend on, the most recent data set first.
 PRETRAINED_ON = "pretrained_on"
 # Data sets of random numbers, which contain nobody's record.
 SYNTHETIC = ("random_process",)
-# Name for the unknown data of weights from elsewhere.
+# Name for the unknown data of weights that no result.json is bound to.
 _UNNAMED = "data that nothing beside it names"
-HEAD = "head"  # the last layer of every model of ours
+HEAD = "head"  # name of the last layer in every model of dpjax
 
 
 def read(path: str, field: str) -> dict[str, np.ndarray]:
   """Returns the arrays of a params.npz, by name.
 
   Raises:
-    UserError: there is no such file, or `numpy.savez` did not write it; or an array is not of
+    UserError: the file is missing, or `numpy.savez` did not write it; or an array does not hold
       floating point numbers, is not in this machine's byte order, or holds NaN or infinity.
   """
   at = f"{field}={path!r}"
-  # Imported here: most runs begin from random numbers.
+  # Imported here, because most runs begin from random parameters and read no file.
   from dpjax.data import npz
 
   with validate.about(f"{at}: is no params.npz"):
@@ -100,31 +100,33 @@ def _cast(array: np.ndarray, dtype: Any, label: str) -> np.ndarray:
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
     raise UserError(f"{label}: holds numbers beyond {dtype}, the type of the model's own")
-  # A cast rounds, so the model is not bit for bit the trained one.
+  # A cast rounds, so the parameters may differ from the trained parameters in their last bits.
   writers.warn(f"{label}: is {array.dtype}, cast to {dtype}")
   return cast
 
 
 def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:
-  """Returns the result.json beside a params.npz, if it belongs to these exact parameters;
-  else None."""
+  """Returns the content of the result.json beside a params.npz, if it holds the digest of these
+  parameters; else None."""
   result = _beside(path)
   return result if result.get("params_sha256") == trees.sha256(params) else None
 
 
 def _beside(path: str) -> dict[str, Any]:
-  """Returns the result.json in a file's folder; empty where there is none."""
+  """Returns the content of the result.json in a file's folder; {} if it is missing."""
   file = pathlib.Path(path).parent / writers.RESULT
   result = writers.read_json(file) if file.exists() else {}
   return result if isinstance(result, dict) else {}
 
 
 def begun(path: str | None, params: Params) -> Params:
-  """Returns first parameters from `pretrained`: all arrays of the file. The last layer,
-  `head`, starts afresh where its shape differs (other classes).
+  """Returns the first parameters of a run: the arrays of the file `path`, or `params` without it.
+
+  If the shapes of the last layer, `head`, differ (for other classes), that layer stays as in
+  `params`.
 
   Raises:
-    UserError: no params.npz, or one of another model.
+    UserError: the file is no params.npz, or belongs to another model.
   """
   if path is None:
     return params
@@ -137,7 +139,7 @@ def begun(path: str | None, params: Params) -> Params:
 
 
 def in_head(name: str) -> bool:
-  """Whether a parameter is one of the last layer, by its name.
+  """Returns whether a parameter belongs to the last layer, by its name.
 
   >>> in_head("params/head/kernel"), in_head("params/heads/kernel")
   (True, False)
@@ -146,16 +148,18 @@ def in_head(name: str) -> bool:
 
 
 def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list[str]:
-  """Returns the data sets that a file's parameters depend on, the last one first; [] for
-  None.
+  """Returns the data sets that a file's parameters depend on, the most recent one first.
+
+  Without a path, the list is empty. No result is bound to weights in safetensors, Flax and Orbax
+  format. For such weights, the list begins with a name for unknown data.
 
   Args:
+    path: path of the file of parameters, or None.
     data_name, train: name and training data of this run.
 
   Raises:
-    UserError: a params.npz lacks its result, so its data are unknown; or the run's own data are
-      among them, by name, by file, or by the digest that the earlier run stored. For safetensors,
-      Flax and Orbax, which no result is bound to, the list names unknown data instead.
+    UserError: a params.npz lacks its result, so its data are unknown; or the data of this run are
+      among the data sets, by name, by file, or by the digest that the earlier run stored.
   """
   if path is None:
     return []
@@ -163,7 +167,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
 
   path = names.weights_file(path)
   label = f"pretrained={path!r}"
-  # A result beside weights of another form may belong to another file.
+  # A result.json beside weights of another format may belong to another file.
   unbound = path.endswith(".safetensors") or weight_folders.is_checkpoint(path)
   result = (
     _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), label))
@@ -179,7 +183,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if unbound or not dataset:
     known.insert(0, _UNNAMED)
   seen = _bare(data_name) in map(_bare, known)
-  # By digest as well as by name: the same records may have another name.
+  # The data are compared by digest as well as by name: the same records may have another name.
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
   if seen or run_keys.data_of(remembered) == data.digest(train):
     raise UserError(
@@ -190,7 +194,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
 
 
 def _bare(name: str) -> str:
-  """Returns the name of a data set without variable parts: a version, a path to a file.
+  """Returns the name of a data set without its version, or the real path of its file.
 
   >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
   ('mnist', True)
@@ -201,7 +205,7 @@ def _bare(name: str) -> str:
 
 
 def _nested(arrays: Mapping[str, np.ndarray], label: str) -> dict[str, Any]:
-  """Returns the tree whose leaves have these names."""
+  """Returns the tree of nested dicts in which the array "a/b" has the keys "a" and "b"."""
   split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
   try:
     return traverse_util.unflatten_dict(split)
@@ -213,7 +217,7 @@ def assumed(path: str | None, known: list[str]) -> str:
   """Returns the assumption of a guarantee whose first parameters were trained on users' data;
   "" for none.
 
-  Whether a record of this run is among those data cannot be checked: names may differ, and so
+  Nothing can check whether a record of this run is among the users' data: names may differ, and so
   may the records' order, number and preprocessing. So the guarantee is a claim, not a proof.
 
   >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
@@ -229,7 +233,8 @@ def assumed(path: str | None, known: list[str]) -> str:
 
 
 def statement(path: str | None, known: list[str]) -> str:
-  """Returns the text before a privacy statement; "" for a run that starts at random.
+  """Returns the text about the first parameters, which precedes a privacy statement; "" for a run
+  that starts from random parameters.
 
   >>> print(statement("a/params.npz", ["random_process"]))
   First parameters. The run begins from a/params.npz, which was trained on synthetic images of

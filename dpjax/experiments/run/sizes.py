@@ -1,9 +1,10 @@
 """The number of records that a mechanism may depend on.
 
-Under add-or-remove-one, neighbours differ in their number of records, so that number is secret. A
+Under add-or-remove-one, neighbours differ in their number of records, so the number is secret. A
 divisor, a probability or a number of steps computed from it would reveal whether a record is
-present, whatever noise is added: the scale of the noise alone does (arXiv 2605.15648 audits this).
-Such numbers are computed from a declared constant. The other relations fix the number.
+present, whatever noise is added: even the scale of the noise would reveal it (arXiv 2605.15648
+audits this). So these are computed from a declared constant. Under the other relations, neighbours
+have equally many records.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 
 
 def usual_relation(kind: type[Sampler] | None) -> str:
-  """Returns the neighboring relation of a run that names none.
+  """Returns the neighboring relation of a run whose config names no relation.
 
   Args:
-    kind: class of the sampler; None: a user's own sampler, of whose class nothing is known.
+    kind: class of the sampler; None: a user-defined sampler, about whose class nothing is known.
   """
   if kind is None or kind.relation_must_be_named:
     return ADD_OR_REMOVE_ONE
@@ -26,11 +27,15 @@ def usual_relation(kind: type[Sampler] | None) -> str:
 
 
 def stated(real: int, declared: int | None, *, relation: str) -> int | None:
-  """Returns the number of records that a guarantee may name; None where it is secret and no
-  constant is declared. For mechanisms that use no number of records, so need no declaration.
+  """Returns the number of records that a guarantee may name; None: the number is secret, and no
+  constant is declared.
+
+  It is for mechanisms that do not depend on the number of records, so that they need no
+  declaration.
 
   Args:
-    real: true number of records. declared: a constant; None: none was declared.
+    real: true number of records.
+    declared: declared constant; None: no number was declared.
     relation: neighboring relation of the guarantee.
 
   >>> stated(99, None, relation="add_or_remove_one"), stated(99, None, relation="replace_one")
@@ -51,15 +56,16 @@ def public(
   """Returns the number of records from which plan, guarantee and results are computed.
 
   Args:
-    real: true number of records: secret under add_or_remove_one, public under the others.
-    declared: a constant that somebody declared; None: none was declared.
+    real: true number of records: secret under add_or_remove_one, public under other relations.
+    declared: declared constant; None: no number was declared.
     relation: neighboring relation of the guarantee.
     promised: whether the run has a guarantee. If not, the true number may be used.
-    field: config field that declares the number. other: field=value that makes it public.
+    field: config field that declares the number, for the message.
+    other: field=value that makes the true number public, for the message.
 
   Raises:
-    UserError: nothing is declared, or more than twice the true number is. `Plan.check_capacity`
-      refuses a number that is too small.
+    UserError: the true number is secret, and no number is declared, or a number above twice the
+      true number. `Plan.check_capacity` refuses a number that is too small.
 
   >>> args = dict(relation="add_or_remove_one", promised=True, field="n", other="r=x")
   >>> [public(real, 100, **args) for real in (60, 99, 100, 101)]

@@ -1,18 +1,18 @@
 """Switches of a config: a field that a switch leaves unread goes back to its default.
 
-A switch is a field that decides which other fields are read, such as `privacy.method`. Where a
-command line, or a row of a table, sets a switch, the run may no longer read some fields of the
-config. `settled` resets these. So one flag makes the non-private twin of a private run.
+A switch is a field that decides which other fields are read, such as `privacy.method`. If a
+command line or a table row sets a switch, the run may no longer read some fields of the config.
+`settled` resets these fields. So one flag makes the non-private twin of a private run.
 
 A field that a run reads is never reset. The tables of `unused` must say that the changed config
-does not read it, before the reset and after it. So every epsilon follows from the fields in
-config.json, and no default takes effect by itself. Still refused are: an unread field that was set
-together with the switch, a config that contradicts itself without a switch, and a combination that
-nobody has proved.
+does not read the field, before the reset and after it. So every epsilon follows from the fields in
+config.json, and no default takes effect by itself. Three cases are still refused: an unread field
+that was set together with the switch, a config that contradicts itself without a switch, and a
+combination that nobody has proved.
 
-In a config of several runs, a field is dropped where none of its runs reads it any more. Fields
-set by its rows, variants or curves are never dropped: they say what is compared. Where a switch
-leaves one of them unread, an error says which of the file's columns must be given, too.
+In a config of several runs, a field is dropped if none of its runs reads it any more. Fields that
+its rows, variants or curves set are never dropped: they say what is compared. If a switch leaves
+such a field unread, an error says which of the file's columns must be given, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpjax.experiments.config.unread import Unused, reason
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 
-# A dict whose keys count as fields.
+# Dotted name of the dict whose keys count as fields.
 _OPTIONS = "model.options"
 
 
@@ -37,14 +37,15 @@ def settled(
   unread: Callable[[Any], Unused],
   was_read: Callable[[str], bool],
 ) -> tuple[Any, list[str]]:
-  """Returns the config, with every field reset that a switch left unread, and the dotted names of
-  those fields.
+  """Resets every field that a switch left unread. Returns (the new config, the dotted names of the
+  reset fields).
 
   Args:
-    explicit: fields that were set together with the switch; they, and fields in them, stay.
-    unread: (config) -> the fields that its run does not read.
-    was_read: (field) -> whether it was read before the switch. One that was not read stays, to
-      be refused.
+    config: config with the switch.
+    explicit: fields that were set together with the switch. These, and fields in them, are kept.
+    unread: function from a config to the fields that its run does not read.
+    was_read: function that says whether a field was read before the switch. A field that was not
+      read is kept, so that the run is refused.
 
   >>> from dpjax.experiments.kinds import unused
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
@@ -68,11 +69,11 @@ def settled(
     ]
     if not choices:
       break
-    # A field may lose its only reader when another one goes back to its default.
+    # The loop repeats, because a field may lose its only reader when another field is reset.
     now = _at_default(now, choices)
     dropped += choices
-  # A default must never take effect. If it would, everything stays as it was, to be
-  # refused.
+  # A run must not read a default that a reset put in. If it would read one, the config is returned
+  # unchanged, so that the run is refused.
   table = unread(now)
   kept = (path for path in dropped if not path.rpartition(".")[0].endswith(_OPTIONS))
   if any(reason(path, table) is None for path in kept):
@@ -81,7 +82,7 @@ def settled(
 
 
 def set_paths(config: Any) -> Iterator[str]:
-  """Yields dotted names of the set fields; a model's options one by one.
+  """Yields the dotted names of the fields that are set, and of each option of a model.
 
   >>> from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
   >>> list(set_paths(TrainConfig(model=ModelConfig("mlp", {"features": (8,)}), seed=3)))
@@ -94,15 +95,15 @@ def set_paths(config: Any) -> Iterator[str]:
 
 
 def all_paths(config: Any) -> list[str]:
-  """Returns dotted names of all fields, and of the set options."""
+  """Returns the dotted names of all fields, and of the options that are set."""
   return list(
     dict.fromkeys([*(leaf.path for leaf in fields.leaves(config)), *set_paths(config)])
   )
 
 
 def _at_default(config: Any, paths: Iterable[str]) -> Any:
-  """Returns a copy with the class's defaults for these fields; whole values first."""
-  # A whole value first: its default may lack the fields that come after it.
+  """Returns a copy of a config in which the fields at `paths` have the defaults of their class."""
+  # A section is reset before its fields, since its default may lack them.
   for path in sorted(paths, key=lambda path: path.count(".")):
     parent, _, key = path.rpartition(".")
     if parent.endswith(_OPTIONS):
@@ -121,8 +122,8 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
 
 
 def _empty_section(config: Any, path: str) -> str | None:
-  """Returns the part of a dotted name that is None by default in this class, if there is
-  one."""
+  """Returns the shortest section of a dotted name that is None by default; None: there is no such
+  section."""
   names = path.split(".")
   usual = type(config)()
   for count in range(1, len(names)):
@@ -138,12 +139,13 @@ def summary(
   dropped: Iterable[str],
   unread: Callable[[Any], Unused],
 ) -> str:
-  """Reports in one line the dropped fields and the switch of each; "" where there are none.
+  """Reports in one line the dropped fields and the switch of each field; "" if no field is dropped.
 
   Args:
-    before: the config of the file.
-    steps: (field, config from this field on), in the order in which they were set.
-    dropped: the dropped fields, as `settled` returns them.
+    before: config of the file.
+    steps: pairs (field, config after this field was set), in the order in which fields were set.
+    dropped: dropped fields, as `settled` returns them.
+    unread: function from a config to the fields that its run does not read.
   """
   tables = [unread(before), *(unread(config) for _, config in steps)]
   causes: dict[str, list[str]] = {}
@@ -153,14 +155,15 @@ def summary(
       for index in range(len(steps))
       if reason(path, tables[index]) is None and reason(path, tables[index + 1]) is not None
     ]
-    # A field that lost its reader only by another reset is reported with the first switch.
+    # If no switch took the only reader, another reset did; the field is reported with the first
+    # switch.
     causes.setdefault(steps[at[-1] if at else 0][0], []).append(path)
   for path in _lost(before, steps):
     causes.setdefault(path.rpartition(".")[0], []).append(path)
   parts = []
   for switch, paths in causes.items():
     value = repr(fields.get(steps[-1][1], switch))
-    # The section that they share with the switch is not repeated.
+    # The section that the fields share with the switch is not repeated.
     section = switch.rpartition(".")[0]
     prefix = f"{section}." if section else ""
     dropped_names = ", ".join(path.removeprefix(prefix) for path in paths)
@@ -169,7 +172,7 @@ def summary(
 
 
 def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
-  """Returns set fields of a chosen value that the value replacing it lacks."""
+  """Returns the set fields of values that a switch replaced, if the new values lack the fields."""
   if not steps:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
@@ -183,17 +186,18 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
   ]
 
 
-# --- a command line over a config of whichever kind
+# --- a command line and a config of any kind
 
 
 def of_command_line(
   before: Any, steps: Sequence[tuple[str, Any]], kind: Kind
 ) -> tuple[Any, str]:
-  """Returns (the config of a command line, with unread fields reset, a line that lists them).
+  """Returns (config, line): the config of a command line, in which unread fields are reset, and a
+  line that lists these fields.
 
   Args:
-    before: the config of the file.
-    steps: (field, config from this field on), in the order in which they were set.
+    before: config of the file.
+    steps: pairs (field, config after this field was set), in the order in which fields were set.
     kind: kind of the config.
 
   Raises:
@@ -213,7 +217,7 @@ def of_command_line(
     return before, ""
   config = steps[-1][1]
   line = ""
-  # The run's own check reports an error in a value.
+  # An error in a value is ignored here, since the check of the run reports it.
   with contextlib.suppress(UserError):
     unread = kind.unread
     table = unread(before)
@@ -226,7 +230,11 @@ def of_command_line(
 
 
 def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
-  """Returns the fields of a config that every one of its runs' tables holds."""
+  """Returns the fields of a config that none of its runs reads, each with the reason of one run.
+
+  Args:
+    tables: for each run, the fields that it does not read, with the reason.
+  """
   reasons_of = {path: [reason(path, dict(table)) for table in tables] for path in
            all_paths(config)}  # fmt: skip
   return {
@@ -239,8 +247,8 @@ def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
 def _check(
   before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
 ) -> None:
-  """Raises UserError for a config whose run would be refused, so that the error stands without the
-  line of dropped fields. It says so where a switch makes the file's own columns meaningless."""
+  """Raises UserError for a config whose run would be refused, before the line of dropped fields is
+  printed. If a switch makes the columns of the file meaningless, the error says so."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):
@@ -261,7 +269,7 @@ def _check(
 
 
 def _is_whole(config: Any, kind: Kind) -> bool:
-  """Whether the runs of the file itself are accepted."""
+  """Returns whether `kind.check` accepts a config."""
   try:
     kind.check(config)
   except UserError:

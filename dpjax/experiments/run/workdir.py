@@ -27,8 +27,8 @@ FILES = "files_sha256"
 SEAL = "run_sha256"
 # Key of run.json: the digest of its other entries.
 _SELF = "sha256"
-# Files of which the result holds no digest: config, lock, the result itself, and reports, which
-# can be redrawn.
+# Files without a digest in the result: config, lock, the result itself, and reports, which can be
+# redrawn.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
@@ -43,19 +43,19 @@ def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterat
 
 
 def _short(value: object) -> str:
-  """Returns the beginning of a long field, or of a whole config."""
+  """Returns a value as text of at most 60 characters."""
   text = repr(value)
   return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _where(config: Config) -> tuple[str, ...]:
-  """Returns fields that do not change a run's identity, such as its devices: a run may
-  continue elsewhere."""
+  """Returns the names of fields that do not change a run's identity, such as its devices: a run may
+  continue on another machine."""
   return getattr(config, "where", ())
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """Returns what the run with this config stored (`remember`); None: the run has not begun.
+  """Returns the data that the run with this config stored (`remember`). None: it has not begun.
 
   Raises:
     UserError: the directory holds a run of another config or other files, or `workdir` is a file.
@@ -77,7 +77,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
   begun = writers.half_written(path)
-  # Other people's files could be overwritten, since a run uses fixed names.
+  # A run uses fixed file names, so it could overwrite files that it did not write.
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(
       "must be a new, an empty or a run's own directory", field="workdir", value=workdir
@@ -86,7 +86,8 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def claim(workdir: pathlib.Path, config: Config) -> None:
-  """Stores the config in the directory, which then belongs to this run; raises as `known` does."""
+  """Stores the config in the directory, which then belongs to this run. Raises the errors of
+  `known`."""
   known(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, fields.to_dict(config))
@@ -96,7 +97,7 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
 
-  Otherwise the folder would refuse the corrected config, which is another one.
+  Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
     fresh: whether this very process claimed the folder, and the run is no release. The keys of a
@@ -109,7 +110,7 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
       for name in (checkpoint.FOLDER, writers.EVENTS):
         shutil.rmtree(workdir / name, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
-        # A file system that refuses writes refuses this, too.
+        # A file system that refuses writes refuses deletions, too.
         with contextlib.suppress(OSError):
           (workdir / name).unlink(missing_ok=True)
     raise
@@ -122,7 +123,8 @@ def _memory(workdir: pathlib.Path) -> pathlib.Path:
 def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
   """Reads what `remember` wrote in this folder.
 
-  Returns {} for a run that has begun and remembers nothing, None for one that has not begun.
+  Returns {} for a run that has begun and stored nothing, and None for a run that has not begun.
+  Raises UserError if the stored file was changed.
   """
   path = _memory(workdir)
   if path.exists():
@@ -137,7 +139,8 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       "directory, nothing was changed"
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
-  # Rows were released with keys that are lost: a release must not draw others for them.
+  # If there are rows, they were released with keys that are lost. A release must not draw other
+  # keys for the same rows.
   return {} if begun or writers.read_metrics(workdir) else None
 
 
@@ -150,7 +153,7 @@ def remember(
     UserError: the folder no longer stores `before` (None: nothing), since another process has
       drawn keys there in the meantime.
   """
-  # Compared under the lock: two starts that both found nothing would draw two keys.
+  # The caller holds the lock: two processes that both found nothing would draw two keys.
   if remembered(workdir) != before:
     raise UserError(
       "another process has just been at work there; run the same command again",
@@ -173,7 +176,8 @@ def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
 def sealed(
   config: Mapping[str, Any], where: Iterable[str], result: Mapping[str, Any]
 ) -> str:
-  """Returns a digest of a config without its fields `where`, and of a result; public values."""
+  """Returns a public digest of a config without its fields `where`, and of a result without its
+  own digest."""
   unsealed = {name: value for name, value in result.items() if name != SEAL}
   held = {name: value for name, value in config.items() if name not in where}
   content = config_names.canonical(writers.plain([held, unsealed]))
@@ -185,7 +189,7 @@ def write_result(
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
   seal = sealed(fields.to_dict(config), _where(config), result)
-  # Stored before the result: `finished` would refuse a result without a stored digest.
+  # The digest is stored first, since `finished` would refuse a result without a stored digest.
   if _memory(workdir).exists():
     held = remembered(workdir) or {}
     _remember(workdir, {**held, SEAL: seal})
@@ -196,19 +200,19 @@ def write_result(
 def finished(
   workdir: pathlib.Path, config: Config, *, unread: Iterable[str] = ()
 ) -> dict[str, Any] | None:
-  """Returns the content of result.json of this config's run; None: there is none yet.
+  """Returns the content of result.json of this config's run; None: there is no result yet.
 
-  Its `run_sha256` is a digest of config and result, also stored beside the checkpoints. So a result
-  of another config, or an edited one, is refused. While the checkpoints exist, a result of other
-  data or of another release is refused, too. The digest is no signature: anyone can compute one for
-  a forged result, and forge the other files, too.
+  The entry `run_sha256` is a digest of config and result, also stored beside the checkpoints. So an
+  edited result, or a result of another config, is refused. While the checkpoints exist, a result of
+  other data or of another release is refused, too. The digest is no signature: anyone can compute
+  one for a forged result, and forge the other files, too.
 
   Args:
     unread: fields that name files of weights which the caller does not read. These files may be
       gone or changed since.
 
   Raises:
-    UserError: this is not the run's result, or a file beside it is missing or changed.
+    UserError: result.json is not the result of this run, or a file beside it is missing or changed.
   """
   path = workdir / writers.RESULT
   if not path.exists():
@@ -223,7 +227,7 @@ def finished(
       field="workdir",
       value=workdir,
     )
-  # The result holds a record of the code, too, in case the checkpoints are gone.
+  # The code is compared with its record in the result, since the checkpoints may be gone.
   if "user_code" in result:
     before = dict(result["user_code"])
     config_fields = fields.to_dict(config)
@@ -261,8 +265,8 @@ def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:
-  """Saves the released model alone, without the noise key: one array per path. An array by
-  itself is named "params"."""
+  """Saves only the released parameters, without the noise key: one array for each leaf, named by
+  its path. A single array is named "params"."""
   leaves = trees.named_leaves(params)
   arrays: dict[str, Any] = {
     name or "params": np.asarray(leaf) for name, leaf in leaves.items()

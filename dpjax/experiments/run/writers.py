@@ -1,7 +1,8 @@
-"""Files that a run writes: metrics.jsonl, TensorBoard scalars, result.json; and progress.
+"""Files that a run writes (metrics.jsonl, TensorBoard scalars, result.json), and its progress.
 
 Files are strict JSON, which lacks NaN and infinity: NaN is written as null, infinity as "inf" or
-"-inf". All but metrics and events are replaced atomically: a kill leaves the old file or the new.
+"-inf". Files other than metrics and events are replaced atomically: after a kill, either the old
+file or the new file is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "tensorboard"
 LOCK = "lock"
 RESULT = "result.json"
-# Picture and table of a run that has ended; `report` draws and writes them.
+# File names of the picture and the table of a run that has ended, which `report` writes.
 REPORT = ("report.png", "report.csv")
 RESULT_KEYS = (
   "task",
@@ -62,8 +63,10 @@ _SILENT = ContextVar("silent", default=False)
 
 
 class Unwritable(UserError, OSError):
-  """Raised when a file system refuses a write: full, read-only, damaged. The launcher prints one
-  line and exits with code 1, since no setting of the run is wrong."""
+  """Raised when a file system refuses a write, because it is full, read-only or damaged.
+
+  The launcher prints one line and exits with code 1, since no setting of the run is wrong.
+  """
 
 
 def secret_folder(path: pathlib.Path) -> None:
@@ -76,20 +79,21 @@ def secret_folder(path: pathlib.Path) -> None:
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
-    # The folder has another owner, or the file system has no modes.
+    # `chmod` fails if the folder has another owner, or if the file system has no modes.
     except OSError:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
 def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
-  """Flushes a folder and everything in it to disk, to survive a loss of power. With `secret`,
-  only their owner may read them."""
+  """Flushes a folder and everything in it to disk, to survive a loss of power. With `secret`, only
+  the owner of the files may read them."""
   for path in (*folder.rglob("*"), folder):
     mode = 0o700 if path.is_dir() else 0o600
     files.sync(path, mode if secret else None)
 
 
-# Errors of a file system rather than of a program: errno values, and words of native code.
+# Values of errno for errors of a file system, not of a program. `_SAID` has their texts, as native
+# code writes them.
 _REFUSALS = (
   errno.ENOSPC,
   errno.EDQUOT,
@@ -106,8 +110,8 @@ _SAID = {os.strerror(code): code for code in _REFUSALS}
 
 
 def refusal(error: BaseException | None) -> int | None:
-  """Returns the errno of a refusing file system, from an error or its cause; None for
-  another error.
+  """Returns the errno with which a file system refused a write, from an error or its causes; None
+  for other errors.
 
   >>> refusal(ValueError("UNKNOWN: Error writing: [OS error 5: EIO Input/output error]"))
   5
@@ -119,7 +123,7 @@ def refusal(error: BaseException | None) -> int | None:
   code = getattr(error, "errno", None)
   if code in _REFUSALS:
     return code
-  # Native code has only words, no errno.
+  # Errors of native code have no errno, but their message contains its text.
   if not isinstance(error, OSError):
     for words, known in _SAID.items():
       if words in str(error):
@@ -129,9 +133,9 @@ def refusal(error: BaseException | None) -> int | None:
 
 @contextmanager
 def reported_in_one_line(what: str) -> Iterator[None]:
-  """Turns an error of the block into one line where the file system refuses a write.
+  """Turns an error of the block into one line if the file system refused a write.
 
-  Libraries that write raise errors of many types, most of many lines.
+  For a refused write, libraries raise errors of many types, often with many lines.
 
   Args:
     what: name of what is written, such as "checkpoint=FOLDER".
@@ -154,10 +158,11 @@ def reported_in_one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
-  """Turns an error of the block into one line where the disk is full, or refuses a write.
+  """Turns an error of the block into one line if the disk is full, or refused a write.
 
   Args:
-    saved: () -> the newest saved step, for the message; None: there is none.
+    workdir: folder of the run.
+    saved: function that returns the newest saved step, for the message, or None.
 
   Raises:
     Unwritable: the disk is full or damaged, or writing is not allowed.
@@ -166,12 +171,12 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
     yield
   except Exception as error:
     code = refusal(error)
-    # A user's error about a file is one line already.
+    # A UserError about a file is already one line.
     if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
       raise
     try:
       step = saved()
-    # Even reading the folder fails.
+    # On a damaged disk, even reading the folder may fail.
     except OSError:
       step = None
     kept = "nothing was saved" if step is None else f"step {step} is saved"
@@ -187,15 +192,15 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
 
 @contextmanager
 def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
-  """Excludes every other process from the same block, by `workdir`/`subfolder`/lock.
+  """Locks the file `workdir`/`subfolder`/lock, so that no other process enters the same block.
 
   Yields the lock's file descriptor. The operating system releases the lock when this process, and
-  all that inherited the descriptor, have ended. Two runs in one folder would overwrite each other's
-  checkpoints and account for noise twice. The lock has its own file: two processes could hold
-  locks on a file that is replaced, such as config.json.
+  all processes that inherited the descriptor, have closed it or ended. Two runs in one folder would
+  overwrite each other's checkpoints and account for noise twice. The lock has its own file: a file
+  that is replaced, such as config.json, could be locked by two processes.
 
   Raises:
-    UserError: another process holds it; something is there that is no file.
+    UserError: another process holds the lock, or the path is no regular file.
   """
   path = workdir / subfolder / LOCK
   make_folder(workdir)
@@ -205,7 +210,7 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   # Opening a pipe without a reader would never return, and locking a device would lock it
   # for all runs.
   validate.no_pipe(path, str(path))
-  # Opened for writing, since network file systems lock no other files.
+  # The file is opened for writing, since network file systems lock only such files.
   with open(path, "ab", opener=private) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +228,7 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
 
 
 def plain(value: object) -> Any:
-  """Converts a value to strict JSON data: NaN becomes None, infinity "inf" or "-inf".
+  """Converts a value to strict JSON data. NaN becomes None, and infinity becomes "inf" or "-inf".
 
   >>> plain({"epsilon": float("inf"), "loss": float("nan"), "sizes": (1, 2)})
   {'epsilon': 'inf', 'loss': None, 'sizes': [1, 2]}
@@ -233,7 +238,7 @@ def plain(value: object) -> Any:
   if isinstance(value, (list, tuple)):
     return [plain(entry) for entry in value]
   item = getattr(value, "item", None)
-  # Scalars of NumPy and JAX have `item`.
+  # Scalars of NumPy and JAX have the method `item`.
   value = item() if callable(item) else value
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
@@ -241,7 +246,7 @@ def plain(value: object) -> Any:
 
 
 def number(value: float | str | None) -> float:
-  """Returns the float that `plain` wrote: None is NaN, "inf" infinity.
+  """Inverts `plain` for a float: None becomes NaN, and "inf" becomes infinity.
 
   >>> number(None), number("inf"), number(0.5)
   (nan, inf, 0.5)
@@ -250,14 +255,14 @@ def number(value: float | str | None) -> float:
 
 
 def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -> None:
-  """Writes strict JSON atomically, with keys in the given order; `secret` as in
-  `replace_file`."""
+  """Writes strict JSON atomically, with keys in the given order. With `secret`, only the owner may
+  read the file."""
   text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
   replace_file(path, f"{text}\n".encode(), secret=secret)
 
 
 def read_json(path: str | os.PathLike) -> Any:
-  """Reads the JSON data of a file, with non-finite numbers as `write_json` spells them.
+  """Reads the JSON data of a file. Non-finite numbers stay as `write_json` wrote them.
 
   Raises:
     UserError: the file is missing or is not JSON; one line.
@@ -268,28 +273,28 @@ def read_json(path: str | os.PathLike) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  # The file is not UTF-8, or not JSON.
+  # These errors mean that the file is not UTF-8, or not JSON.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
 
 
 class MetricsWriter:
-  """Appends metrics to `workdir`/metrics.jsonl, one JSON line a call, and to TensorBoard.
+  """Appends metrics to `workdir`/metrics.jsonl, one JSON line for each call, and to TensorBoard.
 
-  Lines carry no time of day, so that a file that was interrupted and resumed equals, byte
-  for byte, the one of an uninterrupted run. For that, write the metrics of step k before
-  the checkpoint of step k, and resume from the checkpoint's step.
+  Lines contain no time of day, so that the file of a resumed run equals, byte for byte, the file of
+  an uninterrupted run. For that, write the metrics of step k before the checkpoint of step k, and
+  resume from the checkpoint's step.
 
   Args:
     workdir: folder of the run; created if missing.
-    resume_step: keep lines of steps <= this one and drop the others, also a last line that was
-      cut off. None starts an empty file and drops earlier event files: otherwise the scores of
-      an earlier start with other noise would be released beside those of this run.
-    tensorboard: also write event files to `workdir`/tensorboard. They hold the time of every row
-      and the name of the machine.
-    held: result of `durable` at that step: the file must still begin with those bytes.
-    hook: called with the step and the values of every line, after the file has it.
+    resume_step: last step whose lines are kept. Later lines are dropped, and so is a last line that
+      was cut off. None: the file starts empty, and earlier event files are removed. Otherwise the
+      scores of an earlier start with other noise would be released beside the scores of this run.
+    tensorboard: whether to write event files to `workdir`/tensorboard, too. They contain the time
+      of every row and the name of the machine.
+    held: result of `durable` at `resume_step`: the file must still begin with the same bytes.
+    hook: function that is called with the step and the values of every line after it is written.
 
   Raises:
     UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
@@ -340,8 +345,8 @@ class MetricsWriter:
       self._hook(int(step), scalars)
 
   def durable(self) -> dict[str, Any]:
-    """Flushes all lines so far to disk, and returns their length in bytes and their SHA-256.
-    From now on they survive a loss of power."""
+    """Flushes all lines so far to disk, so that they survive a loss of power. Returns their length
+    in bytes and their SHA-256."""
     # The checkpoint refers to these bytes. If it became durable first, a resume would be
     # refused.
     os.fsync(self._file.fileno())
@@ -365,7 +370,8 @@ class MetricsWriter:
 
 
 def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
-  """Returns the bytes of a file up to the last call of `MetricsWriter.durable`."""
+  """Returns the first bytes of a file, which `held` describes. Raises UserError if their digest
+  differs."""
   validate.no_pipe(path, str(path))
   try:
     with path.open("rb") as file:
@@ -393,7 +399,8 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """Returns (text, data) of each whole line."""
+  """Returns (text, data) of each complete line. Raises UserError if a line before the last one is
+  damaged."""
   path = workdir / METRICS
   if not path.exists():
     return []
@@ -411,7 +418,7 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _entry(line: str) -> dict[str, Any] | None:
   try:
-    # A line without its end was cut off, even if it happens to be JSON.
+    # A line without a line end was cut off, even if it happens to be JSON.
     entry = json.loads(line) if line.endswith("\n") else None
   except ValueError:
     return None
@@ -437,7 +444,7 @@ class _Events:
     self._event = proto.Event
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
-    self._add(purge_step, session_log=start)  # hides what a resume redoes
+    self._add(purge_step, session_log=start)  # hides earlier events from `purge_step` on
 
   def _add(self, step: int, **what: Any) -> None:
     self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
@@ -452,7 +459,7 @@ class _Events:
 
 
 def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
-  """Writes `workdir`/result.json after checking that it says what its epsilon means.
+  """Writes `workdir`/result.json, after a check that the result states what its epsilon means.
 
   Raises:
     ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon. Under kind
@@ -482,7 +489,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def took(result: Mapping[str, Any]) -> str:
-  """Returns the duration of a run as text; empty where its result has none.
+  """Returns the duration of a run as text; "" if its result has no duration.
 
   >>> took({"wall_seconds": 12.3}), took({"wall_seconds": None})
   (' in 12 s', '')
@@ -516,14 +523,15 @@ def note(message: str) -> None:
 
 
 def say(line: str) -> None:
-  """Prints a line on stdout, above the bar of a progress report where there is one."""
+  """Prints a line on stdout, above the progress bar if there is one."""
   tqdm.write(line, file=sys.stdout)
   sys.stdout.flush()
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-  """Suppresses progress reports: those of several runs at once would overwrite each other."""
+  """Suppresses progress reports in the block. Reports of several runs at once would overwrite each
+  other."""
   before = _SILENT.set(True)
   try:
     yield
@@ -532,8 +540,8 @@ def silent() -> Iterator[None]:
 
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """Returns a progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
-  # There may be no stderr (`2>&-`): Python then has None.
+  """Returns a progress report on stderr: a bar on a terminal, elsewhere a line every 5 seconds."""
+  # If the process has no stderr (`2>&-`), `sys.stderr` is None.
   if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)
   if sys.stderr.isatty():
@@ -542,7 +550,7 @@ def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
 
 
 class Progress:
-  """Progress as plain lines; also a context manager."""
+  """Progress report in plain lines; also a context manager."""
 
   def __init__(self, total: int, initial: int, desc: str):
     self._total = total
@@ -552,12 +560,16 @@ class Progress:
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
-    # `close` reports nothing where no step was made.
+    # The count that was last reported. It begins at `initial`, so that `close` reports nothing if
+    # no step was made.
     self._said = initial
 
   def update(self, n: int = 1, **postfix: Any) -> None:
-    """Adds n to the count. `postfix`: values to show; a new one replaces the old one of its name.
-    n=0 only updates the report."""
+    """Adds n to the count. With n=0, it only updates the shown values.
+
+    Args:
+      postfix: values to show, by name. A new value replaces the old value of the same name.
+    """
     self._count += n
     self._postfix.update(postfix)
     if time.monotonic() >= self._next:
@@ -572,7 +584,7 @@ class Progress:
     now = time.monotonic()
     self._next = now + _LINE_SECONDS
     self._said = self._count
-    # Steps from before a resume took none of this process's time.
+    # The speed leaves out steps from before a resume, which took none of this process's time.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
     values = "".join(
       f" {name}={_short(name, value)}" for name, value in self._postfix.items()
@@ -589,14 +601,14 @@ class Progress:
 
 
 class _Silence(Progress):
-  """Progress without reports."""
+  """Progress that is counted but not reported."""
 
   def _say(self) -> None:
     pass
 
 
 class _Bar(Progress):
-  """Progress as a bar."""
+  """Progress report as a bar of tqdm."""
 
   def __init__(self, total: int, initial: int, desc: str):
     self._bar = tqdm(total=total, initial=initial, desc=desc, dynamic_ncols=True)

@@ -1,6 +1,6 @@
-"""Tables of attacks: every attack against every defence of a config, as a grid (`labelled`).
+"""Tables of attacks. Each row of a config is an attack against a defence; `labelled` runs the rows.
 
-Runs that attack the same data read them once.
+Consecutive rows that attack the same data read the data once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def points(config: AttackConfig) -> list[Point]:
   """Returns every run of a table, checked before the first one begins.
 
   Raises:
-    UserError: an unknown field or value, a setting that no row reads, two rows of one name.
+    UserError: an unknown field or value, a setting that no row reads, two rows with the same name.
 
   >>> rows = {"membership, none": {"train.privacy.method": "sgd", "train.privacy.epsilon": 2.0}}
   >>> [(point.name, point.overrides["defence"]) for point in points(AttackConfig(rows=rows))]
@@ -69,8 +69,12 @@ def points(config: AttackConfig) -> list[Point]:
 
 
 def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
-  """Resets the section that this row does not attack to its default."""
-  # Refused, since changes in the unused section would be shown as the row's defence.
+  """Sets the section that a row does not attack, `train` or `federate`, to its default.
+
+  Raises:
+    WouldBeIgnored: the row changes a field in this section.
+  """
+  # Changes in this section are refused, since they would be shown as the row's defence.
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(
@@ -83,15 +87,17 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
 
 @bounds.names_fields
 def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Runs `labelled.run_all`, and writes files beside sweep.json. attacks.md and attacks.csv
-  have one line for every method and defence. attacks.png shows the curves beside the
-  allowed lines, and how often inversions succeed.
+  """Runs `labelled.run_all`, and writes files beside sweep.json.
+
+  attacks.md and attacks.csv have one line for every method and defence. attacks.png shows the
+  curves of the attacks beside the lines that the guarantees allow, and how often inversions
+  succeed.
 
   Raises:
-    UserError: a wrong config, and as `labelled.run_all`.
+    UserError: a wrong config; also the errors of `labelled.run_all`.
   """
   loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
-  # One cache for both kinds, so that rows on the same data read them once.
+  # Central and federated runs share one cache, so that rows on the same data read the data once.
   last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:
@@ -109,13 +115,13 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
 
 
 def is_above(row: Row) -> bool:
-  """Whether an attack of a finished run exceeds its guarantee."""
+  """Returns whether an attack of a finished run exceeds the guarantee of the attacked run."""
   attacks = row.get("attacks", {}).values()
   return any(judged["against_line"] == "above" for judged in attacks)
 
 
 def _unread_of_table(config: AttackConfig) -> Unused:
-  """Returns the fields that no row reads; `beside` is read if it names rows."""
+  """Returns the fields that no row reads. `beside` counts as read if it names only rows."""
   alone = alone_as(config)
   rows = labelled.unread_of_rows(config, alone, unread)
   labels = config.rows or {alone: {}}

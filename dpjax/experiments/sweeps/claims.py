@@ -20,14 +20,14 @@ _NOTE = (
 
 
 def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
-  """Writes claims.csv and claims.md."""
+  """Writes the table of all runs to claims.csv and claims.md in `workdir`."""
   rows = rows_of(results)
   report.write_csv(workdir / "claims.csv", rows)
   writers.replace_file(workdir / "claims.md", f"{_NOTE}\n{markdown(rows)}".encode())
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """Returns a row for each (curve, data set, target epsilon), over its seeds."""
+  """Returns one row for each (curve, data set, target epsilon), which combines its seeds."""
   groups: dict[tuple, list[Row]] = {}
   for result in results:
     key = (result["curve"], result["dataset"], result["epsilon_target"])
@@ -49,7 +49,7 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "audited_lower_bound": _largest(group, "epsilon_audited_lower"),
     "audited_by": first.get("audit", {}).get("strongest"),
     "verdict": verdict(group),
-    # The mean hides how much seeds differ, so the range stands beside it.
+    # The mean hides how much seeds differ, so the range is shown, too.
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
@@ -63,7 +63,7 @@ def _largest(group: list[Row], name: str) -> float | None:
 
 
 def verdict(group: Sequence[Row]) -> str:
-  """Compares the attacks with the epsilon that the method states.
+  """Returns in words whether attacks refute the epsilon that the method states.
 
   >>> verdict([{"epsilon": 2.0, "epsilon_audited_lower": 5.0, "epsilon_kind": "claimed"}])
   'claim refuted'
@@ -83,7 +83,7 @@ def verdict(group: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """The rows as a Markdown table.
+  """Returns the rows as a Markdown table, whose columns are the keys of the first row.
 
   >>> print(markdown([{"method": "radp", "delta": None, "claimed_epsilon": 2.0}]))
   | method | delta | claimed_epsilon |

@@ -1,4 +1,4 @@
-"""The total cost of the runs of a grid: the sum of their epsilons, where it is valid."""
+"""The total cost of the runs of a grid: the sum of their epsilons, if the sum is valid."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   each are (sum epsilon_i, sum delta_i)-DP together. So is any choice among them. This needs
   independent randomness, one neighbouring relation and one unit.
 
-  epsilon and delta are None where the sum is not valid: relations or units differ, or a run
-  has no guarantee, or only for a larger deployment ("simulated"). They are None too where runs
-  of user level differ in their data or users: a user may be spread over users of another run.
+  epsilon and delta are None if the sum is not valid: relations or units differ, or a run has no
+  guarantee, or only a guarantee for a larger deployment ("simulated"). They are also None if runs
+  with user-level privacy have different data or users: the records of one user may belong to
+  several users of another run.
 
-  Runs on different data are summed too, because somebody may have a record in each of them.
+  Runs on different data are summed, too, because a person may have a record in each data set.
 
   >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
   ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}
@@ -41,16 +42,16 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
-  # With several partitions into users, a user of one run need not be a user of another.
+  # With several partitions into users, a user of one run need not be a user of another run.
   dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
-  # Basic composition needs one relation, one unit, and an epsilon of every run itself.
+  # Basic composition needs one relation, one unit, and an epsilon that holds for every run itself.
   if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
   failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   return {
     "runs": len(done),
-    # Exactly rounded, so that the sum does not depend on the order of the runs.
+    # `fsum` rounds only once, so the sum does not depend on the order of the runs.
     "epsilon": math.fsum(row["epsilon"] for row in done),
     "delta": math.fsum(row["delta"] for row in done),
     "epsilon_kind": "claimed" if "claimed" in kinds else "proved",
@@ -73,12 +74,13 @@ def population(config: Any) -> str:
 
 
 def population_of(held_fields: Mapping[str, Any]) -> str:
-  """Returns `population` of a config of these fields, such as those of a config.json."""
+  """Returns `population` of a config, which is given as a dict, such as that of config.json."""
   data = held_fields.get("data") or {}
   held = {name: data.get(name) for name in ("name", "data_dir", "limit")}
   partition = held_fields.get("partition")
   if partition is not None:
-    # Clients that the data determine are the same users, even if some data are left out.
+    # In a natural partition the data determine the users, so its other settings, such as a limit
+    # of examples, are left out.
     users = (partition["name"], partition.get("client_id"))
     natural = partition["name"] in NATURAL
     held["partition"] = ":".join(filter(None, users)) if natural else partition
@@ -86,11 +88,11 @@ def population_of(held_fields: Mapping[str, Any]) -> str:
 
 
 def statement(rows: list[Row], others: int = 0) -> str:
-  """Explains what the epsilons of a sweep guarantee, and what not.
+  """Explains what the epsilons of a sweep guarantee, and what they do not guarantee.
 
   Args:
     rows: rows of `engine.run`.
-    others: finished runs in the same folder that are not part of the sweep any more.
+    others: number of finished runs in the same folder that are not part of the sweep any more.
   """
   total = charge(rows)
   text = (

@@ -1,4 +1,4 @@
-"""The picture of a sweep: one number over another, a line per series, with a CSV file."""
+"""The picture and the CSV file of a sweep: a score over a setting, with a line for each series."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ def sweep_report(
   references: Iterable[tuple[str, float, float]] = (),
   title: str = "",
 ) -> None:
-  """Writes `out_dir`/curve.csv and curve.png: y over x, the mean over seeds.
+  """Writes `out_dir`/curve.csv and curve.png: the mean of y over seeds, at each x.
 
-  The bars span the smallest and the largest of the seeds (no claim about other seeds);
-  a single seed is a point without a bar. Runs that guarantee no epsilon are drawn as a
-  horizontal line, never at the epsilon that their config happens to hold. A run whose y is
-  not finite (it diverged) is counted, in the column `not_finite`, and is in no mean.
+  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. A point
+  of a single seed has no bar. Runs that guarantee no epsilon are drawn as a horizontal line, not at
+  the epsilon in their config. A run whose y is not finite (it diverged) is counted in the column
+  `not_finite`, and left out of the mean.
 
   Args:
-    rows: one per finished run, with the keys x, y, series and those of a result.
+    rows: one row for each finished run, with the keys `x`, `y` and `series`, and the keys of a
+      result.
     out_dir: folder to write to.
-    x: numeric key. One that ends in "epsilon", or whose values are positive and span a factor
-      of 50, gets a logarithmic axis. Values beside an infinite one are drawn without a scale.
-    y: numeric key of the result; None and "inf" are what JSON holds of one that diverged.
+    x: key of the x values. The axis is logarithmic if the key ends in "epsilon", or if all values
+      are positive and span a factor of 50. If a value is infinite, the values are drawn side by
+      side, without a scale.
+    y: key of a number in the result. A diverged run has None or "inf", as JSON holds them.
     series: key whose values become separate lines.
-    references: (label, x, y) of published results, listed in the key. At an epsilon of 0 it is
-      a model that saw no private data: a horizontal line.
+    references: (label, x, y) of published results, listed in the picture's key. A reference at
+      epsilon 0 is a model that saw no private data, drawn as a horizontal line.
     title: title of the picture.
 
   Raises:
-    UserError: a run has no such key, or its value is no number.
+    UserError: a run lacks a key, or its value is no number.
   """
   out_dir = pathlib.Path(out_dir)
   groups = summarize(rows, x=x, y=y, series=series)
@@ -62,13 +64,13 @@ def sweep_report(
 def summarize(
   rows: Sequence[Row], *, x: str, y: str, series: str | None = None
 ) -> list[Row]:
-  """Returns one row per (series, x): seeds, failures and statistics of y.
+  """Returns one row for each (series, x): number of seeds, failures and statistics of y.
 
-  Failures are seeds that ended without a finite y. The mean, smallest and largest y are those
-  of the other seeds, NaN where there are none.
+  Failures are seeds that ended without a finite y. The mean, smallest and largest y are computed
+  over the other seeds; without other seeds they are NaN.
 
-  The epsilon of a group is the largest of its runs. x is None without an epsilon; runs whose
-  x is NaN have no place and are left out.
+  The epsilon of a row is the largest epsilon of its runs. On an axis of epsilon, x is None for runs
+  that guarantee no epsilon. Runs whose x is NaN are left out.
 
   >>> runs = [{"e": 1.0, "a": 0.5}, {"e": 1.0, "a": 0.75}]
   >>> [(g["e"], g["seeds"], g["a_mean"]) for g in summarize(runs, x="e", y="a")]
@@ -90,12 +92,12 @@ def summarize(
 
 
 def place(row: Row, x: str) -> float | None:
-  """Returns the place of a run on the axis; None on an axis of epsilon for a run without one.
+  """Returns the x value of a run. It is None if x is an epsilon and the run guarantees no epsilon.
 
   >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
   (inf, None)
   """
-  # The config of a run without noise has an epsilon, too, which does not hold.
+  # The config of a run without a guarantee may also hold an epsilon, which is not drawn.
   promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
   return numeric(row, x) if promised else None
 
@@ -110,7 +112,7 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     x: key[1],
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),
-    # This mean is rounded only once, so that min <= mean <= max.
+    # `statistics.mean` rounds only once, so that min <= mean <= max.
     f"{y}_mean": statistics.mean(values or [math.nan]),
     f"{y}_min": min(values, default=math.nan),
     f"{y}_max": max(values, default=math.nan),
@@ -118,11 +120,11 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
 
 
 def numeric(row: Row, key: str) -> float:
-  """Returns a number of a result, also a non-finite one in its JSON form
+  """Returns a number of a result as a float, also if it is the JSON form of a non-finite number
   (`writers.number`).
 
   Raises:
-    UserError: there is no such key, or it holds something else.
+    UserError: the key is missing, or its value is no number.
   """
   value = row.get(key)
   if value in ("inf", "-inf") or (value is None and key in row):
@@ -137,7 +139,7 @@ def numeric(row: Row, key: str) -> float:
 
 
 def _common(values: Iterable[Any]) -> Any:
-  """Returns the value that all share; otherwise a text of the different values, in order of
-  appearance."""
+  """Returns the common value if all values are equal. Otherwise returns a text that lists the
+  different values, in order of appearance."""
   different = list(dict.fromkeys(values))
   return different[0] if len(different) == 1 else " / ".join(map(str, different))

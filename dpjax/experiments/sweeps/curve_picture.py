@@ -1,7 +1,7 @@
-"""Draws the groups of a sweep: lines over x, a panel for each line where there are many.
+"""The picture of a sweep: lines over x, with a panel for each line if there are many lines.
 
-Two neighbouring relations never share axes: an epsilon of one says nothing beside an epsilon of
-the other. Each has panels of its own.
+Lines of two neighbouring relations never share axes, because their epsilons cannot be compared.
+Each relation has separate panels.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _OURS = "this sweep"
-# Largest number of lines that share a panel. If there are more, each has a panel.
+# Largest number of lines that share a panel. If there are more lines, each line has a panel.
 _FEW = 4
-# Beginning of the neighbouring relation that published epsilons are taken to have.
+# First words of the neighbouring relation that published epsilons are assumed to have.
 _USUAL = "add or remove"
-# Width and height in inches of one of many panels, and of one of few.
+# Width and height of a panel in inches: _PANEL if there are many lines, _WHOLE if there are few.
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
-# Error rates are drawn, on a logarithmic axis, in place of accuracies: if the best accuracy is at
-# least _CROWDED, and the largest error at least _RANGE times the smallest.
+# Error rates are drawn in place of accuracies, on a logarithmic axis, under two conditions. The
+# best accuracy is at least _CROWDED, and the largest error is at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
-# Where x spans this factor, its axis is logarithmic.
+# The x axis is logarithmic if the largest x is at least this many times the smallest x.
 _WIDE = 50
 
 
 class Line(NamedTuple):
-  """A series under one neighbouring relation."""
+  """A line of the picture: the groups of one series that have the same neighbouring relation."""
 
   label: str
-  relation: str  # in words; "": nothing of it is private
+  relation: str  # in words; "": no group has a guarantee
   color: str
   marker: str
   dash: Any
@@ -49,19 +49,19 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-  """The columns that are drawn, and how."""
+  """The columns that are drawn as x and y, and how they are drawn."""
 
   x: str
   y: str
-  is_error: bool  # the error rate in per cent, in place of the accuracy
-  places: dict[float | None, float]  # of x, where one is infinite
+  is_error: bool  # whether the error rate in per cent is drawn in place of the accuracy
+  places: dict[float | None, float]  # positions of x values if one is infinite, else {}
 
   def height(self, value: float) -> float:
-    """Returns where a value of y is drawn."""
+    """Returns the height at which a value of y is drawn."""
     return 100 * (1 - value) if self.is_error else value
 
   def column(self, value: float | None) -> Any:
-    """Returns where a value of x is drawn."""
+    """Returns the horizontal position at which a value of x is drawn."""
     return self.places.get(value, value)
 
 
@@ -78,20 +78,20 @@ def figure(
 ) -> Figure:
   """Returns the picture of the groups that `curve.summarize` makes, or that curve.csv holds.
 
-  - Up to four lines share axes, with their names at their ends. If there are more, each has a
-    panel, with the others of its neighbouring relation in grey behind.
-  - Where accuracies crowd below 1, the error rate is drawn, on a logarithmic axis.
-  - Where every series is one point at the same x, the points stand below each other.
+  - Up to four lines share axes, with names at the ends of the lines. If there are more lines, each
+    line has a panel, which also shows the other lines of its neighbouring relation in grey.
+  - If accuracies are close to 1, the error rate is drawn, on a logarithmic axis.
+  - If every series has only one point, and all points have the same x, each point has a row.
 
   Args:
-    groups: rows, one per (series, x).
-    x: the column of x.
-    y: the name whose mean, smallest and largest value have columns.
-    series: the column that names lines.
-    references: (label, x, y) of published results; at an epsilon of 0 a horizontal line.
+    groups: one row for each (series, x).
+    x: name of the column of x.
+    y: name of the score, whose columns are NAME_mean, NAME_min and NAME_max.
+    series: name of the column that tells lines apart; None: there is one line.
+    references: (label, x, y) of published results. A reference at epsilon 0 is a horizontal line.
     title: title of the picture.
-    repeats: word for the runs that a point is the mean of.
-    look: sizes, fonts, style.
+    repeats: word for the runs whose mean a point shows.
+    look: sizes, fonts and style of the picture.
   """
   references = list(references)
   axis = Axis(x, y, _is_crowded(groups, y, look), places([
@@ -119,7 +119,7 @@ def figure(
 
 
 def _panels(lines: list[Line], relations: list[str], *, many: bool) -> list[list[Line]]:
-  """Returns the lines of each panel; panels of one relation stay beside each other."""
+  """Returns the lines of each panel. Panels of the same relation follow each other."""
   if not many:
     return [
       [line for line in lines if line.relation in ("", relation)] for relation in relations
@@ -138,7 +138,8 @@ def _curves(
   *,
   many: bool,
 ) -> Figure:
-  """Returns a picture of lines. Many lines have a panel each; few share one for each relation."""
+  """Returns a picture of lines. With `many`, each line has a panel; otherwise all lines of a
+  relation share a panel."""
   panels = _panels(lines, relations, many=many)
   small, high = _PANEL if many else _WHOLE
   wide = min(look.across(small), len(panels))
@@ -150,12 +151,13 @@ def _curves(
     mine = next((line.relation for line in panel if line.relation), "")
     alike = [line for line in lines if line.relation in ("", mine)]
     behind = [line for line in alike if line not in panel] if many else []
-    # Published epsilons are taken to have the usual relation. Where panels differ in relation, only
-    # panels of the usual one show them.
+    # Published epsilons are assumed to have the usual relation. If there are several relations,
+    # only panels of the usual relation show published epsilons.
     usual = len(relations) == 1 or mine.startswith(_USUAL)
     beside = [entry for entry in references if usual or _is_public(axis, entry[1])]
     _panel(axes, panel, behind, axis, beside, look)
-    # Many panels name a relation only where it is not the first one, which the note names.
+    # With many panels, the note names the first relation, so only panels of other relations name
+    # their relation.
     is_named = len(relations) > 1 and not (many and mine in ("", relations[0]))
     _dress(axes, panel, axis, look, name=many, relation=mine if is_named else "")
     # Panels share their axes: only the lowest row names x, and only the first column names y.
@@ -171,9 +173,9 @@ def _curves(
 
 
 def places(values: Sequence[float | None]) -> dict[float | None, float]:
-  """Returns where each value of x is drawn, if one of them is infinite: side by side, in order.
+  """Returns the positions 0, 1, 2, ... of the sorted x values, if one value is infinite.
 
-  Otherwise {}: each value has its own place on an axis.
+  If all values are finite, it returns {}: each value is then drawn at its place on an axis.
 
   >>> places([0.1, math.inf, 0.5]), places([0.1, 0.5])
   ({0.1: 0.0, 0.5: 1.0, inf: 2.0}, {})
@@ -185,7 +187,7 @@ def places(values: Sequence[float | None]) -> dict[float | None, float]:
 
 
 def _is_crowded(groups: Sequence[Row], y: str, look: Look) -> bool:
-  """Whether accuracies are so close to 1 that only their errors can be told apart."""
+  """Returns whether accuracies are so close to 1 that error rates are drawn in their place."""
   values = [group[f"{y}_{end}"] for group in groups for end in ("min", "mean", "max")]
   values = [value for value in values if math.isfinite(value)]
   if not y.endswith("accuracy") or look.log_y is False or not values:
@@ -196,13 +198,13 @@ def _is_crowded(groups: Sequence[Row], y: str, look: Look) -> bool:
 
 
 def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) -> list[Line]:
-  """Returns every series, once for each neighbouring relation that its runs have."""
+  """Returns a line for each series and each neighbouring relation of its runs."""
   labels = list(dict.fromkeys(str(group[series]) if series else "" for group in groups))
   lines = []
   base = ""
   for index, label in enumerate(labels):
     mine = [group for group in groups if not series or str(group[series]) == label]
-    # "the same, DP-FTRL" refers to the line above it, whose name is written out here.
+    # In a label such as "the same, DP-FTRL", "the same" is replaced by the last full label.
     again = label.startswith("the same,")
     base = base if again else label
     name = label.replace("the same", base, 1) if again and base else label
@@ -228,13 +230,13 @@ def _relation(group: Row) -> str:
 
 
 def _points(line: Line, axis: Axis) -> list[Row]:
-  """Returns the groups of a line that have a place and a finite mean."""
+  """Returns the groups of a line that have an x value and a finite mean."""
   mean = f"{axis.y}_mean"
   return [g for g in line.groups if g[axis.x] is not None and math.isfinite(g[mean])]
 
 
 def _levels(line: Line, axis: Axis) -> list[float]:
-  """Returns the heights of a line's runs that guarantee no epsilon."""
+  """Returns the heights of a line's groups that have no x value: they guarantee no epsilon."""
   mean = f"{axis.y}_mean"
   flat = [g for g in line.groups if g[axis.x] is None and math.isfinite(g[mean])]
   return [axis.height(group[mean]) for group in flat]
@@ -265,7 +267,7 @@ def _panel(
         for end in ("min", "mean", "max")
       ]
       mean = ends[1]
-      # The largest accuracy is the smallest error.
+      # The ends of a bar are sorted, because the largest accuracy is the smallest error.
       low = [value - min(pair) for value, pair in zip(mean, zip(*ends))]
       high = [max(pair) - value for value, pair in zip(mean, zip(*ends))]
       bars = [low, high] if any(group["seeds"] > 1 for group in points) else None
@@ -294,19 +296,20 @@ def _panel(
 
 
 def _reference_marker(index: int) -> str:
-  """Returns the marker of a published result, which no line of ours has."""
+  """Returns the marker of a published result, which no line of the sweep has."""
   return pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)]
 
 
 def _is_public(axis: Axis, at: float) -> bool:
-  """Whether a reference saw no private data: its epsilon is 0, which has no place on a log axis."""
+  """Returns whether a reference saw no private data: its epsilon is 0, which a log axis lacks."""
   return at == 0 and axis.x.endswith("epsilon")
 
 
 def _dress(
   axes: Axes, lines: list[Line], axis: Axis, look: Look, *, name: bool, relation: str
 ) -> None:
-  """Sets the labels of a panel's axes, and as its title the name of its line or relation."""
+  """Sets the axis labels of a panel, and its title: the name of its line (with `name`), and its
+  relation unless it is ""."""
   characters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
   heading = [lines[0].label or _OURS] if name else []
   heading += [relation] * bool(relation)
@@ -322,24 +325,24 @@ def _dress(
 def _meaning(groups: Sequence[Row], relations: list[str], *, many: bool) -> str:
   """Returns the note on what epsilon means: its kind, delta and neighbouring relation.
 
-  It is "" where no group states an epsilon.
+  The note is "" if no group states an epsilon.
   """
   private = [group for group in groups if group.get("epsilon_kind") not in (None, "none")]
   if not private:
     return ""
   kinds = " / ".join(dict.fromkeys(str(group["epsilon_kind"]) for group in private))
   deltas = dict.fromkeys(group["delta"] for group in private)
-  # A delta is text where several runs of a point have several deltas.
+  # A delta is text if the runs of a point have different deltas.
   shown = [upper(value) if isinstance(value, float) else str(value) for value in deltas]
   meaning = f"epsilon: {kinds}, delta = {' / '.join(shown)}"
   if len(relations) == 1:
     return f"{meaning}, {relations[0]}"
-  # If panels are few, each names its own relation.
+  # With few panels, each panel names its relation, so the note names none.
   return f"{meaning}, {relations[0]} where a panel names no other" if many else meaning
 
 
 def _note(groups: Sequence[Row], repeats: str) -> str:
-  """Returns what a point and its bar are, and how many runs are not drawn."""
+  """Returns the note on what points and bars show, and on how many runs are not drawn."""
   sizes = sorted({int(group["seeds"]) for group in groups})
   counts = " to ".join(map(str, dict.fromkeys(sizes[:1] + sizes[-1:]))) or "0"
   note = f"mean of {counts} {repeats}; bars: min to max"
@@ -362,7 +365,7 @@ def _scale(
   if axis.is_error or look.log_y:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    # Within a decade more numbers are needed to read a height.
+    # An axis of less than a decade needs more ticks, so that heights can be read.
     few = (1.0, 2.0, 5.0)
     subs = few if high > 6 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
     axes.yaxis.set_major_locator(LogLocator(subs=subs))
@@ -375,7 +378,7 @@ def _scale(
   # Ticks stand at values that were run, not at powers of ten without a run.
   ticks = sorted({at for group in groups if (at := group[axis.x]) is not None and at > 0})
   ticks = ticks or sorted({at for _, at, _ in references if at > 0})
-  # On a linear axis all but the largest would stand on one place.
+  # On a linear axis that spans a large factor, most values would be drawn at nearly one place.
   is_wide = bool(ticks) and ticks[-1] >= _WIDE * ticks[0]
   is_positive = all(group[axis.x] is None or group[axis.x] > 0 for group in groups)
   wanted = axis.x.endswith("epsilon") or (is_wide and is_positive)
@@ -395,7 +398,7 @@ def _handles(
   *,
   many: bool,
 ) -> list[Artist]:
-  """Returns the key: what is not named in a panel, each once."""
+  """Returns the entries of the picture's key: each kind of line or marker that no panel names."""
   handles: list[Artist] = []
   if any(_levels(line, axis) for line in lines):
     dashes = {"color": "#000000", "linestyle": "--", "linewidth": 0.9}
@@ -413,17 +416,18 @@ def _handles(
     if _is_public(axis, at):
       how = {"linestyle": ":", "linewidth": 1.1}
       name = f"{label} ({value:g})"
-    # Several points of one paper share their marker, and are read off the axes.
+    # Several points of one paper share a marker, and their values are read off the axes.
     name = name if len(places) == 1 else label
     handles.append(pictures.sample(name, look, color=pictures.REFERENCE_COLOR, **how))
   return handles
 
 
 def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
-  """Names the lines of a panel at their ends; a single line without a name needs none."""
+  """Writes the name of each line of a panel at the end of the line. Lines without a label get no
+  name."""
   ends = []
   if all(len(_points(line, axis)) == 1 for line in lines) and len(lines) > 1:
-    # Lines of one point each have no end: their names stand beside their points.
+    # A line of one point has no end, so its name is written beside the point.
     for line in lines:
       (group,) = _points(line, axis)
       axes.annotate(
@@ -438,7 +442,7 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
     heights = [axis.height(last[f"{axis.y}_mean"])] if last else _levels(line, axis)
     ends += [(line.label, heights[0], line.color)] if heights and line.label else []
   if ends:
-    # A third of the panel, so that the lines keep most of it.
+    # Names get a third of the panel's width, so that the lines keep most of it.
     width = axes.get_window_extent().width / axes.figure.dpi
     characters = max(10, int(width / 3 / pictures.letter(look.font_size)))
     pictures.label_ends(axes, look, ends, characters=characters)
@@ -450,7 +454,8 @@ def _dots(
   references: list[tuple[str, float, float]],
   look: Look,
 ) -> Figure:
-  """Returns a picture of one point a series, one below the other, a panel for each relation."""
+  """Returns a picture with a row for each series, which has one point, and a panel for each
+  relation."""
   relations = list(dict.fromkeys(line.relation for line in lines))
   height = 1.1 + (look.font_size * 1.7 / 72) * len(lines) + 0.3 * len(relations)
   drawn = pictures.new_figure(look, height=height)
@@ -473,7 +478,7 @@ def _dots(
         axis.height(value), color=pictures.REFERENCE_COLOR, linewidth=0.9,
         linestyle=(0, (1 + index, 1.5)),
       )  # fmt: skip
-    # A single relation is in the note above.
+    # If there is only one relation, the note above the panels names it.
     words = (relation or pictures.WITHOUT_PRIVACY) if len(relations) > 1 else ""
     ylabel = "test error (%)" if axis.is_error else pictures.in_words(axis.y)
     pictures.dress(axes, look, title=words, xlabel=ylabel)

@@ -1,7 +1,7 @@
 """The grid engine: points from variants and axes, and their runs, one after another or side
 by side in several processes.
 
-It can be killed at any moment and started again. Finished runs are kept, the interrupted one
+A grid can be killed at any moment and started again. Finished runs are kept, the interrupted run
 resumes, and the files about all runs are written again after each run.
 """
 
@@ -38,7 +38,7 @@ FILE = "sweep.json"
 
 
 class Point(NamedTuple):
-  """A run of a grid."""
+  """One run of a grid: its folder name, config, and differences from other runs."""
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
@@ -48,20 +48,24 @@ class Point(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """Runs of one kind, and their report. Picklable if they may run side by side."""
+  """The runs of a grid, and functions that train and report them. It must be picklable if runs go
+  on side by side."""
 
-  config: Any  # a dataclass, of the whole: for sweep.json
+  config: Any  # dataclass: config of the whole grid, for sweep.json
   points: list[Point]
-  # (point, its folder, result of `load`) -> the content of result.json; resumes by itself
+  # Function (point, folder of the point, result of `load`) -> content of result.json. It resumes an
+  # interrupted run.
   train: Callable[[Point, pathlib.Path, Any], Row]
   load: LoadFn
-  kept: Callable[[Point, Row], Row]  # what of a result its row holds
-  draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
+  kept: Callable[[Point, Row], Row]  # (point, result) -> entries of the point's row
+  draw: Callable[[pathlib.Path, list[Row]], None]  # writes files about the finished runs
   y: str = "test_accuracy"  # key of a result, for the progress lines
-  tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
-  # Why the runs are not released: costs add up only over releases. "" if they are released.
+  tell: Callable[[Row], str] | None = (
+    None  # describes a finished run in one line; None: by y
+  )
+  # Reason why the runs are not released, so that their costs do not add up; "": they are released.
   unreleased: str = ""
-  only: str | None = None  # pattern of the points to be run now, as in `part`
+  only: str | None = None  # pattern of the points that are run now, as in `part`
 
 
 class Changed(NamedTuple):
@@ -69,7 +73,7 @@ class Changed(NamedTuple):
 
   variant: str
   changes: dict[str, Any]  # the fields that the variant and the axes set
-  axes: dict[str, Any]  # those of the axes alone
+  axes: dict[str, Any]  # the fields that the axes set
   config: Any
 
 
@@ -105,10 +109,15 @@ def resettled(
   runs: Sequence[tuple[Any, Mapping[str, Any]]],
   unread: Callable[[Any], Unused],
 ) -> list[tuple[Any, list[str]]]:
-  """Removes unread fields from each (run, fields that it sets over the base).
+  """Resets the unread fields of each run. Returns (config, names of its reset fields) for each run.
 
-  A value of the base stays, so that it is refused, if neither the base nor any run reads it, or if
-  the run sets it itself. Beside each run are the names of the fields that it drops.
+  Two kinds of fields are not reset, so that they are refused: fields that neither the base nor any
+  run reads, and fields that the run itself sets.
+
+  Args:
+    base: config from which the runs differ.
+    runs: pairs (config of a run, fields that the run sets over the base).
+    unread: function from a config to the fields that its run does not read.
   """
   tables = [unread(config) for config in (base, *(config for config, _ in runs))]
 
@@ -131,24 +140,25 @@ def expand(
 ) -> list[Point]:
   """Returns the runs: each variant of a config at each combination of its axes.
 
-  The last axis varies fastest.
-
-  Every run is checked here, before the first one begins, so that an impossible value of the last
-  run is not found after hours.
+  The last axis varies fastest. Every run is checked before the first run begins: an impossible
+  value of the last run must not be found after hours.
 
   Args:
-    variants: name -> the fields that it sets together.
-    axes_of: (variant's config) -> its axes, whose values are written over its own.
-    point: (variant's name, config of the run, the axes' values) -> the run.
-    check: (config of a run) -> None; refuses whatever can be judged without data.
-    name: config field that errors about the runs name.
-    where: config field that errors about a variant name.
-    unread: (config) -> the fields that its run does not read. Fields of the base that only other
-      runs read are then dropped (`resettled`). None: all of the base stays.
+    base: config from which the variants differ.
+    variants: fields that each variant sets together, by the variant's name.
+    axes_of: function from a variant's config to its axes, whose values replace values of the
+      config.
+    point: function (name of the variant, config of the run, values of the axes) -> the run.
+    check: function that raises UserError for a run's config, as far as it can be judged without
+      data.
+    name: name of the config field in errors about the runs.
+    where: name of the config field in errors about a variant.
+    unread: function from a config to the fields that its run does not read. Fields of the base that
+      only other runs read are then reset (`resettled`). None: all fields of the base stay.
 
   Raises:
-    UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; what
-      `check` refuses, after the name of the run.
+    UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; an error of
+      `check`, after the name of the run.
   """
   runs = spread(base, variants, axes_of, name=name, where=where)
   configs = [(run.config, ()) for run in runs]
@@ -158,7 +168,7 @@ def expand(
   points = []
   for run, (config, dropped) in zip(runs, configs):
     changed_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
-    # An error names its run, since a grid has many.
+    # An error names its run, since a grid has many runs.
     try:
       check(changed_point.config)
     except UserError as error:
@@ -177,15 +187,15 @@ def slug(label: str) -> str:
 
 
 def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the folder of one run."""
+  """Returns the folder of one run, `workdir`/points/`name`."""
   return workdir / "points" / name
 
 
 def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
-  """Returns the requested points and those that have run: tables show all results.
+  """Returns the requested points and the points that have finished: tables show all results.
 
   Args:
-    only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
+    only: name of a variant or a run, or a pattern of names, as for files in a shell; None: all.
 
   Raises:
     UserError: the pattern fits no variant and no run.
@@ -199,7 +209,7 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
     known = list(dict.fromkeys(names_of(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
-  # Finished points are drawn with the others, so that a table never loses rows.
+  # Finished points are drawn with the requested points, so that a table never loses rows.
   there = lambda point: _result_of(point, workdir).exists()
   return [point for point in points if point.name in wanted or there(point)]
 
@@ -209,17 +219,18 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   `grid.draw`.
 
   Args:
-    num_processes: number of runs at a time. With more than 1, each runs in a process of this
-      machine, which holds data of its own (`side_by_side`).
+    num_processes: number of runs at a time. With more than 1, each run is in a process of this
+      machine, which loads its data (`side_by_side`).
 
   Returns:
-    One row per point, in the order of the points: name, status ("done" or "failed"), error,
-    population (whose data they are), what `grid.kept` keeps, and the point's overrides. With
-    `grid.only`, only points of that part (`part`); sweep.json also keeps failed runs of the rest.
+    One row for each point, in the order of the points: name, status ("done" or "failed"), error,
+    population (`cost.population`), the entries of `grid.kept`, and the point's overrides. With
+    `grid.only`, there are rows only for that part (`part`); sweep.json also keeps the failed runs
+    of other parts.
 
   Raises:
-    UserError: `grid.only` fits no point; another process is at work in the folder, or the folder is
-      that of a single run. A UserError of one run is recorded in its row, and the others go on.
+    UserError: `grid.only` fits no point; another process is at work in the folder; or the folder
+      holds a single run. A UserError of one run is recorded in its row, and the other runs go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)
@@ -237,7 +248,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
-  # Reported before the first run, which may take hours.
+  # Dropped fields are reported before the first run, which may take hours.
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
@@ -251,7 +262,8 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
-      # A run that an earlier call finished is in the picture already: no need to draw it again.
+      # The files already contain runs that an earlier call finished. So they are written only after
+      # a run of this call, and after the last point.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
@@ -259,7 +271,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
 
 def tell_dropped(points: Iterable[Point]) -> None:
-  """Prints one line on stderr where runs drop fields of the whole config; see `resettled`."""
+  """Prints one line on stderr if runs drop fields of the whole config; see `resettled`."""
   names: dict[tuple[str, ...], list[str]] = {}
   for point in points:
     if point.dropped:
@@ -273,7 +285,7 @@ def tell_dropped(points: Iterable[Point]) -> None:
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
-  """Reads the failed points outside this call from sweep.json."""
+  """Reads from sweep.json the rows of failed points that this call does not run."""
   others = {point.name for point in grid.points} - {point.name for point in now.points}
   if not others or not (workdir / FILE).exists():
     return {}
@@ -297,7 +309,7 @@ def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
 def _rows(
   grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
 ) -> Generator[tuple[Point, tuple[Row, bool]]]:
-  """Yields the points with the results of `_Work`, as they end."""
+  """Yields (point, result of `_Work`) when a run ends."""
   work = _Work(grid, workdir)
   points = grouped(grid.points)
   left = sum(not _result_of(point, workdir).exists() for point in points)
@@ -307,8 +319,8 @@ def _rows(
 
 
 class _Work:
-  """Runs a point and returns its row, and whether it ran only now. Caches the data of the
-  last point."""
+  """Runs a point, and returns (its row, whether this call ran it). Caches the data of the last
+  point."""
 
   def __init__(self, grid: Grid, workdir: pathlib.Path):
     self._grid = grid
@@ -318,7 +330,8 @@ class _Work:
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
-    # Freed memory is given back. Otherwise that of one run would add to the peak of the next.
+    # Freed memory is given back to the system. Otherwise the memory of one run would add to the
+    # peak of the next run.
     allocator.give_back()
     return row, ran
 
@@ -334,8 +347,8 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
   parts = [held[name] for name in ("data", "model", "partition") if name in held]
-  # The normalization decides whether features are standardised one by one, or stay unscaled for
-  # statistics over all examples.
+  # The normalization decides whether the features of each example are standardised, or stay
+  # unscaled for statistics over all examples.
   parts.append(held.get("privacy", {}).get("normalization", {}).get("name"))
   return json.dumps(writers.plain(parts))
 
@@ -350,7 +363,7 @@ class LastData:
 
   def __call__(self, config: Any) -> Any:
     if self._key != _data_key(config):
-      # Frees the old data before the new ones are loaded.
+      # The old data are freed before the new data are loaded.
       self._key = ""
       self._data = None
       self._data = self._load_fn(config)
@@ -359,7 +372,7 @@ class LastData:
 
 
 def head(point: Point) -> Row:
-  """Returns the beginning of the row of a finished run."""
+  """Returns the first entries of a finished run's row: name, status, error and population."""
   population = cost.population(point.config)
   return {"name": point.name, "status": "done", "error": None, "population": population}
 
@@ -372,7 +385,8 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
     if (at / owner.CONFIG).exists():
       owner.known(at, point.config)
       result = owner.finished(at, point.config)
-    # A run that remembers its data compares them itself, also when it has ended.
+    # A run with checkpoints stores a digest of its data. It is started even if it has finished, so
+    # that it compares its data with the digest.
     if result is None or (at / checkpoint.FOLDER).is_dir():
       result = _train(grid, point, at, load)
   except UserError as error:
@@ -387,7 +401,8 @@ def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   if not (at / writers.RESULT).exists():
     owner.claim(at, point.config)
     owner.write_result(at, point.config, result)
-  # Read back as a later start will see it: a tuple is a list there, infinity a text.
+  # The result is read back, so that it is as a later start reads it: with lists for tuples, and
+  # text for infinity.
   return writers.read_json(at / writers.RESULT)
 
 
@@ -410,7 +425,7 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
 
 
 def summary(row: Row, y: str) -> str:
-  """Summarises a run in one line; a claim always names the assumptions that fail."""
+  """Summarises a run in one line. For a claim, the line names the assumptions that fail."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))

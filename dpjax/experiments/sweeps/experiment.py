@@ -1,8 +1,8 @@
 """Experiments of `dpjax.relevance`: every curve at every epsilon with every seed, as a grid.
 
-Runs that share data and net share model 1 of the paper and its relevance. The seconds of these
-count for the first such run. A run's folder holds a digest of its data, so that runs on other data
-are not mixed with it.
+Runs with the same data and net share model 1 of the paper and the relevance of that model. The
+duration of the first such run includes the time to compute them. A run's folder holds a digest of
+its data, so that a folder never mixes runs on different data.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dpjax.validate import UserError
 
 @bounds.names_fields
 def points(config: RelevanceConfig) -> list[Point]:
-  """Returns every run of an experiment, checked before the first one begins; ordered by
-  seed.
+  """Returns every run of an experiment, ordered by seed. All runs are checked before the first run
+  begins.
 
   >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
   >>> [point.name for point in points(config)]
@@ -41,15 +41,15 @@ def points(config: RelevanceConfig) -> list[Point]:
   )  # fmt: skip
   if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
-  # Ordered by seed, so that an interrupted experiment has every curve once.
+  # Runs are ordered by seed, so that an interrupted experiment has run every curve once.
   return sorted(all_points, key=lambda point: point.config.seed)
 
 
 def _axes(curve: RelevanceConfig) -> engine.Axes:
-  # A curve may have its own epsilons and seeds.
+  # A curve may set other epsilons and seeds than the experiment, so it is checked, too.
   check(curve)
   seeds = range(curve.seed, curve.seed + curve.num_seeds)
-  # Fields of the whole experiment: a run has one seed, no curves and no title.
+  # Fields of the whole experiment are reset: a run has one seed, no curves and no title.
   whole = {"num_seeds": [1], "curves": [{}], "title": [""]}
   return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
 
@@ -63,21 +63,21 @@ def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point
 
 @bounds.names_fields
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Runs the remaining runs and returns all rows, which hold the whole results.
+  """Carries out the remaining runs and returns a row for each run, which holds its whole result.
 
-  A single run lives in `workdir` itself, several in `workdir`/points/NAME, with sweep.json
-  beside them. `workdir` also gets report.png and .csv (both metrics by epoch) and claims.csv and
-  .md (what is claimed, proved and refuted, and the accuracy).
+  A single run lies in `workdir` itself. Several runs lie in `workdir`/points/NAME, and sweep.json
+  in `workdir`; more runs may be added later. `workdir` also gets report.png and .csv (both metrics
+  by epoch) and claims.csv and .md (claimed and proved epsilons, refuted claims, and accuracy).
 
   Raises:
-    UserError: a wrong config, a folder of another config or of other data, one where another
-      process is at work; nothing is overwritten. A folder of several runs may get more. What
-      is wrong with one run of several is recorded in its row, and the others go on.
+    UserError: a wrong config, a folder of another config or of other data, or a folder in which
+      another process is at work; nothing is overwritten. An error of one of several runs is
+      recorded in its row, and the other runs go on.
   """
   workdir = pathlib.Path(workdir)
   all_points = points(config)
   if len(all_points) == 1:
-    # The folder of a single run is that of the experiment, and keeps the experiment's config.
+    # A single run uses the folder of the experiment, so it stores the experiment's config.
     point = all_points[0]
     job = build.build(point.config, curve=_curve(point))._replace(config=config)
     row = engine.head(point) | loop.run(job, workdir)
@@ -106,20 +106,21 @@ def _draw(
 
 
 def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
-  """Raises UserError, before anything runs, where a run has another config or other data."""
+  """Raises UserError, before any run, if a run's folder holds another config or other data."""
   folders = {point.name: engine.folder(workdir, point.name) for point in all_points}
   over = all((folder / writers.RESULT).exists() for folder in folders.values())
   load = engine.LastData(lambda config: {})
   for point in engine.grouped(all_points):
     held = owner.known(folders[point.name], point.config)
-    # {} is what an earlier version left. No run may be added to it, so only finished ones pass.
+    # {}: an earlier version stored no digest of the data. Then no run may be added, and the check
+    # passes only if all runs have finished.
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
       run_keys.check_data(held, digest, name=point.config.data.name, workdir=workdir)
 
 
 def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
-  """Trains a run. Without privacy, runs that differ only in epsilon are one run."""
+  """Trains a run. If it is not private, and equals an earlier run except for epsilon, copies it."""
   done = shared.setdefault("no_dp", {})
   alike = repr(dataclasses.replace(point.config, epsilons=[]))
   over = (folder / writers.RESULT).exists()
@@ -135,7 +136,7 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
 def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   """Copies the run without privacy to the folder of another epsilon."""
   owner.claim(folder, point.config)
-  # The copy draws nothing, so it must not hold the keys of the original.
+  # The copy makes no random draws, so it must not hold the keys of the original.
   held = run_keys.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):

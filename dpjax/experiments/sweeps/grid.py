@@ -1,10 +1,11 @@
-"""A sweep: one training run per grid point and seed, a curve, and the total cost.
+"""A sweep: one training run for each grid point and seed, a curve, and the total cost.
 
-`engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
+`engine` runs a sweep. The base is a central run (`TrainConfig`) or a federated run (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed. Every run derives its
-noise and batches from its config and its data (`build.run_keys`), and `points` refuses private runs
-that would share them. Together they cost their sum, on whichever data they ran: see `cost.charge`.
+noise and batches from its config and its data (`build.run_keys`). `points` refuses private runs
+that would share noise and batches. The cost of all runs together is the sum of their costs, also if
+they ran on different data: see `cost.charge`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-# Parts of a result that a row keeps beside RESULT_KEYS, where the result has them. The last five
-# are of federated runs.
+# Entries of a result that a row keeps in addition to RESULT_KEYS, if the result has them. Only
+# federated runs have the last five.
 _MORE_KEYS = (
   "failed_assumptions",
   "epsilon_audited_lower",
@@ -69,20 +70,21 @@ class SelectionConfig:
 
 @dataclasses.dataclass
 class SweepConfig:
-  """A whole sweep: every combination of the grid's values, once per seed.
+  """A whole sweep: every combination of the grid's values, once for each seed.
 
-  Fields are dotted names of the base's type (a TrainConfig, or a FedConfig for runs over
-  clients), such as "privacy.epsilon". `x` and `series` are such names or keys of a result;
-  `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn
-  beside the curve; at an epsilon of 0 it is a model that saw no private data, a horizontal line.
+  Keys of `grid` are dotted names of fields of the base (a TrainConfig, or a FedConfig for runs over
+  clients), such as "privacy.epsilon". `x` and `series` are dotted names, too, or keys of a result;
+  `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn beside
+  the curve. A reference at epsilon 0 is a model that saw no private data, drawn as a horizontal
+  line.
 
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it. The whole grid is run for each variant. series="variant" draws one
-  line for each. Variants whose names are equal up to " @ " share a line: the part after it may name
-  an epsilon, for settings that suit it.
+  line for each variant. Variants whose names are equal up to " @ " share a line: the part after
+  " @ " may name an epsilon, for which the variant has suitable settings.
 
-  A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
-  without noise. It has no guarantee, and is drawn as a horizontal line.
+  If `privacy.epsilon` is inf, in the grid or in a variant, the run has clipping but no noise. It
+  has no guarantee, and is drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
@@ -101,9 +103,9 @@ def points(config: SweepConfig) -> list[Point]:
   """Returns the runs of a sweep in grid order, variants outermost and seeds innermost.
 
   Raises:
-    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
-      run would be refused for without its data; a field that all of them would ignore; two
-      equal runs, or private ones that would share their noise.
+    UserError: an empty grid, an unknown field, an ill-typed or repeated value, a repeated seed; a
+      run that would be refused, as far as this is known without its data; a field that all runs
+      would ignore; two equal runs, or private runs that would share their noise.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -122,11 +124,11 @@ def points(config: SweepConfig) -> list[Point]:
 
 
 def placed(config: SweepConfig) -> list[Point]:
-  """Returns `points` of a sweep that draws a curve, after a check of their x. An x from a
-  result is not known yet.
+  """Returns the `points` of a sweep that draws a curve, after a check of their x values. If x is a
+  key of a result, the values are not known yet.
 
   Raises:
-    UserError: as `points`; an x that is no number, or none in a private run.
+    UserError: the errors of `points`; x is "variant", or is no number in a private run.
   """
   all_points = points(config)
   _check_positions(config, all_points)
@@ -134,19 +136,22 @@ def placed(config: SweepConfig) -> list[Point]:
 
 
 def kind_of(base: TrainConfig | FedConfig) -> RunKind:
-  """Returns the kind of the runs of a sweep."""
+  """Returns the kind of the runs of a sweep: FEDERATED for a FedConfig, else CENTRAL."""
   return FEDERATED if isinstance(base, FedConfig) else CENTRAL
 
 
 def _is_private(config: Any) -> bool:
-  """Whether the run has a guarantee with an epsilon."""
+  """Returns whether the run has a guarantee with an epsilon."""
   privacy = config.privacy
   return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
 
 
 def _check_alike(all_points: list[Point]) -> None:
-  """Raises UserError for two identical runs, and for runs that share noise and batches. The
-  execution of a federated run changes only the rounding, not the keys."""
+  """Raises UserError for two identical runs, and for private runs that share noise and batches.
+
+  Federated runs that differ only in their execution share noise: the execution changes the
+  rounding, but not the keys.
+  """
   seen: dict[Any, str] = {}
   for point in all_points:
     config = point.config
@@ -170,13 +175,13 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
-    # The row keeps infinity as its place; the config expresses it as clipping without
+    # The row keeps infinity as its x value. The config expresses infinity as clipping without
     # noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
-  # Words may be cut or alike. The digest gives each run its own folder.
+  # The words of two runs may be equal, or cut. The digest gives each run a different folder.
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -186,8 +191,10 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
 
 
 def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
-  """Returns (rows, the key of their line). Variants of one line share a name. Runs that differ in
-  more than the seed are never one point: where they would be, each setting gets its own line."""
+  """Returns (rows, the key whose values tell lines apart). Variants of one line get the same name.
+
+  If runs that differ in more than the seed would form one point, each setting gets a separate line.
+  """
   varied = [name for name in ("variant", *config.grid) if name != config.x]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
@@ -222,26 +229,26 @@ def run_sweep(
 ) -> list[Row]:
   """Runs the remaining points of a sweep; writes sweep.json, curve.csv, curve.png and table.md.
 
-  After the last run curve.pdf and curve.svg are written beside them, for a paper.
+  After the last run, curve.pdf and curve.svg are also written, for a paper.
 
   Args:
-    config: the sweep.
-    workdir: each run has its folder in `workdir`/points/.
-    train_fn: `train(config, workdir, *, data=None)`, which resumes by itself and returns
-      the content of result.json.
-    load_fn: loads the data of a config; called once for all runs that share data and
-      model (the model may choose the features). None: the runs load their own.
-    num_processes: how many runs go on at a time, each in a process of this machine, for runs that
-      leave cores idle; each loads the data for itself, and `train_fn` and `load_fn` must be
-      picklable (`experiments/sweeps/side_by_side.py`).
-    only: pattern ("CNN @ *") of the variants, or runs, to be run now; what has run before is drawn
-      with them. None: all.
+    config: config of the sweep.
+    workdir: folder of the sweep; the folders of the runs are in `workdir`/points/.
+    train_fn: function `train(config, workdir, *, data=None)`, which resumes an interrupted run and
+      returns the content of result.json.
+    load_fn: function that loads the data of a config. It is called once for all runs with the same
+      data and model (the model may choose the features). None: each run loads its data.
+    num_processes: number of runs at a time, each in a process of this machine, for runs that leave
+      cores idle. Each process loads the data, and `train_fn` and `load_fn` must be picklable
+      (`experiments/sweeps/side_by_side.py`).
+    only: pattern, such as "CNN @ *", of the names of variants or runs that are run now. Earlier
+      runs are drawn, too. None: all runs.
 
   Returns:
-    Rows as of `engine.run`. Rows of finished runs also hold keys of the result, x and series.
+    Rows of `engine.run`. Rows of finished runs also hold keys of the result, x and series.
 
   Raises:
-    UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
+    UserError: an error in the sweep itself, before any run; also the errors of `engine.run`.
   """
   if config.selection.enabled:
     raise UserError(
@@ -256,7 +263,8 @@ def run_sweep(
   rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
   finished = [row for row in rows if row["status"] == "done"]
   if finished:
-    # Drawn only at the end, since three files of a picture take three times as long as one.
+    # These files are written only at the end, since three files of a picture take three times as
+    # long as one file.
     shown, series = _lines(config, finished)
     axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
     groups = curve.summarize(shown, **axes)
@@ -272,7 +280,7 @@ def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> 
 
 
 def _no_data(config: Any) -> None:
-  """Loads nothing: each run loads its own data."""
+  """Loads nothing and returns None, so that each run loads its data."""
 
 
 def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
@@ -340,7 +348,7 @@ def _check_variants(config: SweepConfig) -> None:
 
 
 def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
-  """Raises UserError for an x that is already known to give a run no place."""
+  """Raises UserError if x is known before the runs, but is no number in a private run."""
   if config.x == "variant":
     raise UserError(
       "must be a number; series='variant' draws one line for each",
@@ -350,7 +358,7 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
-    # Runs without a guarantee are drawn without a position.
+    # Runs without a guarantee need no x, since they are drawn as horizontal lines.
     if placed or not _is_private(point.config):
       continue
     raise UserError(
@@ -367,7 +375,8 @@ def _unique(values: Any, name: str) -> None:
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
-  """Picks the values of a row from a result; raises if a value to be drawn is missing."""
+  """Returns the entries of a row from a result. Raises UserError if a value for the picture is
+  missing."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
   varied = {*axes, *point.overrides, None}
@@ -382,7 +391,8 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Returns which of x and series name a field of the base config, not a key of the result."""
+  """Returns those of `x` and `series` that name a field of the base config, not a key of a
+  result."""
   known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)
@@ -390,7 +400,8 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 
 def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that the sweep's runs do not read, or set themselves."""
+  """Returns the fields that nothing in the sweep reads, also fields of the base that every run
+  sets itself."""
   axes = {**config.grid, "seed": config.seeds}
   variants = config.variants or {"": {}}
   runs = engine.spread(

@@ -1,7 +1,7 @@
-"""Tables of runs in one config: label -> the fields in which that run differs.
+"""Tables of runs in one config. Each row has a label, and the fields in which its run differs.
 
 Each row is a separate run in its own folder. So an interrupted table resumes where it ended, and
-a table may get more rows.
+more rows may be added to a table.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LONGEST = 200
 
 
 class Table(Protocol):
-  """A config of one run, or of a table of several."""
+  """A config of one run, or of a table of several runs."""
 
   rows: dict[str, dict[str, Any]]
   title: str
-  of_table: ClassVar[tuple[str, ...]]  # fields of the whole, not of a run
+  of_table: ClassVar[tuple[str, ...]]  # fields of the whole table, not of a run
 
 
 Config = TypeVar("Config", bound=Table)
@@ -46,14 +46,14 @@ def points(
   """Returns every run of a table, checked before the first one begins.
 
   Args:
-    alone: label of the run where the config has no rows.
-    check: (run) -> None; raises UserError if the run is refused.
-    row_facts: (label, run) -> what distinguishes it from the other runs.
-    unread: (run) -> the fields that it does not read (`engine.resettled`).
-    settle: (run, its changes, their place in the config) -> None; called before the check.
+    alone: label of the run if the config has no rows.
+    check: function that raises UserError if a run is refused.
+    row_facts: function (label, run) -> values that distinguish the run from the other runs.
+    unread: function from a run to the fields that it does not read (`engine.resettled`).
+    settle: function (run, changes of its row, name of the row in errors), called before `check`.
 
   Raises:
-    UserError: an unknown field or value, a field of the whole table, two rows of one name.
+    UserError: an unknown field or value, a field of the whole table, two rows with the same name.
   """
   bounds.typed(config)
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
@@ -95,7 +95,7 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
 
 
 def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
-  """Returns the fields that none of the rows reads, and what each would need."""
+  """Returns the fields that none of the rows reads, with the setting that each field would need."""
   return switches.unread_by_all(config, [unread(run) for _, run in runs_of(config, alone)])
 
 
@@ -121,17 +121,17 @@ def run_all(
 ) -> list[Row]:
   """Runs the remaining rows of a table and returns all rows, which hold their results.
 
-  Each run lives in `workdir`/points/NAME; sweep.json is in `workdir`.
+  Each run lies in `workdir`/points/NAME; sweep.json is in `workdir`.
 
   Args:
     all_points: result of `points`.
-    job: job of the config of a run.
-    write: `write(folder, rows, title=...)`, files about the finished runs.
-    tell, unreleased: as `engine.Grid` has them.
+    job: function from the config of a run to its job.
+    write: function `write(folder, rows, title=...)` that writes files about the finished runs.
+    tell, unreleased: fields of `engine.Grid`.
 
   Raises:
-    UserError: a folder of another config; nothing is overwritten. What is wrong with one run
-      of several is recorded in its row, and the others go on.
+    UserError: a folder of a single run, or in which another process is at work; nothing is
+      overwritten. An error of one run is recorded in its row, and the other runs go on.
   """
   grid = Grid(
     config=config,

@@ -1,8 +1,8 @@
 """Figure 9 of Kang and Wang 2024: draws of the Laplace and of the Gaussian mechanism.
 
 The paper draws 100,000 numbers of each at epsilon 1, sensitivity 1 and delta 1e-3, and prefers
-Laplace. That compares one number. A record is a vector of d numbers, whose L1 sensitivity is d
-and whose L2 sensitivity is sqrt(d): there the Gaussian is the smaller noise.
+Laplace. That compares the noise of one number. A record is a vector of d numbers, with L1
+sensitivity d and L2 sensitivity sqrt(d): for large d, its Gaussian noise is smaller.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ if TYPE_CHECKING:
 
 _EPSILON = 1.0
 _DELTA = 1e-3
-_RANGE = 12.0  # of the histogram, on each side
+_RANGE = 12.0  # half the width of the histograms, which are symmetric around 0
 _BINS = 120
 
 
 class FigureNoise(NamedTuple):
-  """Noise distribution of the figure."""
+  """A noise distribution of the figure."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
-  scale: float  # of one number
+  scale: float  # scale of the noise of one number
   deviation: float  # standard deviation of one number
   of_a_record: float  # standard deviation of each of d numbers of a record in [0, 1]^d
 
 
 def figure_noises(num_features: int) -> list[FigureNoise]:
-  """Returns the noises: the paper's two, and the least Gaussian noise with a proof.
+  """Returns three noises: the paper's Laplace and Gaussian noise, and the least Gaussian noise with
+  a proof.
 
-  The paper's factor sqrt(2 ln(1.25 / delta)) is proved for epsilon < 1 alone, and the figure
-  has epsilon 1.
+  The paper's factor sqrt(2 ln(1.25 / delta)) is proved only for epsilon < 1, but the figure has
+  epsilon 1.
 
   Args:
-    num_features: d, the number of features of a record.
+    num_features: number d of features of a record.
 
   >>> [round(each.deviation, 2) for each in figure_noises(784)]
   [1.41, 3.78, 2.57]
@@ -84,13 +85,13 @@ def run(
   folder.
 
   Args:
-    out: the folder; made where it is missing.
+    out: folder, made if it is missing.
     num_draws: number of draws of each noise, at least 2.
-    num_features: d, of a record in [0, 1]^d.
-    seed: seed of the draws. They protect nothing.
+    num_features: number d of features of a record in [0, 1]^d.
+    seed: seed of the draws, which protect no data.
 
   Returns:
-    What result.json holds: for each noise its scale, the mean size and standard deviation of
+    Content of result.json. For each noise it has the scale, the mean size and standard deviation of
     the draws, the share of draws within 1 of 0, and the deviation in a record of d numbers.
   """
   validate.integer_at_least(2, num_draws=num_draws)
@@ -102,7 +103,7 @@ def run(
   ]
   rows = []
   for index, noise_kind in enumerate(figure_noises(num_features)):
-    # A key for each noise, so that their draws are independent.
+    # Each noise has a separate key, so that the draws of different noises are independent.
     key = jax.random.fold_in(jax.random.key(seed), index)
     draws = np.asarray(
       noise_kind.sample(key, jnp.zeros(num_draws), noise_kind.scale), np.float64
@@ -127,12 +128,12 @@ def run(
 
 
 def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the histograms of figure_9.csv: how many draws fell between two numbers.
+  """Returns the picture of the histograms in figure_9.csv: the number of draws in each interval.
 
   Args:
-    rows: rows with the keys "from", "to" and one for each noise.
+    rows: rows with the keys "from" and "to", and the name of each noise as a key.
     title: title of the picture.
-    look: sizes, fonts, style.
+    look: sizes, fonts and style of the picture.
   """
   drawn = pictures.new_figure(look, height=3.0)
   axes = drawn.subplots()
@@ -163,7 +164,12 @@ def _row(noise_kind: FigureNoise, draws: np.ndarray) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any], num_features: int) -> str:
-  """Returns one line about one noise."""
+  """Describes a noise in one line.
+
+  Args:
+    row: entry of `noises` in result.json.
+    num_features: number of features of a record.
+  """
   return (
     f"{row['name']}: standard deviation {row['standard_deviation']:.2f} for one number "
     f"({row['share_within_1']:.0%} within 1), {row['standard_deviation_of_a_record']:.0f} for "

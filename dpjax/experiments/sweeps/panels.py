@@ -30,16 +30,16 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# Largest number of curves in a panel: as many colours are told apart at a glance.
+# Largest number of curves in a panel. More colours would be hard to tell apart.
 _MOST = 5
-# Inches of a panel.
+# Width and height of a panel in inches. A panel with a key below it is wider.
 _WIDE = 1.7
 _WIDE_WITH_KEY = 3.2
 _HIGH = 1.4
 
 
 class Column(NamedTuple):
-  """Panels that share their curves: accuracy above, cross-entropy below."""
+  """Two panels with the same curves: accuracy above, cross-entropy below."""
 
   dataset: str
   epsilon: float
@@ -57,9 +57,9 @@ def draw(
 
   Args:
     workdir: folder of the experiment.
-    config: config of the experiment. The picture has its title, or else names the data and curves.
+    config: config of the experiment, for the title of the picture.
     results: result of each run.
-    metrics: rows of metrics.jsonl of each run.
+    metrics: rows of metrics.jsonl, for each run.
   """
   rows = [row for curve in map(_by_epoch, results, metrics) for row in curve]
   report.write_csv(workdir / "report.csv", rows)
@@ -71,30 +71,31 @@ def draw(
 def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
   """Returns the picture of an experiment: accuracy above, cross-entropy below.
 
-  There is a column for each data set, epsilon and neighbouring relation, and a line for each
-  curve: the mean over seeds, in a band from the smallest to the largest. A column has five curves
-  at most; more curves fill more columns. Runs without privacy are in each column of their data
-  and epsilon.
+  There is a column for each data set, epsilon and neighbouring relation. A curve is a line: the
+  mean over seeds, in a band from the smallest to the largest value. A column has at most five
+  curves; more curves fill more columns. Each column also shows the runs without privacy on its data
+  and at its epsilon.
 
   Args:
     rows: rows of report.csv, one for each epoch of each run.
     title: title of the picture.
-    look: sizes, fonts, style.
+    look: sizes, fonts and style of the picture.
   """
   columns = _columns(rows)
   names = list(dict.fromkeys(row["curve"] for row in rows))
-  # Fewer curves than colours share one key; more curves have a key below each column.
+  # If there are fewer curves than colours, one key serves all columns. If not, each column has a
+  # key below it.
   shared = len(names) < len(pictures.PALETTE)
   relations = [column.relation for column in columns]
-  # A row has as many columns as the most frequent relation, if they fit: so relations seldom share
-  # a row.
+  # A row has as many columns as the most frequent relation has, if they fit. So columns of
+  # different relations seldom share a row.
   alike = max(map(relations.count, relations))
   wide = min(alike, look.across(_WIDE if shared else _WIDE_WITH_KEY))
   blocks = -(-len(columns) // wide)
   keys = 0.16 * max(len(column.curves) for column in columns)
   height = (2 * _HIGH + (0.3 if shared else keys)) * blocks + 0.9
   drawn = pictures.new_figure(look, height=height)
-  # Keys that differ between columns have a row of their own below each block.
+  # Keys that differ between columns are drawn in an additional row below each block.
   ratios = [1.0, 1.0] if shared else [1.0, 1.0, keys / _HIGH]
   grid = drawn.subplots(
     len(ratios) * blocks, wide, squeeze=False, height_ratios=ratios * blocks
@@ -107,7 +108,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
     top = len(ratios) * block
     mine = [row for row in rows if _is_in(row, column)]
     heading = [f"{pictures.proper_name(column.dataset)}, epsilon = {upper(column.epsilon)}"]
-    # Where there is one relation, the note below the title names it.
+    # If there is only one relation, the note below the title names it, so the columns do not.
     several = len({other.relation for other in columns}) > 1
     heading += [column.relation] * bool(several and column.relation)
     for axes, (metric, label) in zip(grid[top : top + 2, place], _METRICS):
@@ -135,7 +136,8 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-  """Returns the columns: those of one neighbouring relation follow each other."""
+  """Returns the columns of the picture. Columns of the same neighbouring relation follow each
+  other."""
   columns = []
   relations = list(dict.fromkeys(_relation(row) for row in rows if _is_private(row)))
   for relation in relations or [""]:
@@ -155,7 +157,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
       others = list(dict.fromkeys(free))
       share = max(1, _MOST - len(others))
       parts = -(-len(private) // share) or 1
-      # Parts of equal size, so that no panel holds a single curve that was left over.
+      # Curves are split into parts of nearly equal size, so that no panel gets one leftover curve.
       for part in range(parts):
         mine = private[part * len(private) // parts : (part + 1) * len(private) // parts]
         columns.append(Column(dataset, epsilon, relation, [*mine, *others]))
@@ -167,7 +169,7 @@ def _is_private(row: Row) -> bool:
 
 
 def _relation(row: Row) -> str:
-  """Returns a run's neighbouring relation in words; "" where an older table has none."""
+  """Returns a run's neighbouring relation in words; "" if an older table lacks it."""
   relation = row.get("neighboring_relation")
   return (
     pictures.relation_in_words(relation, row.get("unit") or "example") if relation else ""
@@ -197,10 +199,11 @@ def _panel(
   look: Look,
   names: list[str] | None,
 ) -> list[Any]:
-  """Draws the curves, and returns their entries of a key.
+  """Draws the curves of a panel, and returns their entries for a key.
 
   Args:
-    names: all curves, whose places decide the colours; None: places in `curves` do.
+    names: names of all curves, whose order decides the colours. None: the order of `curves`
+      decides.
   """
   from matplotlib.ticker import MaxNLocator
 
@@ -216,9 +219,9 @@ def _panel(
     color = look.color(index)
     name = pictures.proper_name(curve)
     words = kind if kind != "none" else "not private"
-    # A name that says its kind already does not say it twice.
+    # The kind is added to a name unless the name already says it.
     is_said = words in name or name == pictures.WITHOUT_PRIVACY
-    # A marker now and then tells curves apart in grey, too.
+    # A few markers on each curve tell curves apart in grey prints, too.
     (line,) = axes.plot(
       epochs,
       list(map(statistics.mean, values)),
@@ -235,10 +238,10 @@ def _panel(
     high = [max(each) for each in values]
     axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
   axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-  # Ticks show whole numbers, not what is to be added to an offset.
+  # Ticks show full numbers, not differences from an offset.
   axes.ticklabel_format(axis="y", useOffset=False)
   losses = [row[metric] for row in rows if math.isfinite(row[metric]) and row[metric] > 0]
-  # A loss that runs away must not hide the others.
+  # The axis is logarithmic if a loss diverges, so that it does not hide the other losses.
   is_wide = bool(losses) and max(losses) > 20 * statistics.median(losses)
   if metric == "test_loss" and (is_wide if look.log_y is None else look.log_y):
     axes.set_yscale("log")

@@ -1,7 +1,7 @@
-"""`--dry_run` of several runs: their guarantees and needs together, without running them.
+"""`--dry_run` of several runs: the guarantees, time and memory of all runs, without running them.
 
 Each run is rehearsed on zeros, as in `experiments/run/dry_run.py`. Runs that differ only in their
-seed are rehearsed once. A rehearsal refuses everything that the run itself would refuse before its
+seed are rehearsed once. A rehearsal raises every error that the run itself would raise before its
 first step.
 """
 
@@ -30,7 +30,7 @@ from dpjax.validate import UserError, Verbatim
 
 
 class _Planned(NamedTuple):
-  facts: Row  # what a run would guarantee
+  facts: Row  # the privacy part of the result that a run would have
   seconds: float
   num_steps: int
 
@@ -45,12 +45,15 @@ def report(
   num_processes: int = 1,
   only: str | None = None,
 ) -> str:
-  """Returns the plan of a sweep, as lines; for a private selection also the cost of the
-  choice. `num_processes` and `only` are those of `grid.run_sweep`.
+  """Returns the plan of a sweep as text, one line for each fact. For a private selection, it also
+  has the cost of the choice.
+
+  Args:
+    num_processes, only: as in `grid.run_sweep`.
 
   Raises:
-    UserError: a fault of the sweep itself. A fault of one of several runs that only its data show
-      is reported with that run.
+    UserError: an error in the sweep itself. If only the data show an error in one of several runs,
+      the plan reports the error for this run.
   """
   side_by_side.check(num_processes)
   kind = grid.kind_of(config.base)
@@ -77,7 +80,8 @@ def report(
 
 
 def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
-  """Returns the plan of a relevance experiment; its minutes exclude an audit's attacks."""
+  """Returns the plan of a relevance experiment as text. The time in it leaves out the attacks of an
+  audit."""
   shared: dict[Any, Any] = {}
   all_points = experiment.points(config)
   workdir = pathlib.Path(workdir)
@@ -86,7 +90,7 @@ def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> st
 
   def state(point: Point, folder: pathlib.Path) -> str:
     job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
-    # A single run lives in the folder of the experiment.
+    # A single run lies in the folder of the experiment.
     if len(all_points) == 1:
       job = job._replace(config=config)
       folder = workdir
@@ -112,8 +116,8 @@ def _of_points(
   for point in _shown(engine.grouped(all_points)):
     try:
       there = state(point, engine.folder(workdir, point.name))
-      # Runs that differ only in their seed take equally long, and have the same guarantee.
-      # A calibration takes seconds, and does not depend on the seed.
+      # Runs that differ only in their seed are rehearsed once: they take equally long, and have the
+      # same guarantee. A calibration takes seconds, and does not depend on the seed.
       alike = repr(fields.replace(point.config, "seed", 0))
       if alike not in seen:
         seen[alike] = rehearse(point)
@@ -132,7 +136,7 @@ def _of_points(
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
   failed = len(all_points) - len(rows)
-  # One mistake that stops every run is said once, and the command ends with exit code 2.
+  # An error that stops every run is reported once, and the command ends with exit code 2.
   if not rows and len(failures) == 1:
     raise UserError(f"all {failed} runs would fail: {failures.pop()}")
   side = f", of each of {num_processes} processes" if num_processes > 1 else ""
@@ -150,7 +154,7 @@ def _of_points(
 
 
 def _shown(all_points: list[Point]) -> Iterator[Point]:
-  """Yields the same items under a progress bar: each calibration may take a while."""
+  """Yields the points under a progress bar, because the rehearsal of a point may take a while."""
   with writers.progress(len(all_points), 0, "rehearsed") as bar:
     for point in all_points:
       yield point
@@ -185,7 +189,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   zeros = {
     key: tuple(dry_run.blank(part, part.x.shape[1:]) for part in held)
     for key, held in shared.items()
-    # Runs share more than data sets, compiled steps among them.
+    # `shared` also holds other things than data sets, such as compiled steps.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
   random = run_keys.derived(config.seed, of_relevance.digest(config), bytes(32))
@@ -198,7 +202,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     return state[0]
 
   loaded = of_relevance.load_data(config, zeros)
-  # Refuses everything that the run itself would refuse.
+  # This call raises every error that the run itself would raise before its first step.
   of_relevance.build(config, zeros, curve="").start(random)
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
   # Public data become ones: equal zeros would be refused as copies of private records.

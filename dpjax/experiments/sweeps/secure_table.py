@@ -31,7 +31,7 @@ def points(config: SecureConfig) -> list[Point]:
   """Returns every run of a table, checked before the first one begins.
 
   Raises:
-    UserError: an unknown field or value, a setting that a row would ignore, two rows of one
+    UserError: an unknown field or value, a setting that a row would ignore, two rows with the same
       name.
 
   >>> rows = {"plain sum": {"protocol": "plain"}, "encrypted": {"task": "regress"}}
@@ -52,11 +52,12 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
   line for each row) and secure.png (seconds and bytes).
 
-  Rows whose extra is not installed are left out, and named before the first row begins. The same
-  command runs them once the extra is installed.
+  A row that needs a missing extra is left out, and a note names it before the first row begins. The
+  same command runs the row after the extra is installed.
 
   Raises:
-    UserError: a wrong config; an extra without which no row can run; as `labelled.run_all`.
+    UserError: a wrong config; no row can run without a missing extra; also the errors of
+      `labelled.run_all`.
   """
   all_points = points(config)
   lines = {point.name: extras.missing(point.config) for point in all_points}

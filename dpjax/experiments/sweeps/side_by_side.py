@@ -1,7 +1,7 @@
 """Tasks in several processes of this machine. A free process takes the next task.
 
-This suits runs that leave cores idle, as those of small convolutional networks do. Each process
-loads data and compiles for itself.
+This suits runs that leave cores idle, such as runs of small convolutional networks. Each process
+loads its data and compiles its programs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 1.0
 
 
 def check(num_processes: int) -> None:
-  """Raises UserError unless there is a core for each process, and no accelerator, whose
-  memory the first one would take."""
+  """Raises UserError if there are more processes than cores, or if several processes would use an
+  accelerator. The first process would take all its memory."""
   validate.integer_at_least(1, processes=num_processes)
   affinity = getattr(os, "sched_getaffinity", None)
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -60,29 +60,29 @@ def outcomes(
   *,
   lock: int | None = None,
 ) -> Generator[tuple[T, Any]]:
-  """Yields (task, its outcome) as they end; tasks begin in their order.
+  """Yields (task, outcome) when a task ends. Tasks begin in their order.
 
-  If an exception or the reader ends it early, it sends SIGTERM to the processes and waits: a run
-  ends its step and saves. The processes do the same by themselves when this process is gone.
+  If an exception or the caller ends the iteration early, the processes get SIGTERM and are awaited:
+  a run finishes its step and saves. The processes also end in this way when this process is gone.
 
   Args:
-    work: function of a task, called once for each task in whichever process is free. It and the
-      tasks are pickled. The processes import this program anew: they get its environment and its
-      configuration of JAX, and nothing else that it has set. A script that calls this must guard
-      its main part by `if __name__ == "__main__"`.
-    lock: descriptor of a locked file, which stays locked while one of the processes lives.
+    work: function of a task, called once for each task in any free process. The function and the
+      tasks are pickled. The processes import the main program anew: they get the environment and
+      the JAX configuration of this process, but no other state. A script that calls this function
+      must guard its main part by `if __name__ == "__main__"`.
+    lock: descriptor of a locked file, which stays locked while any of the processes lives.
 
   Raises:
-    UserError: what cannot be pickled; a process was ended from outside, or a user's own code
-      failed in it.
-    BaseException: what else a task raised.
+    UserError: `work` or a task cannot be pickled; a process was ended from outside; or a user's
+      code failed in a process.
+    BaseException: any other error that a task raised.
   """
   _check_picklable(work, tasks)
   waiting = iter(tasks)
   doing = {}  # the pipe to a process -> its task
 
   def give(pipe: Any) -> None:
-    # One task at a time, so that the slowest run does not delay others behind it.
+    # A process gets one task at a time, so that no task waits behind a slow task.
     for task in itertools.islice(waiting, 1):
       doing[pipe] = task
       _send(pipe, task)
@@ -111,7 +111,7 @@ def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
 
 
 class _Held:
-  """An open file that processes inherit, with a lock that ends when all of them close it."""
+  """An open, locked file that processes inherit. The lock ends when all of them have closed it."""
 
   def __init__(self, number: int):
     self.number = number
@@ -128,8 +128,9 @@ def _inherited(connection: Any) -> _Held:
 def _crew(
   work: Callable[[Any], Any], count: int, lock: _Held | None
 ) -> Iterator[dict[Any, Any]]:
-  """Yields {pipe: process}; ends the processes with the block."""
-  # A forked JAX may hang: its threads are gone in the child, but their locks are not.
+  """Starts processes and yields {pipe: process}. The processes end with the block."""
+  # Processes are spawned, because a forked JAX may hang: the child has none of its threads, but all
+  # of their locks.
   context = multiprocessing.get_context("spawn")
   arguments = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
@@ -137,14 +138,15 @@ def _crew(
     for _ in range(count):
       ours, theirs = context.Pipe()
       process = context.Process(target=_main, args=(theirs, *arguments))
-      # Blocked for the whole life of the child: the parent alone handles Ctrl-C.
+      # The child inherits the blocked SIGINT for its whole life, so only the parent handles Ctrl-C.
       before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
       try:
         process.start()
       finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
       processes[ours] = process
-      # The child's end must be closed here. Otherwise its death would go unnoticed.
+      # The child's end of the pipe is closed in this process. Otherwise the death of the child
+      # would go unnoticed.
       theirs.close()
     yield processes
   except BaseException:
@@ -158,7 +160,7 @@ def _crew(
 
 
 def _send(pipe: Any, task: Any) -> None:
-  """Sends to a process that may have ended. The reader of its answer will notice that."""
+  """Sends a task to a process. If the process has ended, `_heard` raises the error later."""
   with contextlib.suppress(BrokenPipeError):
     pipe.send(task)
 
@@ -190,10 +192,10 @@ def _main(
   jax_config: Mapping[str, Any],
   lock: _Held | None,
 ) -> None:
-  # The open descriptor alone holds the lock.
+  # The open descriptor holds the lock, so the object is not needed.
   del lock
   if keep_freed:
-    # First, since an existing thread already has its own heap.
+    # This call comes before any thread, since an existing thread already has its own heap.
     allocator.keep_freed_memory()
   threading.Thread(target=_end_with_first, daemon=True).start()
   for name, value in jax_config.items():
@@ -212,14 +214,14 @@ def _end_with_first() -> None:
 
 
 def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, Any]:
-  """Returns (the error, the outcome)."""
+  """Returns (the error or None, the outcome of the task or None)."""
   try:
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
   # A user's code may call sys.exit.
   except BaseException as error:
-    # Asked here whose code failed: the answer needs the traceback, which cannot be sent.
+    # `blame` finds here whose code failed, because it needs the traceback, which cannot be sent.
     blamed = names.blame(error)
     if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None

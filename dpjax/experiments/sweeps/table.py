@@ -1,4 +1,4 @@
-"""A sweep as a Markdown table: one row per line of its picture, one column per x."""
+"""A sweep as a Markdown table: one row for each line of the picture, one column for each x."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def write(
   y: str,
   series: str | None = None,
 ) -> None:
-  """Writes `out_dir`/table.md: mean y (smallest to largest of the seeds) by series and x.
-  Federated runs also get the rounds to each target accuracy, the most over the seeds.
+  """Writes `out_dir`/table.md: the mean of y, and its range over the seeds, by series and x.
+
+  For federated runs, a second table shows the largest number of rounds, over the seeds, to each
+  target accuracy.
 
   Args:
-    rows: one per finished run, as for `curve.sweep_report`.
+    rows: one row for each finished run, as for `curve.sweep_report`.
   """
   text = table(rows, x=x, y=y, series=series)
   rounds = rounds_table(rows, x=x, series=series)
@@ -37,7 +39,7 @@ def write(
 
 
 def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
-  """Returns the table of y by series and x.
+  """Returns the Markdown table of y by series and x.
 
   >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
   >>> print(table(runs, x="alpha", y="acc", series="name"))
@@ -60,8 +62,10 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
 
 
 def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
-  """Returns rounds to each target by series, and by x where a line has several. "" where no
-  run reports them, "-" where one of the seeds (or settings) never reached it.
+  """Returns the Markdown table of rounds to each target accuracy.
+
+  A row is a series, or a series at one x if the series has several x values. A cell is "-" if one
+  of its runs never reached the target. The table is "" if no run reports rounds.
 
   >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
   >>> print(rounds_table(runs, x="alpha"))
@@ -93,7 +97,7 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
     mine = [row["rounds_to_accuracy"] for row in with_rounds if label(row) == each]
     line = [each]
     for target in targets:
-      # The slowest seed; a dash where one of them never reached the target.
+      # A cell shows the slowest run, or a dash if one of the runs never reached the target.
       rounds = [rounds_of_run.get(target) for rounds_of_run in mine]
       line.append("-" if None in rounds else str(max(rounds)))
     lines.append(line)

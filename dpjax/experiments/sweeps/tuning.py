@@ -1,17 +1,18 @@
 """Private choice of hyper-parameters: the best of a random number of runs, accounted.
 
 An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is random and
-secret, each draws its setting from the grid at random, and only the best one is released. The cost
-does not depend on the size of the grid. It is often two to three times one run, and grows with the
-mean number of runs (Papernot and Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
+secret, each run draws its setting from the grid at random, and only the best run is released. The
+cost does not depend on the size of the grid. It is often two to three times the cost of one run,
+and grows with the mean number of runs (Papernot and Steinke 2022, arXiv:2110.03620;
+`accounting.tuning`).
 
 Runs are compared by a score on the TEST data, which are treated as public. The score is then
 post-processing of the released parameters and costs nothing more. A score on training data
-would be a further query on them, so such a `y` is refused. Where the test data are private
-too, their part in the choice is NOT covered.
+would be a further query on the training data, so such a `y` is refused. If the test data are
+private, too, the guarantee does NOT cover them.
 
-Every setting of the grid must cost the same event (learning rates may differ, the noise may
-not): the charge holds for whichever run wins.
+Every setting of the grid must have the same privacy event, so that the cost holds for any run that
+wins. Learning rates may differ, but the noise may not.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Secret: the number of runs, and their settings.
+# Name of the secret file with the number of runs and their settings.
 TRIALS = "trials.json"
 # Folder of the files that may be released.
 BEST = "best"
-# result.json and config.json stay secret: they hold the seed.
+# The only file of a run that is released. result.json and config.json stay secret: they hold the
+# seed.
 _MODEL = "params.npz"
-# (config, data) -> its plan, and the assumptions of its guarantee that cannot be checked
+# Function (config, data) -> (plan of the run, assumptions of its guarantee that cannot be checked).
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
@@ -59,18 +61,18 @@ def run_selection(
   """Draws the trials, runs the remaining ones, and writes the best one to `workdir`/best.
 
   Args:
-    config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
-    workdir: `trials.json` and `trials/` in it are secret, `best/` may be released.
-    train_fn, load_fn: as for `grid.run_sweep`.
-    plan_fn: (config, data) -> (the plan of a run, its failed assumptions); default: those of
-      `build.assemble`.
+    config: config of a sweep with `selection.enabled` and one seed; its grid holds the settings.
+    workdir: folder. `trials.json` and `trials/` in it are secret; `best/` may be released.
+    train_fn, load_fn: as in `grid.run_sweep`.
+    plan_fn: function (config, data) -> (plan of the run, failed assumptions of its guarantee);
+      None: the plan and the assumptions of `build.assemble`.
 
   Returns:
-    The content of best/selection.json: the winning setting, its score, and both epsilons:
-    `epsilon_of_one_run` and `epsilon`, which is accounted for the choice.
+    Content of best/selection.json: the winning setting, its score, and two epsilons.
+    `epsilon_of_one_run` is that of one run, and `epsilon` accounts for the choice, too.
 
   Raises:
-    UserError: settings that do not cost the same event; a score that is not on test data; a run
+    UserError: settings with different privacy events; a score that is not on test data; a run
       without a finite epsilon, or a sampler without an RDP analysis; another process at work in
       the folder.
   """
@@ -80,15 +82,15 @@ def run_selection(
   settings, cost = planned(config, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   writers.secret_folder(_folder(workdir, 0).parent)
-  # Two at once would draw two numbers of trials.
+  # The folder is locked, because two processes at once would draw two numbers of trials.
   with writers.alone_in(workdir):
     drawn = _trials(workdir, config, len(settings))
     results = []
     for index, (choice, seed) in enumerate(drawn):
-      # Each trial has its own seed, so that a setting drawn twice gets other noise.
+      # Each trial has its own seed, so that a setting that is drawn twice gets different noise.
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
-      # A fault of the config is reported now, not after all of the runs.
+      # If the result has no number `y`, the error is raised now, not after all runs.
       curve.numeric(results[-1], config.y)
     sign = 1.0 if config.selection.better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
@@ -111,10 +113,11 @@ def run_selection(
 def planned(
   config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
 ) -> tuple[list[Point], dict[str, Any]]:
-  """Returns (the settings to choose among, the cost of the choice: `selection_cost`).
+  """Returns (the settings to choose among, the cost of the choice from `selection_cost`).
 
   Raises:
-    UserError: as `run_selection`, for what is known before anything runs.
+    UserError: the errors of `run_selection` that are known before any run.
+    BudgetExceeded: the choice would exceed a setting's `privacy.epsilon_budget`.
   """
   _check(config)
   settings = points(config)
@@ -137,14 +140,17 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
 def selection_cost(
   plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Returns epsilon of one run and of the selection, with its delta.
+  """Returns the epsilons of one run and of the selection, delta, and the privacy statement.
 
   Args:
-    assumptions: assumptions of any run that nobody can check. With one, the epsilon is a claim.
+    plan: plan that all runs share.
+    config: config of the sweep, for its selection.
+    assumptions: assumptions of the runs that nobody can check. If there is one, epsilon is a claim.
 
-  A run that draws a batch above its capacity aborts, and the selection with it. By a union bound
-  over the K runs, the chance is at most E[K] times one run's chance B. That adds
-  (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
+  A run that draws a batch above its capacity aborts, and so does the selection. Let B be the
+  probability that one run aborts. By a union bound over the K runs, the selection aborts with
+  probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta. One run sets aside
+  (1 + e^epsilon_run) B.
   """
   selection = config.selection
   event = accounting.repeat_and_select_event(
@@ -159,7 +165,8 @@ def selection_cost(
       "a run of its settings has no finite epsilon, nor has the choice", field="grid"
     )
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
-  # Above 700 exp overflows, and delta would be no probability either.
+  # `exp` would overflow for larger numbers. With exp(700), any delta that is set aside already
+  # exceeds 1, and is refused below.
   growth = math.exp(min(growth, 700.0))
   delta = left + (plan.delta - left) * selection.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
@@ -229,8 +236,8 @@ def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
 def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
-  """Returns (the plan of any setting, the assumptions of all). Refuses settings if one of them
-  might cost more."""
+  """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
+  the settings might have different costs."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
@@ -258,8 +265,8 @@ def _common_plan(
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """Returns everything that `selection_cost` reads. Two plans of one event may still differ in the
-  share of delta for overflow, and in the accountant that finds epsilon."""
+  """Returns everything that `selection_cost` reads from a plan. Two plans with the same event may
+  differ in the share of delta for overflow, and in the accountant that finds epsilon."""
   return (
     plan.event(),
     plan.delta,
@@ -273,10 +280,11 @@ def _facts(plan: Plan) -> tuple[Any, ...]:
 def _trials(
   workdir: pathlib.Path, config: SweepConfig, count: int
 ) -> list[tuple[int, int]]:
-  """Returns (setting, seed) of each run, drawn once from the operating system's entropy,
-  then kept.
+  """Returns (number of the setting, seed) of each run. They are drawn once, from the operating
+  system's entropy, and stored.
 
-  The seeds are random, not in a row: that of the winner must not reveal how many ran.
+  The seeds are random, not consecutive, so that the winner's seed does not reveal how many runs
+  there were.
   """
   path = workdir / TRIALS
   identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))

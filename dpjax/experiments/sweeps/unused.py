@@ -1,8 +1,8 @@
 """Fields of a grid that its runs do not read; see `experiments.config.unread`.
 
-In a sweep, a point must read every field that it is given. A field of the base must be read by a
-point that does not replace it. In an experiment, whose curves are of several methods, at least one
-curve must read a setting. A setting that a curve sets must be read by that curve.
+In a sweep, a point must read every field that it sets. A field of the base must be read by at least
+one point that does not replace it. In an experiment, whose curves may have different methods, every
+setting must be read by at least one curve. A setting that a curve sets must be read by that curve.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import switches
 
-# Fields of the curve and of its table, which a selection does not write.
+# Fields for the picture and the table of a sweep, which a selection does not write.
 _DRAWN = ("x", "series", "title", "references")
 # Fields of an experiment that a curve does not have.
 _OF_EXPERIMENT = ("curves", "title")
 
 
 def refuse(config: Any, points: list[Any]) -> None:
-  """Raises UserError for a field of the SweepConfig that nothing reads. Fields that a point
-  does not read are refused where the point is checked."""
+  """Raises UserError for a field of the SweepConfig that nothing reads. The check of a point
+  refuses fields that this point does not read."""
   unread_lib.refuse(config, of_sweep(config))
   unread_lib.refuse(config.base, _replaced(config, points), "base.")
 
 
 def of_sweep(config: Any) -> Unused:
-  """Returns fields of a SweepConfig, outside its base, that it does not read."""
+  """Returns the fields of a SweepConfig outside `base` that its other settings leave unread."""
   selection = config.selection
   others = ("mean_trials", "shape", "better")
   return (
@@ -42,10 +42,10 @@ def of_sweep(config: Any) -> Unused:
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:
-  """Returns fields of the base that no run keeps.
+  """Returns the set fields of the base that no run keeps.
 
-  Where a run replaces a chosen value by another name, the new value keeps those set fields of the
-  old one that it has, too (`fields.replace`).
+  A run may choose another value by name, such as another sampler. The new value then keeps the set
+  fields of the old value that both values have (`fields.replace`).
   """
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
@@ -65,16 +65,16 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
 
 
 def refuse_curves(config: RelevanceConfig) -> None:
-  """Raises UserError for a setting of an experiment that no curve reads, or that the wrong
-  curve sets."""
+  """Raises UserError for a setting of an experiment that no curve reads, or that a curve sets but
+  does not read."""
   unread_lib.refuse(config, of_curves(config))
 
 
 def of_curves(config: RelevanceConfig) -> Unused:
-  """Returns fields of an experiment that no curve reads.
+  """Returns the fields of an experiment that no curve reads.
 
   Raises:
-    UserError: a curve sets what it does not read itself.
+    UserError: a curve sets a field that it does not read.
   """
   reasons: dict[str, list[str | None]] = {path: [] for path in switches.all_paths(config)}
   for label, changes in (config.curves or {config.method: {}}).items():

@@ -21,27 +21,29 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Distances in units of the spread: the median distance of the messages from the coordinate-wise
-# median. Points beyond _FAR are moved in to _FAR; points within _NEAR count as equal.
+# Distances in units of the spread, which is the median distance of the messages from the
+# coordinate-wise median. A point beyond _FAR is moved towards the median to distance _FAR. Points
+# within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
-# Tolerance of the certificate, per message.
+# Iterations end when the residual of the certificate is at most this number.
 _TOLERANCE = 1e-4
 
 
 class Certificate(NamedTuple):
-  """Quality of the last geometric median. Computed from raw messages: NOT private."""
+  """Quality of the last geometric median. It is computed from raw messages: NOT private."""
 
-  residual: Array  # [] least subgradient there / n; 0 at the exact minimum
+  residual: Array  # [] norm of the smallest subgradient / n; 0 at the exact minimum
   num_iterations: Array  # []
 
 
 def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   """Returns (centre, unit, points) with messages = centre + unit * points.
 
-  The centre is the median of each coordinate. The unit is the median distance from it, or 1 where
-  most messages agree. A minority controls neither. A point beyond `_FAR` is moved in to that
-  distance, which turns no direction by more than 1 / _FAR.
+  The centre is the median of each coordinate. The unit is the median distance from the centre, or 1
+  if most messages agree. A minority of messages controls neither. A point beyond `_FAR` is moved
+  towards the centre to distance `_FAR`. Its direction from a message near the centre then turns by
+  at most about 1 / _FAR.
   """
   biggest = jnp.finfo(jnp.float32).max
   centre = coordinate_median(messages, kept)
@@ -55,7 +57,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   lengths = largest_entries(away)
   ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
   unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
-  # Where most messages agree, the spread is 0 and no unit.
+  # If most messages agree, the spread is 0 and cannot be the unit.
   unit = jnp.where((unit > TINY) & jnp.isfinite(unit), unit, 1.0)
   far = lengths > _FAR * unit
   factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)
@@ -66,13 +68,13 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
 class _Look(NamedTuple):
   """State of Weiszfeld's algorithm at a point."""
 
-  residual: Array  # [] norm of the least subgradient / n
-  step: Any  # to the next point
-  nearest: Array  # [] of the messages
+  residual: Array  # [] norm of the smallest subgradient / n
+  step: Any  # difference to the next point
+  nearest: Array  # [] index of the nearest message
 
 
 def _look(points: Any, kept: Array, point: Any) -> _Look:
-  """Returns the next step and its residual (Vardi and Zhang 2000).
+  """Returns the residual at `point` and the next step (Vardi and Zhang 2000).
 
   Each message at `point` itself cancels a pull of length one.
   """
@@ -81,7 +83,7 @@ def _look(points: Any, kept: Array, point: Any) -> _Look:
   apart = kept & (distances > _NEAR)
   inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
   pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
-  # Lengths without overflow: a message may hold any float32 numbers.
+  # `row_lengths` does not overflow, and a message may hold any float32 numbers.
   strength = row_lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
   free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
   scale = free / jnp.maximum(strength, TINY) / jnp.maximum(jnp.sum(inverse), TINY)
@@ -97,7 +99,7 @@ def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
   look = lambda point: _look(points, kept, point)
 
   def or_nearest(point: Any) -> tuple[Any, _Look]:
-    """Returns the point, or the nearest message if that is the minimum: an exact result."""
+    """Returns `point`, or the nearest message if that message is the minimum, which is exact."""
     there = look(point)
     message = jax.tree.map(lambda leaf: leaf[there.nearest], points)
     here = look(message)
@@ -123,10 +125,10 @@ def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
   tolerates=minority,
 )
 def geometric_median(num_iterations: int = 1000) -> Aggregator:
-  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm
-  from the median of each coordinate.
+  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm. It
+  starts at the median of each coordinate.
 
-  The whole message is one point: unlike `median`, the result does not depend on the basis.
+  A whole message is one point. So the result does not depend on the basis, unlike that of `median`.
   The state is a `Certificate`. The sum of distances exceeds its minimum by at most
   `residual` * n times the distance to the minimum. Iterations end at `residual` <= 1e-4.
 

@@ -13,7 +13,7 @@ from dpjax.federated.described import aggregator, minority
   tolerates=minority,
 )
 def median() -> Aggregator:
-  """The median of each coordinate; the mean of the middle two for an even number.
+  """The median of each coordinate; the mean of the middle two for an even number of messages.
 
   >>> import jax.numpy as jnp
   >>> update = median().update(jnp.array([[1.0], [2.0], [1e9]]), jnp.ones(3, bool), ())

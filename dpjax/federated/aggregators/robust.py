@@ -36,21 +36,22 @@ TINY = 1e-37
 
 
 def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
-  """Returns [C]: the messages that count."""
+  """Returns a mask [C] of the messages that count: finite messages with a finite weight > 0."""
   kept = finite(messages, mask)
   if weights is None:
     return kept
   weights = jnp.asarray(weights)
-  # An infinite weight is faulty, so it must not count as well: Krum allows for one attacker less.
+  # A message with an infinite weight is faulty. If it counted, too, Krum would expect one attacker
+  # too few among the messages that count.
   return kept & (weights > 0) & jnp.isfinite(weights)
 
 
 class Counts(NamedTuple):
-  """Counts of a round's clients, each []."""
+  """Numbers of clients of a round, each a scalar array."""
 
-  clients: Array  # mask True
-  kept: Array  # their messages that count
-  faulty: Array  # messages or weights that no honest client sends
+  clients: Array  # all clients (mask True)
+  kept: Array  # clients whose message counts
+  faulty: Array  # clients with a message or a weight that no honest client sends
 
 
 def counts_of(messages: Any, mask: Array, weights: Array | None) -> Counts:
@@ -74,8 +75,8 @@ def robust(
 ) -> Aggregator:
   """Makes an aggregator from `combine(finite messages, kept [C], counts) -> (update, state)`.
 
-  If some messages count, but fewer than `least(counts)`, it raises a UserError that names
-  `wants`. Under jit, which cannot raise, the update is NaN.
+  If some messages count, but fewer than `least(counts)`, the aggregator raises a UserError that
+  names `wants`. Under jit, which cannot raise, the update is NaN.
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
@@ -92,7 +93,7 @@ def robust(
     mask = jnp.asarray(mask, bool)
     messages, mask, weights = at_least_one((messages, mask, weights))
     kept = kept_messages(messages, mask, weights)
-    # Under jit no value is known, so a round checks before it calls the compiled update.
+    # Under jit no value is known, so a round calls `check` before the compiled update.
     if not isinstance(kept, jax_core.Tracer):
       check(messages, mask, weights)
     clean = jax.tree.map(
@@ -100,7 +101,7 @@ def robust(
     )
     counts = counts_of(messages, mask, weights)
     combined, after = combine(clean, kept, counts)
-    # NaN where too few are left: a silent 0 would look like an update.
+    # If too few messages are left, the update is NaN, since 0 would look like a valid update.
     wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), combined), after
@@ -119,7 +120,7 @@ def by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
   def leaf(values: Array) -> Array:
     # Messages that do not count are sorted to the end, beyond every used rank.
     ordered = jnp.sort(jnp.where(along(kept, values), values, jnp.inf), axis=0)
-    # Their weight is 0, but 0 x infinity would be NaN.
+    # Messages that do not count have weight 0, but 0 x infinity would be NaN.
     ordered = jnp.where(jnp.isfinite(ordered), ordered, 0)
     return jnp.tensordot(weight_of_rank, ordered, axes=1)
 
@@ -146,7 +147,8 @@ def row_lengths(tree: Any) -> Array:
   float32."""
   largest = largest_entries(tree)
   usable = (largest > TINY) & jnp.isfinite(largest)
-  # A power of two first: the reciprocal of a huge number would be flushed to zero.
+  # Rows are multiplied by a power of two first, since the reciprocal of a huge number would be
+  # flushed to zero.
   power = jnp.where(largest > 1, 2.0**-64, 2.0**64)
   safe = jnp.where(usable, largest * power, 1.0)
 

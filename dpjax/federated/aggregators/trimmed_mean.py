@@ -15,7 +15,7 @@ from dpjax.validate import UserError
 
 
 def _trimmed(n: int, *, trim: float) -> int:
-  # As in `trimmed_mean`: 1e-6 makes up for products just below an integer, such as 0.29 * 100.
+  # As in `trimmed_mean`, 1e-6 makes up for products just below an integer, such as 0.29 * 100.
   return int(trim * n + 1e-6)
 
 
@@ -26,10 +26,10 @@ def _trimmed(n: int, *, trim: float) -> int:
   options={"trim": 0.1},
 )
 def trimmed_mean(trim: float) -> Aggregator:
-  """The mean of each coordinate without the floor(trim * n) smallest and largest.
+  """The mean of each coordinate without the floor(trim * n) smallest and largest values.
 
   Args:
-    trim: share cut off at either end, in [0, 0.5).
+    trim: share of the values that is cut off at either end, in [0, 0.5).
 
   >>> messages = jnp.array([[-1e9], [1.0], [2.0], [3.0], [1e9]])
   >>> trimmed_mean(0.2).update(messages, jnp.ones(5, bool), ())[0]

@@ -15,7 +15,7 @@ _adaptive = functools.partial(
   algorithm,
   client="as `fed_avg`",
   source="Reddi et al. 2021",
-  # A config selects it by --config.server_optimizer.rule.
+  # No config names these algorithms, since --config.server_optimizer.rule selects them.
   options=None,
   optimizers=("client_tx",),
   wraps_clients=True,
@@ -39,7 +39,7 @@ def fed_adam(
   """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
 
   Args:
-    options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and those of `fed_avg`.
+    options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and arguments of `fed_avg`.
   """
   return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
 

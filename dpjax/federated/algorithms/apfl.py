@@ -24,7 +24,7 @@ class PersonalMemory(NamedTuple):
   """State that a client of APFL keeps between rounds."""
 
   params: Params  # v, the client's own model
-  alpha: Array  # [] share of v in the model that it uses
+  alpha: Array  # [] share of v in the model that the client uses
 
 
 class Personal(NamedTuple):
@@ -69,7 +69,7 @@ def apfl_client(
     updates, opt_state = own_tx(personal.key).update(
       trees.scale(gradient, personal.alpha), personal.opt_state, personal.params, mask=mask
     )
-    # alpha moves only at the first local step of a round, within [0, 1]
+    # alpha moves only at the first local step of a round, and stays within [0, 1].
     slopes = jax.tree.map(
       lambda v, w, g: jnp.sum((v - w) * g), personal.params, personal.local.params, gradient
     )
@@ -95,7 +95,7 @@ def apfl_client(
   client="trains w, which it sends, and v, which it keeps",
   server="as `fed_avg`",
   source="Deng et al. 2020",
-  # No config names it: a run of dpjax evaluates only the server's model.
+  # No config names APFL, since a run of dpjax evaluates only the server's model.
   options=None,
   weighted=False,
   keeps_state=True,
@@ -114,11 +114,11 @@ def apfl(
   """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
 
   A local step moves w by the gradient at w, and v by alpha times the gradient at the mixture
-  alpha v + (1 - alpha) w. Both are taken at the values before the step. With
-  `alpha_learning_rate` > 0 the first step of a round also moves the client's own alpha along
+  alpha v + (1 - alpha) w. Both gradients are taken at the values before the step. With
+  `alpha_learning_rate` > 0 the first step of a round also moves the client's alpha along
   -<v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
-  `state.memories.rows(clients)` returns v and alpha of these clients (`PersonalMemory`). A client
+  `state.memories.rows(clients)` returns v and alpha of `clients` (`PersonalMemory`). A client
   uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each
   client alone.
   """

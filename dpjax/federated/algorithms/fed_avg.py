@@ -48,8 +48,9 @@ def fed_avg(
     map_clients: how clients are run; None chooses by platform.
     key: typed key of the clients' randomness, not of the server's noise.
     weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
-    wrap: changes the client, such as `lambda c: compressed(c, quantize(4))`.
-    memory: `(params) -> state` that one client keeps between rounds; needed if `wrap` keeps any.
+    wrap: function that changes the client, such as `lambda c: compressed(c, quantize(4))`.
+    memory: `(params) -> state` that one client keeps between rounds; needed if the wrapped client
+      keeps state.
     **local: hooks of `local_training`.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client. It

@@ -24,9 +24,9 @@ from dpjax.validate import UserError
 
 
 def momentum_steps(momentum: float) -> Callable[[Array], Array]:
-  """Returns a function of tau: how far tau local steps go, counted in gradients.
+  """Returns a function that says how far tau local steps go, as a number of gradients.
 
-  It is ||a||_1 of Wang et al. 2020 for SGD with momentum. Without momentum it is tau.
+  The number is ||a||_1 of Wang et al. 2020 for SGD with momentum. Without momentum it is tau.
 
   >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
   2.5
@@ -52,7 +52,7 @@ def _steps_of(run: RunNumbers) -> dict[str, Any]:
   server="as `fed_avg`, times the mean number of steps",
   source="Wang et al. 2020",
   private_if="tau_eff is set",
-  # Public constant; None: the mean of the clients' own numbers.
+  # `tau_eff` is a public constant. None stands for the mean of the clients' step numbers.
   options={"tau_eff": None},
   client_rule="sgd",
   from_run=_steps_of,
@@ -73,14 +73,14 @@ def fed_nova(
   pull the optimum towards their own optima (FedNova, Wang et al. 2020).
 
   Args:
-    steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
-      momentum.
+    steps: function from a number of local steps to ||a||_1; None for plain SGD,
+      `momentum_steps(m)` for momentum m.
     tau_eff: public constant that the mean direction is multiplied by; None for the weighted
-      mean of the clients' own numbers, which they then send too.
+      mean of the clients' ||a||_1, which clients then send, too.
 
   Raises:
-    UserError: a private aggregator without `tau_eff`: the step counts would use up most of
-      the clip norm, and the product of two noisy means would be what the model learns.
+    UserError: a private aggregator without `tau_eff`. The step counts would use up most of the clip
+      norm. And the model would move by a product of two noisy means.
   """
   why = ", such as the expected number of local steps"
   check_public(common, why, check=validate.positive, tau_eff=tau_eff)

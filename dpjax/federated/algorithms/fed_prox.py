@@ -37,5 +37,5 @@ def fed_prox(
     pull = lambda g, new, old: g + mu * (new - old)
     return jax.tree.map(pull, gradient, local.params, received.params)
 
-  # Left out at mu = 0: adding 0 would still change XLA's rounding.
+  # The term is left out at mu = 0, since adding 0 would still change XLA's rounding.
   return fed_avg(loss_fn, client_tx, *args, adjust=adjust if mu else None, **options)

@@ -31,7 +31,7 @@ def fed_sgd(
   """Federated SGD: one gradient of each client's whole data per round (McMahan et al. 2017).
 
   With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
-  Local batches only bound memory: give `LocalWork(epochs=1)`.
+  Local batches only bound memory. Use it with `LocalWork(epochs=1)`.
   """
   client = clients.full_gradient(loss_fn, weighting=weighting)
   return federated(client, optimizing_server(server_tx), **common)

@@ -21,8 +21,9 @@ def fine_tune(
   *,
   key: Array,
 ) -> Callable[[Params, Cohort], Params]:
-  """Makes `(params, cohort) -> each client's own parameters`, leaves [C, *p]. Training is
-  local, from the server's model, and nothing is sent.
+  """Makes a function (params, cohort) -> parameters of each client, with leaves [C, *p].
+
+  Each client trains from the server's parameters, and nothing is sent.
 
   >>> import optax
   >>> from dpjax.federated.cohort import from_batches

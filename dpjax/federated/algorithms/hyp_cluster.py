@@ -79,7 +79,8 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
     placed = jax.tree.map(
       lambda leaf: jnp.tensordot(mine, leaf, axes=0), sent.message["delta"]
     )
-    # All models in one message. Clipped as a whole, it also hides the choice.
+    # The message has a place for every model. Clipped as a whole and with noise, it also hides
+    # which model the client chose.
     message: dict[str, Any] = {"delta": placed}
     if counted:
       message["members"] = mine * (local.num_steps > 0)
@@ -93,7 +94,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   server="moves each model by the mean of those who trained it",
   source="Mansour et al. 2020; Ghosh et al. 2020",
   private_if="cluster_share is set",
-  # No config names it: a run of dpjax starts from one model.
+  # No config names HypCluster, since a run of dpjax starts from one model.
   options=None,
   optimizers=("client_tx",),
   weighted=False,
@@ -108,17 +109,18 @@ def hyp_cluster(
   cluster_share: float | None = None,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """K models; each client trains the one that fits its data best (HypCluster, Mansour et al.
-  2020; IFCA, Ghosh et al. 2020).
+  """Trains K models, of which each client trains the one that fits its data best (HypCluster,
+  Mansour et al. 2020; IFCA, Ghosh et al. 2020).
 
   `init(params)` takes K stacked models, leaves [K, *p], which must differ. The message holds the
-  difference in the chosen model's place, so a private aggregator covers the choice too.
-  `state.memories.rows(clients)` returns the last choices of these clients; no message holds them.
+  difference in the place of the chosen model, so a private aggregator covers the choice, too.
+  `state.memories.rows(clients)` returns the last choices of `clients`, as indices of models.
 
   Args:
+    num_clients: number of clients whose choices are kept.
     cluster_share: public share of a cohort, in (0, 1], that a model's mean difference is
-      divided by, such as 1 / K. None divides by the share of clients that chose the model; the
-      clients then send their choice too.
+      divided by, such as 1 / K. None divides by the share of clients that chose the model. Clients
+      then send their choice, too.
 
   Raises:
     UserError: a private aggregator without `cluster_share` (a noisy sum would be divided by
@@ -160,13 +162,13 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    # Checked before the choices are stored, which needs known clients.
+    # The cohort is checked before the choices are stored, which needs known clients.
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
-    # A model with NaN losses wins no client.
+    # A model with a NaN loss is chosen only if all losses are NaN or infinite.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     chosen = jnp.argmin(losses, axis=1)
     memories = state.memories.replaced(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]

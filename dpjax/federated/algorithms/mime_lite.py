@@ -17,8 +17,8 @@ from dpjax.types import Array, LossFn, Params
 class _Mime(NamedTuple):
   """A client of Mime-lite in the middle of its work."""
 
-  local: Local  # trains from the server's parameters
-  full: Local  # adds up the gradient at the server's parameters
+  local: Local  # training from the server's parameters
+  full: Local  # sum of gradients at the server's parameters
 
   @property
   def key(self) -> Array:
@@ -55,7 +55,8 @@ def _mime_client(
     sent, memory, _ = training.finish(received, both.local)
     full, _, _ = measuring.finish(received, both.full)
     gradient = trees.scale(full.message["delta"], -1.0)
-    # One message, so that a private aggregator clips and noises both as one vector.
+    # Difference and gradient are one message. So a private aggregator clips them as one vector, and
+    # adds noise to all of it.
     message = sent.message | {"gradient": gradient}
     return sent._replace(message=message), memory, clients.info(both.local, message)
 
@@ -75,9 +76,8 @@ def mime_lite(
   weighting: Weighting = clients.uniform,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """Clients use the server's optimizer with frozen statistics. The server updates these by
-  the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al.
-  2021).
+  """Clients use the server's optimizer with frozen statistics. The server updates the statistics by
+  the mean of full local gradients at the server's parameters (MimeLite, Karimireddy et al. 2021).
 
   Difference and gradient are one message: a private aggregator clips them together and adds
   its noise to both, so that a round is one release. Local steps leave the statistics unchanged.

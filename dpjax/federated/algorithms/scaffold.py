@@ -28,10 +28,10 @@ from dpjax.types import Array, ClientTx, LossFn, Params
 
 
 class ScaffoldServer(NamedTuple):
-  """The server of SCAFFOLD."""
+  """State of SCAFFOLD's server: its optimizer's state and its control variate."""
 
   opt_state: Any
-  control: Params  # c
+  control: Params  # control variate c
 
 
 def _sizes_of(run: RunNumbers) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _sizes_of(run: RunNumbers) -> dict[str, Any]:
   weighted=False,
   keeps_state=True,
   client_rule="sgd",
-  # Its control variates are means of plain gradients, which momentum would break.
+  # With momentum, the formula for c_i would not give the mean of plain gradients.
   client_momentum=False,
   from_run=_sizes_of,
   played={"client_learning_rate": 0.5, "num_clients": 4, "expected_cohort": 2.0},
@@ -69,13 +69,13 @@ def scaffold(
 
   A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr), for
   K local steps of learning rate lr. The server adds |cohort| / num_clients of the mean change to c.
-  All c start at 0. Clients that hold nothing keep their c_i. `init(params, num_clients)` keeps a
-  c_i for every client.
+  All c and c_i start at 0. Clients without examples keep their c_i. `init(params, num_clients)`
+  keeps a c_i for every client.
 
   Args:
     client_tx: plain SGD with `client_learning_rate` (the formula for c_i is SGD's).
-    expected_cohort: public size of a cohort for the update of c; None for the realised one.
-      A private aggregator needs it: the realised size is secret.
+    expected_cohort: public size of a cohort for the update of c; None for the realised size. A
+      private aggregator needs a public size, since the realised size is secret.
 
   Raises:
     UserError: a private aggregator without `expected_cohort`.
@@ -103,7 +103,7 @@ def scaffold(
 
   def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
     params, opt_state = inner.apply(params, state.opt_state, mean, size)
-    # The actual size is secret where clients are sampled, so a public number replaces it.
+    # If clients are sampled, the actual size is secret, so a public number replaces it.
     share = (size if expected_cohort is None else expected_cohort) / num_clients
     control = trees.add(state.control, trees.scale(mean["control"], share))
     return params, ScaffoldServer(opt_state, control)

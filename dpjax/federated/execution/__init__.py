@@ -51,7 +51,8 @@ _OVER_DEVICES = {"pmap": pmap_clients, "shard_map": shard_map_clients}
 
 
 def auto_clients(*, num_threads: int | None = 1) -> MapClients:
-  """Returns the loop on a CPU (with `num_threads`), else vmap on one device, shard_map on more."""
+  """Returns the loop on a CPU (with `num_threads`). On other platforms, returns vmap for one device
+  and shard_map for several."""
   if made_for.platform() == "cpu":
     return loop_clients(num_threads=num_threads)
   return shard_map_clients() if len(made_for.local_devices()) > 1 else vmap_clients()
@@ -64,9 +65,14 @@ def by_name(
   num_threads: int | None = None,
   memory_budget_gb: float | None = None,
 ) -> MapClients:
-  """Returns the execution of that name. `num_devices` is for pmap and shard_map,
-  `num_threads` for the loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None:
-  1) for blocks.
+  """Returns the execution of a name. Raises UserError for an argument that the execution ignores.
+
+  Args:
+    name: one of NAMES.
+    num_devices: number of devices, for "pmap" and "shard_map"; None: all.
+    num_threads: number of threads, for "loop" and "auto"; None: one for each core.
+    memory_budget_gb: largest size of a block's examples in 1e9 bytes, for "vmap", "pmap" and
+      "shard_map"; None: 1.
 
   >>> by_name("pmpa")
   Traceback (most recent call last):

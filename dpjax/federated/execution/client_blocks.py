@@ -35,28 +35,26 @@ MOST_BYTES = 1e9
 class ClientBlock(NamedTuple):
   """Clients padded to common shapes; every leaf [K, ...]."""
 
-  places: np.ndarray  # in the cohort, to put the results back
-  who: np.ndarray
-  n: np.ndarray
+  places: np.ndarray  # places of the clients in the cohort, to put the results back
+  who: np.ndarray  # number that names each client
+  n: np.ndarray  # number of examples of each client
   mask: np.ndarray  # False: no client
   batches: LocalBatches  # leaves [K, S, B, ...]
-  client_data: Any = (
-    None  # leaves [K, R, ...] that `batches` hold rows of, where it was gathered
-  )
+  client_data: Any = None  # [K, R, ...] that `batches` hold row numbers of, if gathered
 
 
 class ByteBudget(NamedTuple):
   """Limit on the bytes of one block's padded examples."""
 
-  most: float  # bytes
-  lanes: int = 1  # devices: clients of a block are a multiple of it
+  most: float  # limit in bytes
+  lanes: int = 1  # number of devices, which divides the number of clients of a block
 
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
     """Yields (places, padded number of clients) of pieces that together hold all `places`.
 
-    There is one piece if all fit. Otherwise each piece has a power of two clients for each device,
-    so that there are few shapes. The largest clients come first. A piece has at least one client
-    for each device, even if it exceeds the limit.
+    There is one piece if all clients fit. Otherwise the number of clients of a piece on each device
+    is a power of two, for few shapes. The largest clients come first. A piece has at least one
+    client for each device, even if it exceeds the limit.
 
     Args:
       size: number of clients to which one whole piece would be padded.
@@ -67,7 +65,7 @@ class ByteBudget(NamedTuple):
       yield places, size
       return
     each = np.array([_bytes(shape, cohort) for shape in shapes])
-    # The largest first, so that they do not pad small clients to their size.
+    # Clients are ordered by size, so that small clients are not padded to the size of large ones.
     order = np.argsort(-each, kind="stable")
     while len(order):
       count = self.lanes
@@ -82,8 +80,8 @@ class ByteBudget(NamedTuple):
 
 
 def _shape(cohort: Cohort, place: int, sent: bool) -> tuple[int, int, int]:
-  """Returns (steps, examples of a step, rows that are sent) of a client, rounded as in a
-  block."""
+  """Returns the numbers (steps, examples of a step, rows that are sent) of a client, rounded up as
+  in a block."""
   steps, width = cohort.batches[place].mask.shape
   rows = min(steps * width, int(cohort.num_examples[place])) if sent else 0
   return max(1, bucket(steps)), width, width * bucket(-(-rows // width))
@@ -104,8 +102,8 @@ def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
 def blocks(
   cohort: Cohort, size: int, data: Any, budget: ByteBudget
 ) -> Iterator[ClientBlock]:
-  """Yields blocks of `size` clients, those with the most steps first, so that padding is
-  small."""
+  """Yields blocks of at most `size` clients. Clients with the most steps come first, so that
+  there is little padding."""
   steps = np.array([len(batches.mask) for batches in cohort.batches], np.int64)
   order = np.argsort(-steps, kind="stable")
   for start in range(0, len(order), size):
@@ -125,8 +123,8 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
   padded = [member.padded(num_steps, width) for member in members]
   missing = size - len(places)
   indices = np.concatenate([places, np.full(missing, places[0])])
-  # Numbers of no client. Padding with a client's key would repeat its noise, and repeated
-  # noise is NaN under vmap.
+  # Padding gets the numbers of no client. With a client's number it would repeat that client's
+  # noise, and repeated noise is NaN under vmap.
   nobody = -1 - np.arange(missing)
   return ClientBlock(
     places=indices,
@@ -141,11 +139,11 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
 def _gathered(
   members: Sequence[LocalBatches], data: Any, size: int
 ) -> tuple[list[LocalBatches], Any]:
-  """Returns the members with row indices into their data, and those data: leaves [size, R,
-  ...].
+  """Returns (members whose examples are row numbers of the gathered data, gathered data).
 
-  A row that a client visits in several epochs is stored once. R is a whole number of batches,
-  rounded up as numbers of steps are, so that there are few shapes. Unused rows are zero.
+  Leaves of the data are [size, R, ...]. A row that a client visits in several epochs is stored
+  once. R is a whole number of batches, rounded up as numbers of steps are, so that there are few
+  shapes. Unused rows are zero.
   """
   held = []
   renumbered = []
@@ -173,7 +171,7 @@ def run_block(
   memories: Any,
   block: ClientBlock,
 ) -> Any:
-  """Returns (sums or messages, memories, info) of a block: one `scan` over steps, under
+  """Returns (sums or messages, client states, info) of a block, by one `scan` over steps under
   vmap."""
 
   def run_client(
@@ -183,7 +181,7 @@ def run_block(
 
     def body(local: Any, batch: LocalBatches) -> Any:
       new = shared.step(client, seen, local, batch)
-      # A step of padding alone must neither count nor move a momentum.
+      # A step that is all padding must neither count nor change a momentum.
       works = jnp.any(batch.mask)
       return jax.tree.map(lambda a, b: jnp.where(works, a, b), new, local), None
 
@@ -192,9 +190,10 @@ def run_block(
     return client.finish(seen.received, local)
 
   each = (memories, block.who, block.n, block.batches, block.client_data)
-  # The check traces the client, once for each shape: when this function is traced.
+  # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Only wide floats need this. Convolutions with groups of the batch are rewritten below.
+  # Only convolutions of wide floats need `clients_apart`. Convolutions with groups of the batch are
+  # rewritten by `canonical_convolutions`.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
@@ -204,19 +203,19 @@ def run_block(
 class Dispatch(NamedTuple):
   """Transport of blocks to the devices and of results back."""
 
-  program: Callable[..., Any]  # (context, memories, block) -> as `run_block`
-  size: Callable[[int], int]  # clients -> clients in a block
-  everywhere: NamedSharding | None = None  # of what a round sends once
-  # (memories, block) -> the same on the devices of the program; None: the program takes
-  # host arrays, and the whole data set, placed once
+  program: Callable[..., Any]  # (context, memories, block) -> what `run_block` returns
+  size: Callable[[int], int]  # number of clients of a cohort -> that of a block
+  everywhere: NamedSharding | None = None  # sharding of arrays that a round sends once
+  # Function from (memories, block) to the same on the devices of the program. None: the program
+  # takes host arrays, and the whole data set is placed on the device once.
   send: Callable[[Any], Any] | None = None
   fetch: Callable[[Any], Any] = jax.device_get  # leaves of all devices -> [K, ...], NumPy
   budget: ByteBudget = ByteBudget(MOST_BYTES)
-  apart: NamedSharding | None = None  # of a block and its memories; None: of one device
+  apart: NamedSharding | None = None  # sharding of a block and its states; None: one device
 
 
 class Blocks:
-  """Shared parts of executions by blocks: cutting, sending ahead, adding up."""
+  """Runs a cohort in blocks: cuts it, sends blocks ahead, and adds up their sums."""
 
   def __init__(self, client: ClientAlgorithm, partial: Partial, way: Dispatch):
     self.partial = partial
@@ -226,7 +225,8 @@ class Blocks:
     self._add = jax.jit(trees.add)
 
   def _cut(self, context: Context, cohort: Cohort) -> tuple[Context, Iterator[Any]]:
-    """Returns (what all blocks of a round share, iterator of (memories, block)), on the host."""
+    """Returns (context that all blocks of a round share, iterator of (client states, block)). All
+    arrays are on the host."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:
@@ -250,7 +250,8 @@ class Blocks:
       yield block, self._way.program(context, *pair)
 
   def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
-    """Lowers the program of the first block, whose clients have the most steps, for a target."""
+    """Lowers the program of the first block, whose clients have the most steps, for the target of
+    `made_for`."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
     if self._way.everywhere is None:
@@ -273,7 +274,7 @@ class Blocks:
     ):
       if self.partial is not None:
         sums = collected if sums is None else self._add(sums, collected)
-        # Freed, so that `fetch` does not move the sums to the host in each block.
+        # The sums of the block are dropped, so that `fetch` does not move them to the host.
         collected = None
       fetched = self._way.fetch((collected, info))
       rows.append(jax.tree.map(lambda leaf: leaf[block.mask], fetched))  # noqa: B023
@@ -286,14 +287,14 @@ class Blocks:
     # Blocks order clients by size. Results return in the order of the cohort.
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
-    # Moved through the host, once a round, so that sums combine with arrays on any device.
+    # The sums move through the host once a round, so that they combine with arrays on any device.
     if self._way.everywhere is not None:
       sums = jax.device_put(jax.device_get(sums))
     return Mapped(sums, sent, tuple(kept), info)
 
 
 def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
-  """Yields the same items, each after the next one has been made.
+  """Yields the items of an iterator, each only after the next item has been made.
 
   >>> computed = []
   >>> [(item, len(computed)) for item in _one_behind(computed.append(i) or i for i in range(3))]
@@ -313,9 +314,9 @@ def vmap_clients(
   """Runs blocks of clients, each in one program.
 
   Args:
-    clients_per_block: None for the whole cohort, up to 32.
+    clients_per_block: number of clients of a block; None for the whole cohort, up to 32.
     memory_budget: largest size of a block's examples in bytes, padded to its largest client. A
-      larger block is cut. A client that exceeds the budget alone has a block of its own. Memory
+      larger block is cut. A client that exceeds the budget alone has a block for itself. Memory
       holds two blocks at a time, and in addition the clients' parameters and optimizer states.
   """
   validate.positive(memory_budget=memory_budget)

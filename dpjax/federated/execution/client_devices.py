@@ -34,7 +34,7 @@ from dpjax.federated.execution.context import Context, MapClients, Partial, Run
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
 
-# A random name, which no client can guess in order to sum over others.
+# The axis has a random name. A client that knew the name could sum over other clients.
 _AXIS = f"devices {secrets.token_hex(16)}"
 _SAME = PartitionSpec()
 _APART = PartitionSpec(_AXIS)
@@ -77,7 +77,7 @@ def _over_devices(
   validate.positive(memory_budget=memory_budget)
 
   def size(count: int) -> int:
-    # Rounded up, and then to few sizes. Devices with fewer clients work on padding.
+    # A device's number of clients is rounded up to one of few sizes. Missing clients are padding.
     share = -(-max(count, 1) // mesh.size)
     return mesh.size * (clients_per_device or bucket(min(share, MOST)))
 
@@ -85,7 +85,7 @@ def _over_devices(
     def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
       collected, *per_client = run_block(client, partial, context, memories, block)
       if partial is not None:
-        # Inside the program, so that one sum leaves the devices, and not one for each device.
+        # The program sums over devices, so that one sum leaves them, and not one for each device.
         collected = jax.lax.psum(collected, _AXIS)
       return collected, *per_client
 
@@ -108,16 +108,17 @@ def pmap_clients(
 
   Each device is sent the rows of its own clients, block by block. Once a round it is sent the
   server's parameters, the keys and the aggregator's state. The sum is the same on all devices
-  (`out_axes=None`) and is fetched once a round, so that noise is added to it once.
+  (`out_axes=None`). It is fetched once a round, so that noise is added to it once.
 
   Args:
-    num_devices: devices of this process to use; None for all.
-    clients_per_device: clients of a block; None for an equal share of the cohort, up to 32.
+    num_devices: number of devices of this process to use; None for all.
+    clients_per_device: number of clients of a block on each device; None for an equal share of the
+      cohort, up to 32.
     memory_budget: as in `vmap_clients`, over all devices together. The smallest block has one
-      client per device, so a client over the budget pads as many clients as there are devices.
+      client per device. So a client over the budget pads as many clients as there are devices.
 
   Raises:
-    UserError: more devices than there are.
+    UserError: this process has fewer devices than `num_devices`.
   """
 
   def parallel(on_device: OnDevice, collected: PartitionSpec, mesh: Mesh) -> Any:
@@ -151,7 +152,7 @@ def shard_map_clients(
     num_devices, clients_per_device, memory_budget: as in `pmap_clients`.
 
   Raises:
-    UserError: more devices than there are.
+    UserError: this process has fewer devices than `num_devices`.
   """
 
   def parallel(on_device: OnDevice, collected: PartitionSpec, mesh: Mesh) -> Any:
@@ -160,8 +161,8 @@ def shard_map_clients(
       mesh=mesh,
       in_specs=(_SAME, _APART, _APART),
       out_specs=(collected, _APART, _APART),
-      # With the check, JAX would sum gradients with respect to shared parameters over the devices,
-      # and so mix clients.
+      # With `check_vma`, JAX would sum gradients with respect to shared parameters over the
+      # devices, and so mix clients.
       check_vma=False,
     )
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))

@@ -28,7 +28,7 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial
 from dpjax.validate import UserError
 
-# The loop waits after this many clients, and moves their results to the host.
+# Number of clients after which the loop waits, and moves their results to the host.
 _FLUSH = 256
 
 
@@ -56,7 +56,7 @@ class _Loop:
     self.client = client
     self.partial = partial
     self._jit = jit
-    # The cores of this process, possibly fewer than the machine's; unknown on macOS.
+    # Number of cores that this process may use. On macOS it is unknown, so all cores count.
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
       cores = len(os.sched_getaffinity(0))
@@ -98,7 +98,8 @@ class _Loop:
     return self._last(context, local, sums)
 
   def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
-    """Returns sums -> (collected, memory, info) of the client at this place of the cohort.
+    """Returns a function from sums to (collected, client state, info) of the client at a place of
+    the cohort.
 
     With `threads`, all work that does not depend on earlier clients is done on return.
     """
@@ -106,15 +107,15 @@ class _Loop:
     n = np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
     num_steps = np.int32(len(batches.mask))
-    # Padded to one of few lengths, so that few programs are compiled. Only `num_steps` steps of
-    # them are used.
+    # Batches are padded to one of few lengths, so that few programs are compiled. Only the first
+    # `num_steps` steps are used.
     batches = batches.padded(max(1, bucket(len(batches.mask))))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)
     local = self._local_program(context, *work)
     if threads:
-      # Without this wait, the thread would return before the work is done, and all would queue.
+      # Without this wait, threads would return before their work is done, and all work would queue.
       jax.block_until_ready(local)
     return functools.partial(self._last_program, context, local)
 
@@ -127,8 +128,8 @@ class _Loop:
     return self._convolves
 
   def _all_begun(self, context: Context, cohort: Cohort) -> Iterator[Any]:
-    """Yields `_begun` of each place in order, with as many clients ahead as there are
-    threads."""
+    """Yields the result of `_begun` for each place in order. Threads work on the next clients
+    meanwhile."""
     several = self._num_threads > 1 and self._jit
     threads = several and self._holds_convolution(context, cohort)
 
@@ -143,7 +144,7 @@ class _Loop:
     with futures.ThreadPoolExecutor(self._num_threads) as pool:
       for place in range(cohort.size):
         ahead.append(pool.submit(begin, place))
-        # Not all at once: each client that is ahead holds its parameters in memory.
+        # Few clients run ahead, since each of these holds its parameters in memory.
         if len(ahead) > self._num_threads:
           yield ahead.popleft().result()
       while ahead:
@@ -161,7 +162,7 @@ class _Loop:
       sums = sums if self.partial is None else collected
       rows.append((collected if self.partial is None else None, memory, info))
       if len(rows) == _FLUSH or place + 1 == cohort.size:
-        # On the host: stacking on the device would be one dispatch per client and leaf.
+        # Results are stacked on the host: a device would need one dispatch per client and leaf.
         fetched = jax.device_get(rows)
         done = [*done, jax.tree.map(lambda *parts: np.stack(parts), *fetched)]
         rows = []
@@ -174,7 +175,7 @@ class _Loop:
 
 @contextlib.contextmanager
 def _naming(who: Any) -> Iterator[None]:
-  """Adds the client's number to any error inside."""
+  """Adds the client's number to any error that is raised inside the `with` block."""
   try:
     yield
   except UserError as error:
@@ -189,9 +190,9 @@ def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients
 
   Args:
     jit: False runs every operation uncompiled, which is slow and the easiest to debug.
-    num_threads: clients at once, if steps are compiled and hold a convolution; None: one for
-      each core. Settings of one thread (such as `with jax.enable_x64(True)`) do not reach the
-      others. All numbers except 1 give the same bits; 1 differs from them by rounding.
+    num_threads: number of clients that run at once, if steps are compiled and hold a convolution;
+      None: one for each core. Settings of one thread (such as `with jax.enable_x64(True)`) do not
+      reach other threads. All numbers except 1 give the same bits; 1 differs by rounding.
   """
   if num_threads is not None:
     validate.integer_at_least(1, num_threads=num_threads)

@@ -30,18 +30,21 @@ from dpjax.parallel import exchange
 
 
 def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
-  """Deals places of the cohort to the processes, those with the most examples first.
+  """Deals the places of a cohort to processes in turn, clients with the most examples first.
 
   >>> [places.tolist() for places in deal(np.array([1, 9, 5, 7, 0]), 2)]
   [[1, 2, 4], [0, 3]]
   """
-  # The largest first, dealt in turn, for nearly equal work.
+  # Clients are dealt from the largest to the smallest, so that processes have nearly equal work.
   order = np.argsort(-np.asarray(num_examples), kind="stable")
   return [np.sort(order[i::num_processes]) for i in range(num_processes)]
 
 
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
-  """Merges stored parts of a share by place: leaves [size, ...]; `like`: leaves [any, ...]."""
+  """Merges the client states of a share by place into one tree, with leaves [size, ...].
+
+  `like` has leaves of the same shapes behind the first axis.
+  """
   whole = jax.tree.map(
     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
   )
@@ -57,7 +60,7 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
     return run(context, cohort)
   shares = deal(cohort.num_examples, jax.process_count())
   mine = shares[jax.process_index()]
-  # All processes exchange arrays of one shape. The first share is the longest.
+  # All processes exchange arrays of one shape. The first share has the most clients.
   size = max(1, bucket(len(shares[0])))
   held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
   share = cohort._replace(
@@ -93,6 +96,6 @@ def process_clients(inner: MapClients) -> MapClients:
   itself.
 
   Raises:
-    PeerLost: by `round`, where another process is gone.
+    PeerLost: another process is gone (raised by `round`).
   """
   return lambda client, partial: functools.partial(_run_share, inner(client, partial))

@@ -17,28 +17,28 @@ from dpjax.types import ArrayLike, ArrayTree
 
 
 class Context(NamedTuple):
-  """Values that all clients of a round share; each sees only its own rows of the data."""
+  """Values that all clients of a round share. Each client sees only its own rows of the data."""
 
   received: Received
-  data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples
-  memories: Any  # leaves [C or more, ...] in the order of the cohort, or None
-  key: jax.Array  # of the round
-  state: Any  # of the aggregator, which only `partial` reads
+  data: Any  # arrays [n, ...] that batches hold row numbers of; None: they hold examples
+  memories: Any  # client states [C or more, ...] in the order of the cohort, or None
+  key: jax.Array  # key of the round
+  state: Any  # state of the aggregator, which only `partial` reads
 
 
 class Remembered(NamedTuple):
   """States of several clients of a cohort, in shapes that do not depend on the cohort."""
 
-  places: np.ndarray  # [K] in the cohort
+  places: np.ndarray  # [K] places of the clients in the cohort
   mask: np.ndarray  # [K] bool; False: no client
   memories: Any  # leaves [K, ...]
 
 
 class Mapped(NamedTuple):
-  """The results of a cohort."""
+  """The results of a cohort: sums or messages, client states, and diagnostics."""
 
-  sums: Any  # of the aggregator's `partial`; None where it has none
-  sent: Any  # `Sent` with leaves [C, ...], NumPy; None where `sums` took their place
+  sums: Any  # sums of the aggregator's `partial`; None without `partial`
+  sent: Any  # `Sent` with leaves [C, ...], NumPy; None if there are `sums`
   memories: tuple[Remembered, ...]
   info: ClientInfo  # leaves [C], NumPy; NOT private
 
@@ -54,7 +54,7 @@ def row(tree: ArrayTree, i: ArrayLike) -> Any:
 
 
 def stacked(rows: Sequence[ArrayTree]) -> Any:
-  """Stacks leaves [...] of each -> [len(rows), ...]."""
+  """Stacks trees with leaves [...] into one tree with leaves [len(rows), ...]."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
@@ -68,9 +68,9 @@ def begin(
 def step(
   client: ClientAlgorithm, context: Context, local: ArrayTree, batch: LocalBatches
 ) -> Any:
-  """Runs one local step on leaves [B, ...], or on rows [B] of the data.
+  """Runs one local step on a batch, which holds examples [B, ...] or row numbers [B] of the data.
 
-  The client gets only these rows, and cannot reach any other.
+  The client gets only these rows, and cannot reach any other row.
   """
   rows = batch.examples
   if context.data is None:
@@ -80,7 +80,7 @@ def step(
 
 
 def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
-  """Returns sums of the messages, or without `partial` the messages themselves."""
+  """Returns the sums of the messages by `partial`; without `partial`, the messages themselves."""
   return sent if partial is None else partial(state, sent.message, sent.weight, mask)
 
 
@@ -94,7 +94,8 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
 
 
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
-  """Returns context -> the results of an empty cohort: zero sums, all else of length 0."""
+  """Returns a function from a context to the results of an empty cohort. Sums are zero, and all
+  other results have length 0."""
 
   def run_client(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
@@ -104,7 +105,7 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     memory = jax.tree.map(shape, context.memories)
     bare = context._replace(data=None, memories=None)
-    # Traced for shapes alone. JAX caches the trace, so each shape is traced once.
+    # `run_client` is traced only for shapes. JAX caches the trace, so each shape is traced once.
     shapes, info = jax.eval_shape(run_client, bare, memory)
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
@@ -137,7 +138,7 @@ class Placed:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
   def _placed_leaf(self, leaf: Any) -> Any:
-    # By identity: comparing a data set would cost as much as moving it.
+    # Arrays are recognised by identity, since comparing their values would take too long.
     twins = [placed for original, placed in self._kept if original is leaf]
     return twins[0] if twins else self._place(leaf)
 

@@ -122,20 +122,20 @@ def client_app(
   """Makes a `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
-    client: the client from which the server's algorithm was made; see `local_training`, and
+    client: client that the server's algorithm was made from; see `local_training`, and
       `client_noise` for privacy against the server.
-    local_data: `(client, round) -> (batches, number of examples)`, called in the client's
-      own program with its `partition-id`.
+    local_data: `(client, round) -> (batches, number of examples)`, called in the program of the
+      client with the client's `partition-id`.
     like: parameters whose structure, shapes and dtypes are the server's.
     num_rounds: largest number of answers that this client ever gives; rounds are 0 to
       num_rounds - 1.
-    folder: absolute path of the client's own folder, where it notes the rounds that it has
-      answered. It must outlive programs and runs: emptying it allows `num_rounds` more answers.
+    folder: absolute path of the folder where the client notes the rounds that it has answered. The
+      folder must outlive programs and runs: emptying it allows `num_rounds` more answers.
 
   Guarantee: see the top of this module. A round whose work was interrupted counts as answered.
 
   Raises:
-    UserError: flwr is not installed; num_rounds < 1; a relative folder.
+    UserError: flwr is not installed; num_rounds < 1; the path of the folder is relative.
   """
   app = _flwr("flwr.clientapp").ClientApp()
   flwr = _flwr("flwr.app")
@@ -151,7 +151,7 @@ def client_app(
       sent = remote_client.answer(
         who, asked["round"], _tree(message.content["arrays"], remote_client.like)
       )
-    # Flower would send the error's text, which may contain data.
+    # Every error is caught, since Flower would send its text, which may contain data.
     except Exception as error:
       # The client's owner reads the error here: one line of a UserError, otherwise the traceback.
       if isinstance(error, UserError):
@@ -163,7 +163,7 @@ def client_app(
 
   @app.query()
   def who(message: Any, context: Any) -> Any:
-    """Returns the client that this program is."""
+    """Replies with the number of the client that this program runs."""
     config = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
     return flwr.Message(flwr.RecordDict({"config": config}), reply_to=message)
 
@@ -186,7 +186,7 @@ class _Answers:
     return self._run
 
   def like(self, received: Received, key: jax.Array) -> Any:
-    """Returns the shapes of what one client sends, a `Sent`."""
+    """Returns the `Sent` of one client, with shapes in place of arrays."""
 
     def client_message(received: Received, key: jax.Array) -> Any:
       local = self._client.init(received, None, jnp.int32(0), key)
@@ -204,7 +204,7 @@ class _Answers:
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
-    # Clients send a message and a weight, but neither losses nor numbers of examples as such.
+    # Clients send a message and a weight, but neither losses nor numbers of examples.
     message = jax.tree.map(jnp.asarray, sent.message)
     norms: Any = np.asarray(trees.per_example_norms(message))
     unknown: Any = np.zeros(len(norms), np.int32)
@@ -235,7 +235,7 @@ class _Server:
     validate.integer_at_least(1, num_clients=num_clients)
     validate.integer_at_least(0, rng=rng)
     if plan.is_private != (noise_key is not None):
-      # The key is secret, and never shown.
+      # The key is secret, so the message does not show it.
       shown = "None" if noise_key is None else "(given)"
       raise UserError(
         "must be given with a private plan, and only with one",
@@ -274,17 +274,17 @@ class _Server:
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
-    """Returns settings sent beside the parameters. A client's noise depends on none of
-    them."""
+    """Returns the settings that are sent with the parameters. A client's noise depends on none of
+    these settings."""
     return {"round": int(self.state.round)}
 
   def answer(self, record: Any) -> Any:
-    """Decodes the answer of one client. Raises ValueError for anything else."""
+    """Decodes the answer of one client. Raises ValueError for other shapes or types."""
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any]) -> None:
     """Accounts for the round, then aggregates, even if nobody answered."""
-    # Before the sum: noise that was drawn is accounted, whatever happens afterwards.
+    # The round is accounted before the sum, so that drawn noise is always accounted.
     if self._key_id is not None:
       self.ledger = self.ledger.charge(
         self.plan.step_event(int(self.state.round)),
@@ -301,11 +301,11 @@ class _Server:
 
 
 class _Strategy:
-  """Methods of the strategies that `rounds` makes. `rounds` adds flwr's base class, since only
-  then flwr must be installed."""
+  """Methods of the strategies that `rounds` makes. Only `rounds` adds flwr's base class, so that
+  other code does not need flwr."""
 
   timeout = 3600.0  # seconds for the answers of a round
-  start: Callable[..., Any]  # of flwr's
+  start: Callable[..., Any]  # method of flwr's base class
 
   def __init__(self, server: _Server):
     self.server = server
@@ -334,11 +334,11 @@ class _Strategy:
       try:
         node = reply.metadata.src_node_id
         client = int(reply.content["config"]["client"])
-      # The answer is unusable. The node stays unknown, and is asked again in the next round.
+      # A node with an unusable answer stays unknown, and is asked again in the next round.
       except Exception:
         continue
       self._known.add(node)
-      # The first node keeps its place, so nobody can take over a connected client.
+      # The first node that names a client keeps it, so nobody can take over a connected client.
       if self._nodes.get(client) not in present:
         self._nodes[client] = node
 
@@ -350,7 +350,7 @@ class _Strategy:
       client = self._asked.pop(reply.metadata.src_node_id, None)
       try:
         answer = self.server.answer(reply.content[_ANSWER])
-      # An error or no answer: the round continues in any case.
+      # The round continues without a client that sent an error or no valid answer.
       except Exception:
         continue
       if client is not None:
@@ -381,21 +381,21 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Args:
     make: `(aggregator, map_clients) -> FederatedAlgorithm`, such as
-      `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`; an algorithm whose
-      clients get the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
-    params: the initial parameters.
-    plan: draws the cohorts over clients and adds the noise; its unit is one client.
+      `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`. Clients of the algorithm
+      must get only the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
+    params: initial parameters.
+    plan: plan that draws the cohorts of clients and adds the noise. The unit is one client.
     num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need
       not all be connected.
     rng: integer seed of the sampler; 128 bits or more for a release.
     noise_key: key of the noise, for a private plan only.
 
-  Guarantee: the same as of `fed_avg` with `central(plan, noise_key)`. It holds against the clients
-  and anyone who sees the parameters; the server itself sees every message. `.server` holds
+  Guarantee: the same as that of `fed_avg` with `central(plan, noise_key)`. It holds against the
+  clients and anyone who sees the parameters; the server itself sees every message. `.server` holds
   `.state`, `.ledger` (an entry for each round) and `.infos` (without privacy: do not release).
 
   Raises:
-    UserError: flwr is not installed; a wrong argument; a round after the plan's last.
+    UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last.
   """
   base = _flwr("flwr.serverapp.strategy").Strategy
   return type("Rounds", (_Strategy, base), {})(_Server(make, params, **options))
@@ -411,13 +411,14 @@ def server_app(
   """Makes a `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
 
   Args:
+    num_rounds: number of rounds to run.
     min_clients: number of connected programs to wait for; None for the strategy's `num_clients`.
-    timeout: seconds to wait for them, and then for the answers of each round; a client that
-      has not answered by then is left out of the round.
+    timeout: seconds to wait for these programs, and then for the answers of each round. A client
+      that has not answered by then is left out of the round.
 
   Raises:
-    UserError: a wrong argument, more rounds than the plan has left; while it runs: programs
-      that are not connected in time.
+    UserError: an argument is wrong; the plan has fewer rounds left; too few programs are connected
+      in time (raised while the app runs).
   """
   server = strategy.server
   wanted = server.num_clients if min_clients is None else min_clients

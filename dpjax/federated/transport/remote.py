@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 
 def _new_key() -> jax.Array:
-  """Draws the key for all randomness of one answer. Nobody else has it, and it is not
+  """Draws the key for all randomness of one answer. Nobody else has the key, and it is not
   stored."""
   return noise.source.new_key()
 
@@ -44,7 +44,8 @@ def _spend(folder: pathlib.Path, round: int) -> None:
       field="round",
       value=round,
     ) from error
-  # File and folder entry must survive a loss of power, or a restart would answer again.
+  # The file and its entry in the folder must survive a loss of power, or a restart would answer
+  # again.
   os.fsync(note)
   os.close(note)
   inside = os.open(folder, os.O_RDONLY)
@@ -53,22 +54,23 @@ def _spend(folder: pathlib.Path, round: int) -> None:
 
 
 class Client:
-  """A client's answers to a server that it need not trust.
+  """Computes a client's answers to a server that the client need not trust.
 
   Args:
-    client: the work of the client; wrap it in `client_noise` for privacy against the server.
+    client: work of the client. Wrap it in `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`.
     like: parameters whose structure, shapes and dtypes are the server's.
-    num_rounds: largest number of answers that it ever gives; rounds are 0 .. num_rounds - 1.
-    folder: absolute path where it notes the rounds that it has answered. It must outlive programs
-      and runs: emptying it allows `num_rounds` more answers.
+    num_rounds: largest number of answers that the client ever gives. Rounds are
+      0 .. num_rounds - 1.
+    folder: absolute path of the folder where the client notes the rounds that it has answered. The
+      folder must outlive programs and runs: emptying it allows `num_rounds` more answers.
 
   Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
   together are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
   "replace_one". This holds against anyone who gets the answers and chooses what is asked.
 
   Raises:
-    UserError: num_rounds < 1, or a folder that depends on where the program runs.
+    UserError: num_rounds < 1, or the path of the folder is relative.
   """
 
   def __init__(
@@ -94,7 +96,7 @@ class Client:
     self._run = execution.loop_clients()(client, None)
 
   def answer(self, who: int, round: object, params: Params) -> Any:
-    """Returns only the `Sent` of client `who` in this round.
+    """Returns the `Sent` of client `who` in a round, and nothing else of its work.
 
     Raises:
       UserError: `round` is outside the run, or was answered before. Nothing is computed then.
@@ -106,7 +108,8 @@ class Client:
         field="round",
         value=round,
       )
-    # Before the data are read: a crash afterwards costs an answer, never privacy.
+    # The round is recorded before the data are read. A crash afterwards costs an answer, but no
+    # privacy.
     _spend(self._folder / f"client_{who}", round)
     batches, count = self._local_data(who, round)
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))

@@ -1,7 +1,7 @@
-"""Matrices that an example's index chooses from a parameter, and that one product uses.
+"""Finds matrices that an example's index chooses from a parameter, and that one product uses.
 
-A mixture of experts computes x W[i]. The gradient of W[i] is an outer product, x g^T. Where the
-choice and the product are one site, its rows are x and g, and no matrix is recorded for an example.
+A mixture of experts computes x W[i]. The gradient of W[i] is an outer product, x g^T. If the choice
+and the product are one site, its rows are x and g, and no matrix is recorded for an example.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
   from dpjax.gradients.ghost.jaxpr_sites import Site
 
 NAME = "chosen_product"
-# Largest number of pairs of rows for each number of a matrix. All pairs are multiplied: more would
-# cost more than the matrices.
+# Largest ratio of pairs of rows to numbers of a matrix. All pairs are multiplied, so more pairs
+# would cost more than the matrices.
 _MOST_PAIRS = 4
 # Largest number of equations of a called function, such as `jnp.take`, that is searched for a
 # choice.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
-# Equations that may only move, add or drop axes of the chosen entries.
+# Equations that only move, add or drop axes of the chosen entries.
 _MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
 def chooses_matrices(eqn: Eqn) -> bool:
-  """Whether an equation takes matrices from an array, not single rows or numbers, by an index."""
+  """Returns whether an equation takes matrices, not single rows or numbers, by an index."""
   is_choice = eqn.primitive.name in _CHOICES
   return is_choice and sum(size > 1 for size in eqn.params["slice_sizes"]) > 1
 
 
 def with_choices_inline(closed: Any) -> Any:
-  """Returns a closed jaxpr in which choices stand beside the products that use them.
+  """Returns a closed jaxpr with choices in the same jaxpr as the products that use them.
 
   `jnp.take` and `lax.dynamic_index_in_dim` are calls of their own in a jaxpr.
   """
@@ -72,14 +72,14 @@ def _calls_choice(eqn: Eqn) -> bool:
 
 
 class ChosenAxis(NamedTuple):
-  """Meaning of an axis of the chosen matrices."""
+  """Origin of an axis of the chosen matrices; neither field is set for an axis of size 1."""
 
   dim: int | None = None  # of the parameter
-  position: int | None = None  # of the indices, one matrix for each; neither: of size 1
+  position: int | None = None  # of the indices, one matrix for each
 
 
 class ChosenAxes(NamedTuple):
-  """The axes of a product with chosen matrices."""
+  """Roles of the axes in a product of data with chosen matrices."""
 
   contracted: tuple[int, ...]  # dimensions of the parameter, in the order of the product
   kept: tuple[int, ...]  # dimensions of the parameter that the result has
@@ -89,7 +89,9 @@ class ChosenAxes(NamedTuple):
 
 
 def find(graph: Graph, site: Site) -> EqnChain | None:
-  """Returns the equations from a choice to the only product that uses it; None if there is none.
+  """Returns the equations from a choice to the only product that uses it, if they pay as one site.
+
+  Returns None if there is no such product, or if recording the matrices costs less.
 
   Args:
     graph: graph of the jaxpr that the site is in.
@@ -120,7 +122,7 @@ def _pays(chain: EqnChain, steps: int) -> bool:
   product = chain.eqns[-1]
   if known is None:
     return False
-  # A literal is a single number.
+  # A literal is a single number, so it has no rows.
   data = product.invars[1 if known.param_first else 0]
   if is_literal(data) or data is chain.eqns[-2].outvars[0]:
     return False
@@ -128,12 +130,12 @@ def _pays(chain: EqnChain, steps: int) -> bool:
   width = math.prod(shape[d] for d in known.contracted)
   columns = math.prod(shape[d] for d in known.kept)
   rows = steps * math.prod(product.outvars[0].aval.shape) // max(columns, 1)
-  # A chosen vector already is a row of a table: nothing would be gained.
+  # A chosen vector already is a row of a table, so nothing would be gained.
   return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
 
 
 def axes(chain: EqnChain) -> ChosenAxes | None:
-  """Returns what the axes of the product are; None for another kind of product."""
+  """Returns the roles of the product's axes; None for a product without rows."""
   labels = _chosen(chain.eqns[0])
   for eqn in chain.eqns[1:-1]:
     labels = labels and _moved(eqn, labels)
@@ -195,6 +197,6 @@ def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
   wide = [d for d, size in enumerate(before) if size != 1]
   if [before[d] for d in wide] != [size for size in after if size != 1]:
     return None
-  # Axes of size 1 have lost their place, and need none.
+  # The places of axes of size 1 are unknown now, but nothing needs them.
   order = iter(wide)
   return [ChosenAxis() if size == 1 else labels[next(order)] for size in after]

@@ -1,5 +1,4 @@
-"""Costs of the rules per example, and the choice between them; N, T, K, P as in
-`row_forms`.
+"""Costs of the rules per example, and the choice between them; `row_forms` defines N, T, K, P.
 
 | rule         | flops                | elements moved       | then, for the sum            |
 | ------------ | -------------------- | -------------------- | ---------------------------- |
@@ -16,24 +15,24 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   example at a time in a loop at 50-110 (patches stay in the cache and no memory is
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
   matrices). A convolution inside a loop ran at 1, so no convolution with a row form is put
-  there. (This was before `convolutions.py`, in whose form it would run as outside.)
+  into a loop. (This was before `convolutions.py`, whose layout is as fast inside as outside.)
   With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
-  scattering features) a whole step took .37 to 1.05 times as long with the loop as without;
-  smaller ones were not measured. A loop leaves cores idle that a batch would use: where there
-  are many, another constant may be better.
+  scattering features) a whole step took .37 to 1.05 times as long with the loop as without.
+  Smaller patches were not measured. A loop leaves cores idle that a batch would use, so with
+  many cores another constant may be better.
   Dense sites of 16 to 256 rows and 192 to 1024 columns, whose sides are the recorded
-  arrays themselves: products, gram products and weight gradients all ran at 140-195, in a
-  batch as in a loop; but a product freed after its norm still wants the loop, where it
-  stays in the cache.
-  Holding a product cost 0.1-0.3 ns per element up to the size of what its site has
-  recorded, which can be freed for it, and 1.5-1.9 ns beyond that: those pages are new.
+  arrays themselves: products, gram products and weight gradients all ran at 140-195 Gflop/s,
+  in a batch as in a loop. But a product that is freed after its norm is faster in a loop, where
+  it stays in the cache.
+  Holding a product cost 0.1-0.3 ns per element up to the size of the arrays recorded at its
+  site, which can be freed for it. Beyond that it cost 1.5-1.9 ns, since those pages are new.
   A matrix that an index chooses (a mixture of experts) is data where it meets the example.
   Its cotangent is an outer product that XLA fuses into the scatter-add of an ordinary or
   a stacked gradient. If it is recorded, it is written, read for the norm, scaled and scattered.
   The experts were one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
   chosen by an example. Recording took 1.1-6 times as long as stacking where the leaf was up to
-  3 times as large as what was chosen, and 0.3-1 times where it was larger. So up to that ratio
-  the backward pass leaves the leaf's gradient per example itself (`stacks`).
+  3 times as large as the chosen matrices, and 0.3-1 times where it was larger. So up to that
+  ratio the backward pass itself forms the leaf's gradient per example (`stacks`).
 - gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched
   products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
   to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288
@@ -68,8 +67,8 @@ class Platform(NamedTuple):
   loop_above: int  # elements per example from which examples are taken in a loop
   patches_above: int  # the same, where the patches of a convolution are among them
   loop_elements: int  # elements in flight in that loop: at least one example
-  # Limit on held products, relative to the operands and cotangents held in any case. Memory then
-  # stays a small multiple of an ordinary gradient's.
+  # Largest ratio of held products to the operands and cotangents that are held in any case. With
+  # it, memory stays a small multiple of that for an ordinary gradient.
   hold_share: float
 
 
@@ -108,11 +107,11 @@ _PLATFORMS = {
   ),
 }
 
-# Limit on the held gradients of a TPU's convolution, relative to what is recorded.
+# Largest ratio of a convolution's held gradient, on a TPU, to the arrays recorded at its site.
 _HOLD_CONVOLUTION = 1.5
-# Elements of the gradients that a CPU forms at once for a sum, so that they fit its cache.
+# Number of elements of the gradients that a CPU forms at once for a sum. They fit its cache.
 _IN_CACHE = 2**18
-# Largest ratio of a stacked gradient to the matrices that an example gathers.
+# Largest ratio of a leaf to the matrices that an example gathers, at which gradients are stacked.
 _STACK_UP_TO = 3.0
 # Largest number of elements of a gradient per example that the general rule holds.
 _HOLD_AT_MOST = 2**20
@@ -134,7 +133,7 @@ class Cost(NamedTuple):
   patches: bool = False  # a side is copied together from overlapping parts of an array
 
   def seconds(self, platform: str) -> float:
-    """Estimated time for one example."""
+    """Returns the estimated seconds for one example."""
     machine = constants(platform)
     rate = machine.gram_rate if self.is_gram else machine.product_rate
     moved = self.elements
@@ -162,12 +161,12 @@ def _patches(forms: Sequence[RowForm]) -> bool:
 
 
 def outer(form: RowForm) -> Cost:
-  """Cost of |a|^2 |g|^2."""
+  """Returns the cost of |a|^2 |g|^2, the squared norm for a single row."""
   return Cost(2 * _sides(form), _sides(form), fused=True)
 
 
 def gram(forms: Sequence[RowForm], platform: str) -> Cost:
-  """Cost of the T x T products of both sides, T over all sites of the leaf."""
+  """Returns the cost of the T x T products of both sides, with T rows at all sites of the leaf."""
   if len(forms) == 1 and by_places(forms[0], platform):
     return _gram_of_places(forms[0])
   rows = sum(form.rows for form in forms)
@@ -185,17 +184,19 @@ def gram(forms: Sequence[RowForm], platform: str) -> Cost:
 
 
 def by_places(form: RowForm, platform: str) -> bool:
-  """Whether it is cheaper to sum inner products of windows from inner products of their places.
+  """Returns whether inner products of windows are cheaper as sums of inner products of places.
 
-  It is not where windows overlap little, as with a stride: windows are then fewer than places.
+  They are not if windows overlap little, as with a stride: then windows are fewer than places.
   """
   if form.places is None:
     return False
   pairs = form.places.count**2
   if platform != "cpu":
-    # Bound by memory: products of places and their sums, against copied windows.
+    # An accelerator is bound by memory. Products of places and their sums are compared with copies
+    # of the windows.
     return pairs + form.rows**2 < form.rows * form.left
-  # Copies cost as much as products. Near a tie the windows need less memory.
+  # On a CPU copies cost as much as products. The factor 2 decides for windows near a tie, since
+  # they need less memory.
   copied = form.rows * (form.rows + 1) * form.left
   return 2 * (pairs * form.places.channels + form.rows**2 * form.places.offsets) < copied
 
@@ -218,12 +219,12 @@ def _gram_of_places(form: RowForm) -> Cost:
 
 
 def size(form: RowForm) -> int:
-  """Returns the number of elements of one product."""
+  """Returns the number of elements of one product a^T g, over all blocks."""
   return form.blocks * form.left * form.right
 
 
 def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
-  """Cost of a^T g for one example, and whether to hold it for the sum."""
+  """Returns the cost of a^T g for one example, and whether to hold this product for the sum."""
   light = size(forms[0]) <= constants(platform).hold_share * _recorded(forms)
   hold = light and holding(forms, platform) < contraction(forms, platform)
   cost = Cost(
@@ -260,9 +261,9 @@ def contraction(forms: Sequence[RowForm], platform: str) -> float:
 
 
 def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
-  """Whether a TPU forms and holds each example's gradient of a convolution.
+  """Returns whether a TPU forms and holds each example's gradient of a convolution.
 
-  vmap turns the convolution's own transpose into a grouped convolution, which reads the recorded
+  vmap turns the transpose of the convolution into a grouped convolution, which reads the recorded
   arrays as they are. The row form would first copy the operand into patches, once for each place of
   the kernel.
   """
@@ -272,24 +273,26 @@ def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
 
 
 def held_convolution(form: RowForm) -> Cost:
-  """Cost of a convolution's gradient of one example, which is held for the sum."""
+  """Returns the cost of a convolution's gradient of one example, which is held for the sum."""
   return Cost(_flops(form), form.recorded + 3 * size(form), fused=True)
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
-  """Cost of the general rule, and whether it holds the gradients: those that are small, or much
-  smaller than what their sites touch."""
+  """Returns the cost of the general rule, and whether it holds the gradients of examples.
+
+  It holds gradients that are small, or much smaller than the arrays that their sites touch.
+  """
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST
 
 
 def stacks(leaf_size: int, gathered: int) -> bool:
-  """Whether the leaf's gradient of one example costs less than the gathered matrices'.
+  """Returns whether a leaf's gradient of one example costs less than recording gathered matrices.
 
   Args:
-    leaf_size: elements of the parameter, of all experts.
-    gathered: elements of the matrices that one example's indices choose from it.
+    leaf_size: number of elements of the parameter, over all experts.
+    gathered: number of elements of the matrices that one example's indices choose from it.
   """
   return leaf_size <= _STACK_UP_TO * gathered
 

@@ -1,4 +1,4 @@
-"""A table for users: how each parameter's clipped gradient is computed, and why."""
+"""Table for users that shows how each parameter's clipped gradient is computed, and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class UnitRow(NamedTuple):
 
 
 class Explanation(NamedTuple):
-  """Rows for all parameters; `str()` is a table. `uses_vmap`: "auto" takes the vmap route."""
+  """Rows for all parameters; `str()` is a table.
+
+  `uses_vmap` tells whether the method "auto" takes the vmap route for this loss.
+  """
 
   rows: tuple[UnitRow, ...]
   platform: str
@@ -79,7 +82,7 @@ def _cells(row: UnitRow) -> tuple[str, ...]:
 def explain(
   loss_fn: LossFn, params: Params, example: ArrayTree, *, platform: str | None = None
 ) -> Explanation:
-  """Explains how `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
+  """Returns a table, for `print`, of how `clipped_grad(loss_fn, ...)` treats each parameter.
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`.

@@ -3,9 +3,9 @@
 Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
 the example) or CONST (neither, or not differentiable). A *site* is an equation in which
 PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`.
-Everything else is evaluated as it stands, so that custom derivatives stay intact. An
-equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
-PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
+Everything else is evaluated as it is, so that custom derivatives stay intact. An
+equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. If a
+PARAM value must become DATA (such as the start of a scan's carry), an identity site lifts it.
 
 This module relies on parts of JAX that may change: `jax.make_jaxpr`, `jax.extend.core`, and names
 and parameters of primitives (in `equations.CALLS`, "scan" and in `row_forms`). Tests pin them.
@@ -42,7 +42,7 @@ from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
-  """Whether a value depends on parameters, on data, or on both."""
+  """Dependence of a value: on the example (DATA), on parameters alone (PARAM), or none (CONST)."""
 
   CONST = 0
   PARAM = 1
@@ -51,7 +51,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """A scan around a site."""
+  """A scan around a site: its number in the program, and the number of its steps."""
 
   index: int
   length: int
@@ -67,7 +67,7 @@ class Source(NamedTuple):
 
 
 class Value(NamedTuple):
-  """Kind of a value, and its source where it is PARAM."""
+  """Kind of a value, and its source if the kind is PARAM."""
 
   kind: Kind
   source: Source = Source(frozenset())
@@ -79,7 +79,7 @@ _DATA = Value(Kind.DATA)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-  """An equation in which parameters meet data; with `eqn` None, a parameter lifted to data."""
+  """An equation in which parameters meet data. If `eqn` is None, it lifts a parameter to data."""
 
   index: int
   eqn: Eqn  # or None
@@ -122,7 +122,7 @@ class Tap(NamedTuple):
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """[*loops, ...]: one zero for each turn of the loops."""
+    """Shape [*loops, ...], with a zero for each turn of the loops."""
     return (*(loop.length for loop in self.loops), *self.aval.shape)
 
 
@@ -141,7 +141,7 @@ class Lift(NamedTuple):
 
 
 class Action(enum.Enum):
-  """How a step of the program is evaluated."""
+  """Way to evaluate a step of the program."""
 
   PLAIN = enum.auto()
   CALL = enum.auto()
@@ -150,7 +150,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-  """An equation of the program with its action."""
+  """An equation of the program, with the plan to evaluate it and its taps."""
 
   action: Action
   eqn: Eqn
@@ -174,7 +174,7 @@ class Program(NamedTuple):
   in_lifts: tuple[Lift, ...] = ()  # of inputs: parameters that are data throughout
 
   def sites(self) -> Iterator[Site]:
-    """Every site, nested ones included."""
+    """Yields every site, also those of nested programs."""
     yield from (lift.site for lift in self.in_lifts)
     for step in self.steps:
       yield from (lift.site for lift in step.lifts)
@@ -185,7 +185,7 @@ class Program(NamedTuple):
     yield from (lift.site for lift in self.out_lifts)
 
   def taps(self) -> Iterator[Tap]:
-    """Every tap, nested ones included."""
+    """Yields every tap, also those of nested programs."""
     yield from (lift.tap for lift in self.in_lifts)
     for step in self.steps:
       yield from (lift.tap for lift in step.lifts)
@@ -195,7 +195,7 @@ class Program(NamedTuple):
     yield from (lift.tap for lift in self.out_lifts)
 
   def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
-    """Returns site -> locations of its results' cotangents, nested sites included."""
+    """Returns index of a site -> locations of its results' cotangents, also for nested programs."""
     cotangents = dict(self.cotangents)
     lifts = [*self.in_lifts, *self.out_lifts]
     for step in self.steps:
@@ -205,7 +205,7 @@ class Program(NamedTuple):
 
 
 def is_complex(site: Site) -> bool:
-  """Whether a site has complex inputs or results, even from real parameters."""
+  """Returns whether a site has complex inputs or results, even from real parameters."""
   avals = [*(var.aval for var in (*site.params, *site.data)), *site.out_avals]
   return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
 
@@ -227,7 +227,7 @@ def trace(
   values = [_DATA] * len(closed.jaxpr.invars)
   for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
-    # A leaf of integers, or an empty one, has no gradient to clip.
+    # An empty leaf, or a leaf of integers, has no gradient to clip.
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
   ids = itertools.count()
@@ -240,7 +240,10 @@ def trace(
 
 
 def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
-  """Analyses a jaxpr. `ids` numbers sites, taps and loops in program order."""
+  """Returns the program of a jaxpr, with a plan for each equation.
+
+  `ids` numbers sites, taps and loops in program order. With `lift_outs`, PARAM results become DATA.
+  """
   env = dict.fromkeys(jaxpr.constvars, _CONST)
   env.update(zip(jaxpr.invars, values))
   steps = []
@@ -251,15 +254,15 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
   steps = _with_chosen_products(jaxpr, steps)
-  # Dead sites are removed first: their taps would have no cotangent to record.
+  # Dead sites are removed first, since their taps would have no cotangent to record.
   steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
 
 
 def _with_chosen_products(jaxpr, steps) -> list[Step]:
-  """Moves the site of a matrix that an index chooses to the product that it is used in.
+  """Moves sites from the choice of a matrix by an index to the product that uses the matrix.
 
-  There its cotangent is a vector. At the choice it is a matrix for each example, an outer product.
+  At the product the cotangent is a vector. At the choice it would be a matrix for each example.
   """
   graph = Graph.of(jaxpr)
   place = {id(step.eqn): i for i, step in enumerate(steps)}
@@ -295,7 +298,7 @@ def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
 def _without_dead_sites(jaxpr, steps) -> list[Step]:
   """Turns sites whose results no gradient reaches into plain equations.
 
-  Some (a while loop behind a stop_gradient) could not even be differentiated.
+  Some of these sites, such as a while loop behind a stop_gradient, have no derivative at all.
   """
   live = {v for v in jaxpr.outvars if not is_literal(v)}
   kept = []
@@ -308,7 +311,7 @@ def _without_dead_sites(jaxpr, steps) -> list[Step]:
 
 
 def _place_taps(jaxpr, steps, loops, ids):
-  """Places taps on every site's results. Results that end only in one sum share its tap."""
+  """Places taps on every site's results. Results that only one sum reads share its tap."""
   graph = Graph.of(jaxpr)
   results = [
     (step.site.index, [step.eqn.outvars[i] for i in step.site.outs])

@@ -1,10 +1,10 @@
 """Norms of one example, with a bound on what underflow may have removed.
 
-A square below the smallest normal number (1e-38 in float32) comes out as 0, so a sum of n squares
-may lack n times that number. A product of two such sums lacks more. `longest` is the norm with all
-of it added. It is never less than the true norm (rounding apart), and equals `norm` bit for bit
-unless the squares are close to that number or below. What overflows is infinite or NaN. Where
-underflow or overflow shows in the factor, `scaled` gives the norm at the cost of another pass.
+A square below the smallest normal number (1e-38 in float32) becomes 0. So a sum of n squares may
+lack n times that number. A product of two such sums lacks more. `longest` is the norm with the
+largest possible loss added. It is never less than the true norm, up to rounding. It equals `norm`
+bit for bit unless squares are near the smallest normal number. A norm that overflows is infinite or
+NaN. If underflow or overflow changes the clip factor, `scaled` gives the norm in another pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Length(NamedTuple):
 
 
 def tiny(x: Array) -> float:
-  """Smallest normal number of an array's type: the most that underflow takes from a square."""
+  """Returns the smallest normal number of an array's type, a bound on a square's underflow."""
   return float(jnp.finfo(x.dtype).tiny)
 
 
@@ -47,7 +47,7 @@ def from_square(
 
 
 def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
-  """Returns norms along `axis` (None: of everything), in float32 or wider.
+  """Returns norms along `axis` (None for all axes), in float32 or wider.
 
   >>> of(jnp.array([3.0, 4.0]))
   Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))
@@ -56,7 +56,7 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
   axis = tuple(range(x.ndim)) if axis is None else axis
   summed = {i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)}
   wide = [i for i, size in enumerate(x.shape) if size != 1]
-  # XLA's CPU backend materialises the squares of an array with dimensions of size 1.
+  # Dimensions of size 1 are removed: with them XLA's CPU backend would materialise the squares.
   flat = x.reshape([x.shape[i] for i in wide])
   square = jnp.sum(flat * flat, axis=tuple(k for k, i in enumerate(wide) if i in summed))
   square = square.reshape([n for i, n in enumerate(x.shape) if i not in summed])
@@ -72,7 +72,7 @@ def scaled(tree: ArrayTree) -> Length:
   Array(True, dtype=bool)
   """
   flat = [trees.at_least_float32(x).ravel() for x in jax.tree.leaves(tree)]
-  # One array, since each reduction would be compiled separately.
+  # All leaves become one array, since each reduction would be compiled separately.
   (norm,) = trees.scaled_norms([jnp.concatenate([jnp.zeros(1), *flat])[None]])
   return Length(norm, norm)
 

@@ -23,7 +23,7 @@ class ParamFlow(NamedTuple):
 
   @classmethod
   def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
-    """Traces `tapped.site_params` once."""
+    """Returns the flow of a program's parameters, traced once by `tapped.site_params`."""
     floats = [equations.is_float(leaf) for leaf in leaves]
     wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
     trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)

@@ -1,20 +1,20 @@
-"""How exactly clipped sums are multiplied, and how much longer that may make a term.
+"""Precision of the products in clipped sums, and how much longer rounding may make a term.
 
-A clipped sum is one product over the whole batch. In full float32 an H100 forms it at 53 Tflop/s,
-in TF32, the precision of an ordinary gradient, at 255. A rounded product may be longer than the
-exact one. So the most that it may grow by is added to the norm. Then the bound holds for the sum
-as it is computed.
+A clipped sum is one product over the whole batch. An H100 computes it at 53 Tflop/s in float32, and
+at 255 in TF32, the precision of an ordinary gradient. A rounded product may be longer than the
+exact product. So a bound on this growth is added to the norm. Then the clip norm bounds each term
+of the sum as it is computed.
 
-| platform | precision of sums                | most that a product grows by |
+| platform | precision of sums                | bound on a product's growth  |
 | -------- | -------------------------------- | ---------------------------- |
 | cpu      | float32                          | 0                            |
 | gpu      | TF32: 11 bits of each operand    | 2^-9                         |
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
 The growth times sum_t |a_t| |g_t|, over the T rows of an example, is added to its norm. On a GPU
-that is .2 % of the norm for one row, and at most sqrt(T) as much where rows are at right angles.
-Rows of a table are added exactly: their norm stays as it is. `jax.default_matmul_precision` of
-"highest" takes float32 everywhere.
+that is .2 % of the norm for one row, and at most sqrt(T) times .2 % for orthogonal rows. Rows of a
+table are added without products, so their norm stays as it is. If `jax.default_matmul_precision`
+is "highest", sums are computed in float32 on all platforms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SumPrecision(NamedTuple):
 
   Attributes:
     precision: precision that is passed to JAX.
-    growth: most by which |fl(a) fl(g)| exceeds |a| |g|, as a share of |a| |g|.
+    growth: largest excess of |fl(a) fl(g)| over |a| |g|, as a share of |a| |g|.
   """
 
   precision: lax.Precision
@@ -44,10 +44,10 @@ class SumPrecision(NamedTuple):
 
 _EXACT = SumPrecision(lax.Precision.HIGHEST, 0.0)
 _OF_PLATFORM = {
-  # Cut to 11 bits, each operand is off by 2^-10; rounded to nearest, by half of that.
+  # Truncation to 11 bits changes each operand by up to 2^-10, rounding to nearest by half of that.
   "gpu": SumPrecision(lax.Precision.HIGH, 2.0**-9 + 2.0**-20),
-  # Two parts of 8 bits each leave 2^-16 of each operand. The product of both second parts is left
-  # out, 2^-16 more. The number is more than twice the sum of these three.
+  # Two parts of 8 bits each lose up to 2^-16 of each operand. The product of both second parts is
+  # left out, which is up to 2^-16 more. 2^-13 is more than twice the sum of these three errors.
   "tpu": SumPrecision(lax.Precision.HIGH, 2.0**-13),
 }
 _FULL = ("highest", "float32")
@@ -79,10 +79,10 @@ def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def in_three_parts(a: jax.Array, b: jax.Array) -> bool:
-  """Returns whether `gram` splits its operands.
+  """Returns whether `gram` splits its operands into parts of TF32.
 
-  It does not in a program for an absent card: there XLA cannot try kernels, and would write each
-  part to memory.
+  The result is False in a program for a card that this machine lacks: there XLA cannot try kernels,
+  and would write each part to memory.
   """
   single = a.dtype == b.dtype == jnp.float32
   here = made_for.current() is None and made_for.platform() == "gpu"
@@ -90,7 +90,7 @@ def in_three_parts(a: jax.Array, b: jax.Array) -> bool:
 
 
 def _knows_tf32() -> bool:
-  """Whether this machine's cards multiply in TF32: compute capability 8.0 and above."""
+  """Returns whether this machine's cards multiply in TF32: compute capability 8.0 and above."""
   capability = getattr(jax.local_devices()[0], "compute_capability", "")
   # AMD's cards have names instead, such as gfx942.
   return re.fullmatch(r"[0-9]+\.[0-9]+", capability) is not None and float(capability) >= 8

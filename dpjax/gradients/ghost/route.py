@@ -11,7 +11,7 @@ function.
 | --------------------------------------------- | ----------------------------------------- |
 | NaN or infinite gradient, padding             | contributes exactly 0                     |
 | squares overflow on the way to a norm, or     | the example is left out of the sums; its  |
-| underflow by what shows in its factor; or     | gradient is formed, scaled before it is   |
+| underflow enough to change the factor; or     | gradient is formed, scaled before it is   |
 | c_i g_i underflows beside large operands      | squared, clipped and added, in a loop     |
 |                                               | over such examples                        |
 | complex numbers meet a parameter              | its (real) gradient per example           |
@@ -19,11 +19,11 @@ function.
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
 |                                               | that the bound holds, up to 1e-5          |
-| rows that cancel, and could change how others | as for squares that overflow: in the loop |
-| are rounded                                   | over such examples                        |
+| rows that cancel, and could change the        | as for squares that overflow: in the loop |
+| rounding of other examples                    | over such examples                        |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back; it |
 | others; used in several layouts, or in single | is held for the sum, or freed, formed     |
-| and in double precision                       | again for the sum and held to its norm    |
+| and in double precision                       | again and cut to the norm found before    |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 | an index chooses most of a stack of matrices  | its gradient per example, held            |
 
@@ -64,12 +64,12 @@ from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
-# Number of parameters whose per-example gradients are cheap to stack.
+# Largest number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
 
 
 def first_of(batch: ArrayTree) -> Any:
-  """Returns the first example of a batch, to trace with: its values are not used."""
+  """Returns the first example of a batch, for a trace, which does not use its values."""
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
@@ -88,9 +88,9 @@ def plan(
   l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
-  """Traces the loss, twice if leaves are to be stacked, and chooses the rules.
+  """Returns the recipe of a loss: traces it, and chooses the rules.
 
-  Arguments may be ShapeDtypeStructs.
+  Arguments may be ShapeDtypeStructs. A second trace follows if leaves are to be stacked.
   """
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
@@ -98,7 +98,7 @@ def plan(
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
   planned = units.find_units(program, leaves, groups, platform)
-  # Only a first trace shows which leaves an index chooses from; a second one lifts them.
+  # Only a first trace shows which leaves an index chooses from. A second trace lifts these leaves.
   if stacked := units.better_stacked(planned, leaves):
     program = jaxpr_sites.trace(loss_fn, params, example, stacked)
     planned = units.find_units(program, leaves, groups, platform)
@@ -135,7 +135,7 @@ def clipped_sum(
     [u for u in planned_units if u.hold is hold] for hold in (True, False)
   ]
   ordered = [*held, *recomputed]
-  # Arrays held for the sum are formed first, so that they are settled, too.
+  # Arrays held for the sum are formed before `on_settled`, so that they are settled, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):
@@ -161,7 +161,8 @@ def clipped_sum(
       del known
       return with_rows_alone(without_rare.unusual(), weights.norms, rare)
 
-    # The only conditional, and after the work: a GPU's program waits for the host at a branch.
+    # This is the only conditional, and it comes after the work, since a GPU's program waits for the
+    # host at a branch.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), weights.norms)
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
@@ -172,7 +173,8 @@ def clipped_sum(
   )
   seen = (early, unit_rules.sites_only(recomputed, recorded))
   totals, norms, rare = on_settled(clipped, seen)
-  # In a branch XLA's CPU backend takes three times as long for a convolution.
+  # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
+  # formed here.
   convolved = {
     i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
     for i, factors in totals.convolved.items()
@@ -190,7 +192,7 @@ def clipped_sum(
 
 
 class _Totals(NamedTuple):
-  """Clipped sums over the examples, by the place of their unit, and those still to be formed."""
+  """Clipped sums by the place of their unit, and factors for the sums that are still missing."""
 
   sums: dict[int, Any]
   convolved: dict[int, Any]  # factors of units that are summed outside of the branch
@@ -220,7 +222,7 @@ class _Sums(NamedTuple):
     return [self.factors[leaf] for leaf in self.units[i].leaves]
 
   def loses_terms(self) -> jax.Array:
-    """Finds the examples of which some unit's sum would lose a visible part: [B] bool."""
+    """Returns [B] bool: whether some unit's sum would lose a visible part of the example's term."""
     lost = jnp.zeros(self.recorded.losses.shape, bool)
     for unit, known in zip(self.units, self.first):
       leaf = unit.leaves[0]
@@ -229,10 +231,10 @@ class _Sums(NamedTuple):
     return lost
 
   def stray_far(self, clip: Clip, params: Params) -> jax.Array:
-    """Finds the examples whose rows would change how others' are rounded: [B] bool.
+    """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
-    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more:
-    noise may be split over the groups.
+    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more.
+    The reason is that noise may be split over the groups.
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
@@ -245,14 +247,14 @@ class _Sums(NamedTuple):
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # Written so that NaN, from a reach beyond the floats, counts as far.
+    # With `~`, NaN counts as far. It comes from a reach beyond the range of floats.
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
     """Groups units that read one array of cotangents, such as a matrix and its bias."""
     groups: dict[Any, list[int]] = {}
     for i in chosen:
-      # A held gradient is summed as it lies.
+      # A held gradient is summed without its cotangent.
       sites = () if self.units[i].hold else self.units[i].sites
       read = [array for site in sites for array in self.recorded.cotangents[site.index]]
       groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
@@ -289,8 +291,8 @@ class _Sums(NamedTuple):
     arrays = {id(factor): factor for factor in self.factors}
     now = self
     for group in self.sharing_cotangents(at_once):
-      # Groups are summed one after the other. Else the products c_i g_i of all would be in memory
-      # at once.
+      # Groups are summed one after the other. Otherwise the products c_i g_i of all groups would be
+      # in memory at once.
       if sums:
         settled, sums = lax.optimization_barrier((list(arrays.values()), sums))
         arrays = dict(zip(arrays, settled))
@@ -341,8 +343,11 @@ def _with_rows_alone(
 
   Args:
     sums: sums over the other examples, by the place of their unit.
-    norms: [B], whose entries are replaced where the example is rare.
-    rare: [B] bool.
+    norms: [B] norms, whose entries are replaced for rare examples.
+    rare: [B] bool, True for rare examples.
+
+  Returns:
+    (sums, norms) of all examples.
   """
   treedef = jax.tree.structure(params)
 
@@ -353,7 +358,7 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # The norm is that of the very numbers that are added, so that no rounding comes between.
+    # The norm is that of the very numbers that are added, so that both have the same rounding.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))
@@ -408,11 +413,11 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
 
 
 def keeps_apart(planned: Recipe) -> bool:
-  """Whether no convolution of the program mixes examples (`loss_checks.mixes`).
+  """Returns whether no convolution of the program mixes examples (`loss_checks.mixes`).
 
-  A convolution with rows mixes none: its kernel is not batched, and its gradient is a product of
-  rows. Where the data make the kernel, or a branch holds it, nothing is known. A constant kernel
-  mixes none.
+  A convolution with rows mixes no examples: its kernel is not batched, and its gradient is a
+  product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
+  them. A constant kernel mixes none.
   """
   jaxpr = planned.program.jaxpr
   sites = planned.program.sites()
@@ -421,7 +426,7 @@ def keeps_apart(planned: Recipe) -> bool:
 
 
 def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
-  """Returns the equations that may mix examples, given the variables that follow from inputs.
+  """Returns the equations that may mix examples, given the variables that depend on inputs.
 
   A constant kernel is neither batched nor differentiated, so its convolution mixes none.
   """
@@ -433,10 +438,10 @@ def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
     if mixes(eqn) and (is_known[1] or eqn.params["batch_group_count"] > 1):
       suspects.append(eqn)
     for body in inner:
-      # Operands of a call are its arguments, in their order; of others nothing is assumed.
+      # Operands of a call are its arguments, in order. For other equations nothing is assumed.
       aligned = len(inner) == 1 and len(body.invars) == len(is_known)
       reached = is_known if aligned else [True] * len(body.invars)
-      # What a loop carries may follow from inputs after its first turn.
+      # The carry of a loop may depend on inputs after the first turn.
       carries = eqn.primitive.name in ("scan", "while")
       entering = {v for v, given in zip(body.invars, reached) if given or carries}
       suspects += _suspects(body, entering)
@@ -451,9 +456,9 @@ def stacked_gradients(
   """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
   float32.
 
-  They are formed from the operands and cotangents that the loss computed, as for the fast route:
-  where the loss computes in less than float32, JAX would round (or overflow) once more. If a
-  convolution could mix examples, they are taken one after the other.
+  The gradients are formed from recorded operands and cotangents, as on the fast route. If the loss
+  computes in less than float32, JAX itself would round (or overflow) once more. If a convolution
+  could mix examples, they are taken one after the other.
   """
   recipe = plan(loss_fn, params, first_of(batch))
   if keeps_apart(recipe):

@@ -2,7 +2,7 @@
 
 These are dense layers, convolutions and embeddings. `jaxpr_sites` defines sites.
 
-For one example such a site's gradient is N independent matrices [K, P]. They are left^T right:
+For one example the gradient at such a site is N independent matrices [K, P], left^T right. Here
 left [N, T, K] follows from the operand, and right [N, T, P] from the cotangent. T is the number of
 rows per example (tokens, output positions, steps of a scan). K and P are the two sides of the
 parameter. An embedding's left side is one-hot and kept as integers [N, T].
@@ -32,7 +32,7 @@ _MOST_OFFSETS = 25
 
 
 class RowFactors(NamedTuple):
-  """Both factors of one example; an integer factor means one-hot rows (-1: none)."""
+  """Both sides of the rows of one example. Integers mean one-hot rows, -1 a row of zeros."""
 
   left: jax.Array  # [N, T, K], or integer [N, T]
   right: jax.Array  # [N, T, P]
@@ -72,16 +72,20 @@ class RowForm:
 
 
 def find(site: Site) -> RowForm | None:
-  """Returns the row form of a site; None where it has none. A site with complex numbers, or of two
-  precisions, has none: a norm from rows adds squares of real numbers of one precision."""
+  """Returns the row form of a site, or None if the site has no row form.
+
+  A site with complex numbers, or of two precisions, has none: a norm from rows adds squares of real
+  numbers of one precision.
+  """
   finder = _FINDERS.get(site.name)
   simple = len(site.params) == len(site.outs) == 1 and site.data and not is_complex(site)
   return finder(site) if finder and simple and len(precisions([site])) == 1 else None
 
 
 def precisions(sites: Sequence[Site]) -> set[bool]:
-  """Returns whether the floats of operands and cotangents are in double precision: a set, which has
-  two members if they differ.
+  """Returns which precisions the floats of operands and cotangents have: True for double.
+
+  The set has two members if precisions differ.
 
   A norm of rows includes rounding and underflow of one type only. If one side is in double
   precision, the errors of the other side's float32 would be left out.
@@ -154,7 +158,7 @@ def _dot_form(site: Site) -> RowForm | None:
     (a,) = data  # [*loops, *data]
     (g,) = cotangents  # [*loops, *out]
     out_b = deep(range(batch))
-    # A left side of integers would be taken for rows of a table.
+    # A left side of integers would count as rows of a table, so integer data become floats.
     if not is_float(a):
       a = a.astype(trees.at_least_float32(g).dtype)
     left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
@@ -186,20 +190,20 @@ def _dot_form(site: Site) -> RowForm | None:
 def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   """Extracts patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
 
-  It goes axis by axis: the number of slices is the sum of the kernel's sizes, not their product.
+  It works axis by axis, so the number of slices is the sum of the kernel's sizes, not the product.
   """
   lead = x.ndim - len(kernel) - 1
   config = [(0, 0, 0)] * lead
   pads = zip(params["padding"], params["lhs_dilation"])
   config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
   x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
-  # Strides may leave the last window short of zeros that no output sees.
+  # The padded array may end before the last window does. Then zeros are added.
   fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
   needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
   short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
   x = jnp.pad(x, [(0, 0)] * lead + [(0, n) for n in short] + [(0, 0)])
 
-  # From the last axis on: it varies fastest in the kernel.
+  # The last axis comes first, since it varies fastest in the kernel.
   for i in reversed(range(len(kernel))):
     stride = params["window_strides"][i]
     reach = (out[i] - 1) * stride + 1
@@ -264,7 +268,7 @@ def _conv_form(site: Site) -> RowForm | None:
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
-    # One row for each place of the output: its window, and the cotangent there.
+    # Each place of the output gives a row: its window on the left, its cotangent on the right.
     cut = windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = cut.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
@@ -313,7 +317,7 @@ def _conv_form(site: Site) -> RowForm | None:
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
-    # Each offset is compiled. The steps of a scan would be places, too.
+    # Each offset is compiled, so the number is limited. In a scan the steps would be places, too.
     places=known if 1 < offsets <= _MOST_OFFSETS and not site.loops else None,
   )
 
@@ -329,7 +333,7 @@ class _Indices(NamedTuple):
 
 
 def _indices(site: Site, eqn: Any) -> _Indices | None:
-  """Returns how a gather or a dynamic_slice takes rows; None where it does not take whole ones."""
+  """Returns how a gather or a dynamic_slice takes rows; None if it does not take whole rows."""
   if eqn.invars[0] is not site.params[0]:
     return None
   if eqn.primitive.name == "gather":
@@ -389,7 +393,7 @@ def _choice_form(site: Site) -> RowForm | None:
 
 
 def _chosen_product_form(site: Site) -> RowForm | None:
-  """Returns the form of rows that are multiplied by matrices which an index chooses."""
+  """Returns the form of rows that are multiplied by matrices, if an index chooses the matrices."""
   axes = chosen_products.axes(site.eqn)
   indices = _indices(site, site.eqn.eqns[0])
   if axes is None or indices is None or not indices.table.indexed:
@@ -430,7 +434,7 @@ def _chosen_product_form(site: Site) -> RowForm | None:
     outer = [*table.shared, *deep((*single, *axes.positions))]
     index = _arrange(index, table.sliced, outer, deep(axes.shared), [index.ndim - 1])
     data_rows = known[data_var]
-    # A left side of integers would be taken for rows of a table.
+    # A left side of integers would count as rows of a table, so integer data become floats.
     if not is_float(data_rows):
       data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
     x = _arrange(
@@ -477,7 +481,7 @@ def _chosen_product_form(site: Site) -> RowForm | None:
 
 
 class _Table(NamedTuple):
-  """A parameter from which whole rows are taken, by one number for each column."""
+  """A parameter from which an index takes whole rows. An index has one number per column."""
 
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
@@ -489,8 +493,8 @@ class _Table(NamedTuple):
 
 
 def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
-  """Returns a table; None where slices could overlap without being equal, since those have
-  no rows."""
+  """Returns a table, or None if slices could overlap without being equal. Such slices are no rows
+  of a table."""
   shape = site.params[0].aval.shape
   indexed = tuple(d for d in columns if slice_sizes[d] == 1)
   kept = _others(len(shape), indexed)
@@ -511,7 +515,7 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
   places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   tokens = jnp.sum(index * places, axis=-1)  # [N, T]
   right = trees.at_least_float32(right)
-  # -1 marks a row that took nothing; its cotangent is dropped with it.
+  # -1 marks a row whose index took nothing. The cotangent of that row is dropped, too.
   return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
 
 
@@ -543,8 +547,8 @@ def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
 
 
 def _small_integers(index: jax.Array, bound: int) -> jax.Array:
-  """Converts to int32. Numbers too large become `bound`, negative ones -1: both are
-  outside."""
+  """Converts to int32. Numbers above `bound` become `bound`, and negative numbers become -1; both
+  are outside of a table."""
   kind = jnp.iinfo(index.dtype)
   large = kind.max > bound
   return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
@@ -560,7 +564,7 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
 
 
 def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
+  """Returns the inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
   if is_float(a) and is_float(b):
     wide = trees.at_least_float32
     return precision.gram("ntk,nsk->nts", wide(a), wide(b))
@@ -576,7 +580,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
-  """Inner products [N, Ta, Tb] of left rows of two sites; 0 for rows in different blocks."""
+  """Returns inner products [N, Ta, Tb] of left rows of two sites; 0 if their blocks differ."""
   gram = _side_gram(a.left, b.left)
   if a.chosen is None or b.chosen is None:
     return gram
@@ -584,17 +588,18 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """Length of an example's gradient, and of the rows whose sum it is."""
+  """Length of an example's gradient, and two measures of the rows that are summed to it."""
 
   length: Length
-  # Sum of the lengths of both sides: []. Underflow in one side counts times the other's length.
+  # Sum of the lengths of the rows of both sides, []. Underflow in a row of one side is multiplied
+  # by the length of the row on the other side.
   extent: jax.Array
-  # Upper bound on the norm if no two numbers cancelled: []. None where there is one row.
+  # Upper bound on the norm if no numbers cancelled, []. None if there is only one row.
   reach: jax.Array | None = None
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
-  """Returns |left^T right| of a single row: |left| |right|, block by block."""
+  """Returns |left^T right| for a single row, which is |left| |right| in each block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
@@ -606,8 +611,8 @@ def outer_length(rows: RowFactors) -> RowLengths:
 
 
 def _over_blocks(each: Length) -> Length:
-  """Norm over blocks, [N] -> []. The square of a product of norms can leave the range of
-  floats."""
+  """Returns the norm over blocks, [N] -> []. Norms are scaled before they are squared, since the
+  square of a product of norms can leave the range of floats."""
   if each.norm.shape == (1,):
     return Length(each.norm[0], each.longest[0])
   norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])  # [2, N] -> [2]
@@ -619,13 +624,13 @@ def gram_length(
 ) -> RowLengths:
   """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
-  The most that rounding may change is added to the norm. Otherwise, where rows cancel, the sum of
-  pairs could be below the square of the gradient that is clipped by it. The most that underflow may
-  take from the products of either side, and from the pairs, is added too.
+  A bound on the rounding is added to the norm. Otherwise, where rows cancel, the sum of pairs could
+  be below the squared norm of the gradient. A bound on the underflow of the products of either
+  side, and of the pairs, is added, too.
 
-  An inner product of K numbers, in whichever order a backend adds them, is off by at most
-  K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
-  near it: their sums are rounded the same way K times.
+  A backend may add the K products of an inner product in any order. The error is at most K eps / 2
+  times the lengths of both rows (Higham 2002, section 3.1). Constant rows come near this bound,
+  since their sums are rounded the same way K times.
 
   Args:
     parts: both sides of each site.
@@ -636,13 +641,14 @@ def gram_length(
   size = jnp.float32(0)
   sizes = jnp.float32(0)
   grown = jnp.float32(0)
-  # `reach` of the rows that are multiplied, and the square of the `reach` of a table's rows.
+  # `multiplied` is the `reach` of rows outside of tables, `in_table` the squared `reach` of rows of
+  # a table.
   multiplied = jnp.float32(0)
   in_table = jnp.float32(0)
   extent = jnp.float32(0)
   left_trace = jnp.float32(0)
   right_trace = jnp.float32(0)
-  # One-hot rows give bool products.
+  # Inner products of one-hot rows are bool, so they become numbers.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
   side_grams = [
     (
@@ -651,8 +657,8 @@ def gram_length(
     )
     for p, known in zip(parts, left_grams)
   ]
-  # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
-  # merges with those over all pairs.
+  # Roots of the diagonals are the lengths of the rows, [N, T]. The diagonal is a masked sum, which
+  # XLA merges with the sums over all pairs.
   eye = lambda gram: jnp.eye(gram.shape[-1], dtype=bool)[None]
   diagonal = lambda gram: jnp.sum(jnp.where(eye(gram), gram, 0), axis=2)
   sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in side_grams]
@@ -662,17 +668,17 @@ def gram_length(
     for j, b in enumerate(parts[i:], i):
       left = side_grams[i][0] if i == j else as_numbers(_left_gram(a, b))
       right = side_grams[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
-      # Pairs are symmetric: those of two sites count for both orders.
+      # Pairs are symmetric, so a pair of rows from two sites counts for both orders.
       times = 1 if i == j else 2
       pairs = left * right * times  # [N, Ta, Tb]
       left_most = sides[i][0][:, :, None] * sides[j][0][:, None, :]  # [N, Ta, Tb]
       right_most = sides[i][1][:, :, None] * sides[j][1][:, None, :]  # [N, Ta, Tb]
       off = inner * left_most * jnp.abs(right) + width * jnp.abs(left) * right_most
       total = total + jnp.sum(pairs)
-      # 4 eps for the products of pairs and for their sum.
+      # 4 eps bound the rounding of the products of pairs and of their sum.
       size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
       if _in_table(a) and _in_table(b):
-        # Rows of two tokens do not meet.
+        # Rows of different tokens go to different rows of the table, so they do not add up.
         in_table = in_table + times * jnp.sum(left * right_most)
       if i == j:
         of_site = jnp.sum(sides[i][0] * sides[i][1])
@@ -693,7 +699,7 @@ def gram_length(
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
   if precision.in_three_parts(parts[0].right, parts[0].right):
-    # The parts of a number after its first 11 bits are 0, too, if they are below `tiny`.
+    # A number is split into parts of 11 bits. Later parts also become 0 if they are below `tiny`.
     longest_row = functools.reduce(
       jnp.maximum, [jnp.max(side, initial=0) for each in sides for side in each]
     )
@@ -708,14 +714,14 @@ def gram_length(
 
 
 def _in_table(part: RowFactors) -> bool:
-  """Whether the rows are added to rows of a table."""
+  """Returns whether the rows are added to rows of a table."""
   return not is_float(part.left)
 
 
 def _growth(part: RowFactors) -> float:
-  """Returns by how much a row's product in a clipped sum may exceed its size, as a share of it.
+  """Returns the share by which a product a_t g_t^T in a clipped sum may exceed |a_t| |g_t|.
 
-  Rows of a table are added, not multiplied, and added exactly.
+  It is 0 for rows of a table, which are added without a product.
   """
   if _in_table(part):
     return 0.0
@@ -723,13 +729,13 @@ def _growth(part: RowFactors) -> float:
 
 
 def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
-  """Norm of sum_t a_t g_t^T, plus a bound on the product's rounding.
+  """Returns the norm of sum_t a_t g_t^T, plus a bound on the rounding of this product.
 
-  The charge is a share of sum_t |a_t| |g_t|: (T + 2) eps / 2 for T rows, and twice what a sum may
-  grow by (`precision`). It is far below the norm unless rows cancel.
-  Constant rows come near it: XLA's CPU backend adds them one after the other, and rounds each
-  sum the same way. A charge of eps alone let terms be 1.01 bounds long from 64 rows on, 3.5
-  from 10,000 rows on.
+  The bound is a share of sum_t |a_t| |g_t|: (T + 2) eps / 2 for T rows, plus twice the growth of a
+  sum (`precision`). It is far below the norm unless rows cancel.
+  Constant rows come near the bound: XLA's CPU backend adds them one after the other, and rounds
+  each sum the same way. With a share of eps alone, terms were 1.01 clip norms long from 64 rows on,
+  and 3.5 from 10,000 rows on.
   """
   sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
   each = [
@@ -737,10 +743,10 @@ def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
     for left, right in sides
   ]
   # T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  # (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
+  # (Higham 2002, section 3.1). Rounding of c_i g_i adds eps / 2, and so does that of a norm.
   rows = sum(part.right.shape[1] for part in parts)
   rounding = (rows + 2) * float(jnp.finfo(summed.dtype).eps) / 2
-  # This product may be shorter, and that of the sum longer, by the growth.
+  # The product here may be shorter by the growth, and the product in the sum longer.
   charges = [rounding + 2 * _growth(part) for part in parts]
   pairs = list(zip(charges, each))
   charged = functools.reduce(jnp.add, [charge * rows.norm for charge, rows in pairs])
@@ -752,7 +758,7 @@ def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
   reach = jnp.zeros((), summed.dtype)
   for part, (_, right), rows in zip(parts, sides, each):
     if _in_table(part):
-      # Rows of two tokens do not meet: [N, K, 1].
+      # Rows of different tokens do not add up, so lengths are summed for each token: [N, K, 1].
       sums = product(RowFactors(part.left, right.longest[..., None]), summed.shape[1])
       reach = reach + lengths.of(sums).longest
     else:
@@ -781,8 +787,8 @@ def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.A
   Args:
     rows: both sides.
     left_size: K.
-    as_sums: multiplies in the precision of sums (`precision.of_sums`). Rounding may then make the
-      product longer than the exact product of the rows.
+    as_sums: whether to multiply in the precision of sums (`precision.of_sums`). Rounding may then
+      make the product longer than the exact product of the rows.
   """
   if rows.chosen is not None:
     return _product_by_blocks(rows, left_size)
@@ -793,7 +799,7 @@ def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.A
     chosen = precision.of_sums(left.dtype).precision if as_sums else exact
     dot = functools.partial(jnp.einsum, precision=chosen)
     if left.shape[0] == 1:
-      # Two flat matrices: XLA multiplies these without transposing them in memory.
+      # XLA multiplies two flat matrices without transposing them in memory.
       return dot("tk,tp->kp", left[0], right[0])[None]
     return dot("ntk,ntp->nkp", left, right)
   right = trees.at_least_float32(rows.right)

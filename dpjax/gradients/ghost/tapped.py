@@ -1,7 +1,7 @@
-"""Running a program with taps: cotangents and operands of every site, one backward pass.
+"""Runs a program with taps: one backward pass gives cotangents and operands of every site.
 
 A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
-parameters are neither batched nor differentiated, so under vmap the matrix products and
+parameters are neither batched nor differentiated. So under vmap the matrix products and
 convolutions are the ordinary ones of the whole batch.
 """
 
@@ -47,8 +47,8 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
 
   Args:
     program: program of one example.
-    leaves: the parameter leaves.
-    examples: the batch's leaves, [B, ...].
+    leaves: leaves of the parameters, [*param].
+    examples: leaves of the batch, [B, ...].
   """
 
   def loss(taps, example):
@@ -92,7 +92,7 @@ def _settle(x: jax.Array) -> jax.Array:
 
 
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
-  """Evaluates a program with its taps: (results, data operands of the sites)."""
+  """Evaluates a program with its taps, and returns (results, data operands of the sites)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
   seen: Operands = _lift(program.in_lifts, args, taps)
@@ -182,8 +182,8 @@ class _Stacked(NamedTuple):
 def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
   """Returns the parameters as each site sees them, arrays [*source.loops, ...].
 
-  A function of the leaves alone, to be differentiated: its transpose takes gradients of
-  the site's parameters back to the leaves. Half precision on the way is widened.
+  This is a differentiable function of the leaves alone. Its transpose takes gradients of
+  the site's parameters back to the leaves. Values in half precision are widened.
   """
   params_at: dict[int, tuple[Any, ...]] = {}
   padding = len(program.jaxpr.invars) - len(leaves)
@@ -197,7 +197,7 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
   env.update(zip(program.jaxpr.invars, inputs))
 
   def read(atom):
-    # JAX's own scalars have a type but cannot be cast.
+    # A literal may be a scalar of a JAX type, which has a dtype but cannot be cast.
     literal = equations.is_literal(atom)
     return _Stacked(jnp.asarray(atom.val, atom.aval.dtype)) if literal else env[atom]
 
@@ -245,7 +245,7 @@ def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
 def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
   """Returns an equation on wide values, whose transpose rounds nothing below float32.
 
-  What goes back through it, from a site to the leaves, may be a sum of clipped gradients.
+  The transpose may get a sum of clipped gradients, which goes from a site back to the leaves.
   """
   evaluate = equations.eqn_fn(eqn)
   if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
@@ -256,7 +256,7 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
     return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
   wide = equations.wide_fn(eqn)
   if wide is None:
-    # Its parameters are no view of the leaves: it gets gradients of one example, not sums.
+    # The results are no view of the leaves, so the transpose gets gradients of ONE example.
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   return lambda *args: [
     _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
@@ -282,5 +282,5 @@ def _rounded_to(x: Array, dtype: DType) -> Any:
 
 
 def cast(x: Array, dtype: DType) -> Any:
-  """Casts x to the dtype; values that have it already are untouched (keys, tokens)."""
+  """Casts x to the dtype; returns x itself if it has this dtype already (keys, tokens)."""
   return x if x.dtype == dtype else x.astype(dtype)

@@ -1,7 +1,7 @@
 """Norms and clipped sums of one unit, from the recorded operands and cotangents.
 
-Everything here is written for ONE example; `_over_examples` adds the batch, at once or in
-a compiled loop, whichever the cost model says is faster.
+Everything here is written for ONE example. `_over_examples` adds the batch, at once or in a
+compiled loop, whichever is faster by the cost model.
 """
 
 from __future__ import annotations
@@ -31,50 +31,52 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 
-# Numbers per example from which a branch that skips the dropping pass is worthwhile. For
-# fewer, the branch costs more to compile than the pass to run (models have dozens of
-# biases).
+# Size of an array per example above which a branch skips the pass that drops examples. For smaller
+# arrays the branch takes longer to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
-# The same limit for an operand that is multiplied without a copy.
+# Size of an operand per example above which a branch multiplies it without the copy that drops
+# examples.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
 # Largest number of parts of a batch whose operands are copied one after the other.
 _PARTS = 16
-# Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
+# Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
+# is added alone.
 _LOST = 1e-7
-# Share of the clip norm by which an example's rows may change how others' are rounded.
+# Largest change of a sum, in clip norms, that an example's rows may cause by the rounding of other
+# rows.
 _STRAY = 0.04
-# Clip norms that the rows of a usual example may reach. Networks reached 0 to 5 of them, and
-# 15 with LoRA.
+# Reach of an example's rows (`RowLengths.reach`), in clip norms, that is always allowed. In
+# networks the reach was 0 to 5, and 15 with LoRA.
 _USUAL_REACH = 8.0
-# Clip norms that the rows of an example may reach at most, unless it is added alone.
+# Largest reach of an example's rows, in clip norms, unless the example is added alone.
 _MOST_REACH = 32.0
-# Largest number of rows of a batch that are multiplied in one sum. With so many, an example may
-# reach 32 clip norms.
+# Largest number of rows of a batch that are multiplied in one sum. With so many rows, `_STRAY`
+# allows a reach of about 32 clip norms.
 _ROWS_OF_SUM = 40_000
-# Rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
+# Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
 
 
 class Norms(NamedTuple):
-  """Results of the first pass over a unit."""
+  """Norms of a unit's gradients, and arrays that the first pass keeps for the sum."""
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
-  # For an example's rows, as in `row_forms.RowLengths`: [B]. None where they were not measured.
+  # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if there are none.
   extent: Any = None
   reach: Any = None
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
-  """Returns the records of the sites of these units."""
+  """Returns the operands and cotangents that were recorded at the sites of these units."""
   data, cotangents, _ = _arrays(units, recorded)
   return Recorded(recorded.losses, data, cotangents)
 
 
 def finished(first: Norms) -> Norms:
-  """Adds norms to held gradients, computed from the very arrays that are summed."""
+  """Adds norms to held gradients that lack them, from the very arrays that are summed."""
   if first.lengths or first.held is None:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
@@ -85,7 +87,7 @@ def finished(first: Norms) -> Norms:
 def norms(
   units: Sequence[Unit], flow: ParamFlow, recorded: Recorded, platform: str
 ) -> list[Norms]:
-  """Norms of each example's gradient, unit by unit and leaf by leaf.
+  """Returns the norms of each example's gradient, unit by unit and leaf by leaf.
 
   Units that take the examples in chunks of one size share one compiled loop.
   """
@@ -104,7 +106,7 @@ def norms(
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
-  """Completes the norms of joined leaves: the first has the norm of all, the others have 0."""
+  """Completes the norms of joined leaves: the first leaf has the norm of all, the others have 0."""
   leaf_lengths = result.lengths
   if not leaf_lengths:
     return result
@@ -114,7 +116,7 @@ def _complete(unit: Unit, result: Any) -> Norms:
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns (loss, operands, cotangents) of one example -> its Norms, without the axis of
+  """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
@@ -137,7 +139,7 @@ def _over_examples(
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
     return jax.vmap(fn, in_axes=(0, *axes))(recorded.losses, data, cotangents)
   seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
-  # Evens out the chunks: this often avoids a remainder, which is compiled separately.
+  # Chunks get nearly equal sizes. This often avoids a remainder, which is compiled separately.
   chunk = -(-count // -(-count // chunk))
   return lax.map(lambda x: fn(*x), seen, batch_size=chunk if chunk > 1 else None)
 
@@ -179,7 +181,8 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   first_form = unit.forms[0]
   left_size = first_form.right if unit.swapped[0] else first_form.left
   product = row_forms.summed_product(parts, left_size, as_sums=True)
-  # [N, K, P], or [N, P, K]. A held one is itself what is summed.
+  # The product is [N, K, P], or [N, P, K] if swapped. A held product is summed itself, so its norm
+  # needs no bound on rounding.
   if unit.hold:
     return Norms((lengths.of(product),), product)
   return _of_rows(row_forms.with_rounding(product, parts))
@@ -192,7 +195,7 @@ def _of_rows(known: row_forms.RowLengths) -> Norms:
 def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
   """Returns both sides of each site: left [N, T, K] or [N, T], right [N, T, P].
 
-  They are exchanged where the unit says `swapped`.
+  The sides of a site are exchanged if the unit says `swapped`.
   """
   parts = [
     form.build(data[site.index], cotangents[site.index])
@@ -204,7 +207,7 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns (operands, cotangents) of one example -> its gradient [*leaf] for each leaf of
+  """Returns a function (operands, cotangents) -> gradient [*leaf] of ONE example, for each leaf of
   the unit."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
 
@@ -226,7 +229,7 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot and not _as_transpose(form):
-    # Whoever asks for one example's gradient sums this very array, or holds it to a norm.
+    # Callers sum this very array, or cut it to a norm. So it may have the precision of sums.
     rows = form.build(data, cotangents)
     product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
     return (form.unflatten(product),)
@@ -236,10 +239,10 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
 
 
 def _as_transpose(form: RowForm) -> bool:
-  """Whether a convolution's gradient of one example is the grouped convolution of its transpose.
+  """Returns whether a convolution's gradient of one example is formed by its transpose.
 
-  An H100 forms that at .2 to 9 Tflop/s, a product of patches several times as fast. What a TPU does
-  has not been timed; its patches would cost more traffic.
+  Under vmap the transpose is a grouped convolution. An H100 computes it at .2 to 9 Tflop/s, and a
+  product of patches several times as fast. A TPU was not timed; patches would move more memory.
   """
   return not form.plain and made_for.platform() not in ("cpu", "gpu")
 
@@ -271,15 +274,21 @@ def transpose(
   wide: bool = False,
   exactness: lax.Precision = lax.Precision.HIGHEST,
 ):
-  """Returns the site's transpose at these cotangents, summed over the scans around it."""
+  """Returns the site's transpose at these cotangents, summed over the scans around it.
+
+  With `wide` it computes in at least float32, with products in precision `exactness`.
+  """
   fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
   return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
 
 
 def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
-  """Returns (parameters, data operands) -> tapped results. With `wide`, and where the loss computes
-  in less than float32, they are at least float32 if the equation can be widened."""
+  """Returns a function (parameters, data operands) -> tapped results.
+
+  With `wide`, and for a loss in less than float32, results are at least float32 if the equation can
+  be widened.
+  """
   if site.eqn is None:
     return lambda params, data: (params[0],)
   order = equations.operands(site.eqn)
@@ -321,9 +330,9 @@ def totals(
   A factor of exactly 0 drops its example, whatever its operands hold.
 
   Args:
-    finite: whether every example has a finite norm, if the caller's branch knows; None: unknown,
-      and tested here.
-    begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None: zeros.
+    finite: whether every example has a finite norm. None if the caller does not know; then it is
+      tested here.
+    begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None for zeros.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
@@ -331,8 +340,7 @@ def totals(
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
     return tuple(_weighted(x, factor, finite) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
-    # All sites of the leaf share this one matrix, so it is converted back through the
-    # first.
+    # All sites of the leaf share this one matrix, so it is converted back through the first site.
     product = _weighted(first.held, factors[0], finite)
     site = unit.sites[0]
     form = unit.forms[0]
@@ -350,7 +358,7 @@ def totals(
 
 
 def all_finite(results: Sequence[Norms]) -> jax.Array:
-  """Whether every example has a finite norm in every leaf of these units: [] bool."""
+  """Returns whether every example has a finite norm in every leaf of these units, [] bool."""
   longest = [length.longest for first in results for length in first.lengths]  # each [B]
   return jnp.all(jnp.isfinite(jnp.stack(longest)))
 
@@ -373,8 +381,8 @@ def gradient_of(
 ) -> tuple[jax.Array, ...]:
   """Returns the gradient of the example in one row, for each leaf of the unit.
 
-  It is formed before it is clipped, so its products and entries stay within the range of floats
-  if its norm does.
+  The gradient is formed before it is clipped. So its products and entries stay within the range of
+  floats if its norm does.
   """
   if unit.rule is Rule.UNUSED:
     return no_sums(unit, flow, recorded)
@@ -413,7 +421,7 @@ def _one_by_one(
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  # Chunks of one size: the largest divisor of the batch that memory allows, and at least 1.
+  # All chunks have one size: the largest divisor of the batch that memory allows, and at least 1.
   in_flight = cost_model.in_flight(unit.cost, made_for.platform())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
@@ -431,7 +439,7 @@ def _one_by_one(
 
 
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
-  """Limits lengths to those [B] known for each leaf of the unit."""
+  """Returns `first` with lengths of at most `longest`, [B] for each leaf of the unit."""
   pairs = zip(first.lengths, longest)
   held = tuple(
     Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
@@ -442,7 +450,7 @@ def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """Returns factor * grad [*leaf] of ONE example, scaled down if grad is longer than when its norm
   was taken."""
-  # Computed in units of that length, so that squares are normal numbers wherever they count.
+  # The length is computed in units of `longest`, so that its squares do not underflow.
   most = float(jnp.finfo(longest.dtype).max) ** 0.8
   unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
   again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
@@ -455,40 +463,40 @@ def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Arra
 def loses_terms(
   unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
 ) -> jax.Array | None:
-  """Finds examples for which c_i g_i loses a visible part of the clipped term: [B] bool.
+  """Returns [B] bool: whether c_i g_i loses a visible part of the example's clipped term.
 
-  A number of c_i g_i below the smallest normal number becomes 0. Row t then loses up to that number
-  times |a_t|, for each column of g_t. If the operand is large, that is the whole term.
+  An entry of c_i g_i below the smallest normal number becomes 0. Row t then loses up to this number
+  times |a_t|, for each column of g_t. If the operand is large, this may be the whole term.
 
   Args:
     unit: unit whose sum may be a transpose.
     first: result of the first pass over the unit.
-    factor: [B], clip factors of its leaves.
-    longest: [B], longest that the gradients of their clip group can be.
+    factor: [B], clip factors of the unit's leaves.
+    longest: [B], upper bounds on the gradients of the leaves' clip group.
 
   Returns:
-    None where that is impossible.
+    None if the first pass measured no extent: then nothing is lost.
   """
   if first.extent is None:
     return None
   columns = max(max(form.left, form.right) for form in unit.forms)
   lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
-  # Written so that an extent beyond the floats counts as a loss.
+  # With `~`, an extent beyond the range of floats counts as a loss.
   return (factor != 0) & ~(lost <= _LOST * factor * longest)
 
 
 def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
-  """Returns how far an example's rows can move the sum of others, over what is allowed: [B].
+  """Returns how far an example's rows can move the sum of others, [B]; 1 is the allowed distance.
 
   Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile N rows
   of others are added and rounded at numbers of up to half the reach R of the canceling rows. In any
-  order of addition, that changes the sum by at most N eps / 2 times R / 2.
+  order of addition, this changes the sum by at most N eps / 2 times R / 2.
 
   Args:
     unit: unit whose sum may be a transpose.
     first: result of the first pass over the unit.
-    factor: [B], clip factors of its leaves.
-    bound: their clip norm, positive.
+    factor: [B], clip factors of the unit's leaves.
+    bound: clip norm of the unit's leaves, positive.
 
   Returns:
     None if the first pass measured no reach.
@@ -500,9 +508,9 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
     form.rows * count // _parts_of(form, first.reach.dtype, count) for form in unit.forms
   )
   allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
-  # Others may be at that limit, too: together they make the sum large (`_examples_of_sum`).
+  # Other examples may be at the limit, too, and together make the sum large (`_examples_of_sum`).
   far = factor * first.reach / bound / max(min(allowed, _MOST_REACH), _USUAL_REACH)
-  # A dropped example may have a reach beyond the floats.
+  # A dropped example may have an infinite reach, but is not in the sum.
   return jnp.where(factor != 0, far, 0)
 
 
@@ -515,7 +523,7 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   if not form.plain or jnp.finfo(dtype).bits > 32:
     return 1
   wanted = min(max(1, -(-form.rows * count // _ROWS_OF_SUM)), count)
-  # A divisor needs no further part, which would be compiled again.
+  # If the number of parts divides the batch, no smaller part is left over to compile.
   even = (d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0)
   return next(even, wanted)
 
@@ -523,10 +531,10 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
 def _examples_of_sum(rows: int) -> int:
   """Returns the number of examples whose rows of a table may be added one after the other.
 
-  N examples of T rows make a sum of up to N bounds, which rounds each row by N eps / 2. One
-  example more may change T N of those roundings. With one row each, that is .016 bounds for
-  `trees.ADDED_AT_ONCE` examples. Rows that cancel reach up to 32 bounds, so half of that are in the
-  sum at once.
+  N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2.
+  One more example may change T N of these roundings. With one row each, this is .016 clip norms for
+  `trees.ADDED_AT_ONCE` examples. Rows that cancel have a reach of up to 32 clip norms, half of
+  which may be in the sum at once.
   """
   large = 1 if rows == 1 else _MOST_REACH / 2
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
@@ -543,7 +551,7 @@ def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array
 
 
 def convolves(unit: Unit) -> bool:
-  """Whether the sum of a unit is an ordinary convolution."""
+  """Returns whether the sum of a unit is an ordinary convolution."""
   named = any(site.name == "conv_general_dilated" for site in unit.sites)
   return named and sum_of(unit) is Sum.TRANSPOSE
 
@@ -553,7 +561,7 @@ def convolutions(
 ) -> tuple[jax.Array, ...]:
   """Computes `totals` of a unit that `convolves`, outside the branch of the norms.
 
-  What is convolved, c_i g_i, is formed from the numbers in memory that the norms saw.
+  The convolved products c_i g_i are formed from the same numbers in memory as the norms.
   """
   return _transposed(unit, flow, recorded, factors, on_settled)
 
@@ -566,7 +574,7 @@ def _transposed(
   call: Callable = lambda fn, tree: fn(tree),
   finite: jax.Array | bool | None = None,
 ):
-  """Applies each site's ordinary transpose to c_i g_i: cotangents of example i times its factor.
+  """Applies each site's ordinary transpose to c_i g_i, cotangents of example i times its factor.
 
   Leaves with one array of factors share one transpose ("book-keeping").
   """
@@ -595,7 +603,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   form = row_forms.find(site)
   # The type of the rows decides, as for their norm: factors of a group may be in double precision.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
-  # A branch that is rarely taken copies operands. Its memory counts even if it is not taken.
+  # The rarely taken branch copies operands. XLA reserves memory for it even if it is not taken, so
+  # it has more parts.
   if finite is False and not site.loops:
     parts = max(d for d in range(1, max(parts, _PARTS) + 1) if count % d == 0)
   if parts == 1:
@@ -636,7 +645,7 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
 
 
 def _transpose_at(site: Site, seen, args, *, call, finite):
-  """Returns `_clipped_transpose` of (factors [B], operands, cotangents)."""
+  """Returns the clipped transpose for `args`: (factors [B], operands, cotangents)."""
   factor = args[0]
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
@@ -661,12 +670,12 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
       return (form.unflatten(_table_sum(form.build(data, cotangents), form.left)),)
     wide = form is not None
     exactness = lax.Precision.HIGHEST
-    # The norm of a table's rows is not charged for rounded products.
+    # The norm of a table's rows includes no rounding of products, so they are exact.
     if wide and not form.one_hot:
       exactness = precision.of_sums(cotangents[0].dtype).precision
     return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)
   multiplied = functools.partial(_multiplied, form)
-  # For so few numbers a branch costs more than the pass that it saves.
+  # For small operands a branch costs more than the pass that it saves.
   is_known = finite is None or isinstance(finite, bool)
   if is_known or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
@@ -680,8 +689,8 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
 
 def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
-  """Whether rows of a table are added in parts; `form` describes the whole batch."""
-  # Other devices are left as they are: nobody has timed parts there.
+  """Returns whether rows of a table are added in parts; `form` describes the whole batch."""
+  # Parts were timed on CPUs alone, so other devices do not use them.
   left = jnp.finfo(dtype).bits > 32 or made_for.platform() != "cpu"
   few = form.rows <= _ROWS_OF_TABLE or count <= _examples_of_sum(form.rows // count)
   return not left and not few
@@ -716,7 +725,7 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
       after = jnp.concatenate(exact_plus(total, left_out, sums), axis=1)
       return carry.at[place].set(after, mode="drop"), None
 
-    # Sums, and beside each what its roundings have left out.
+    # The first half of the columns are sums, the second half the parts that roundings left out.
     empty = jnp.zeros((size, 2 * values.shape[-1]), values.dtype)
     begun = as_varying_as((tokens, values), empty)
     both = lax.scan(add, begun, (cut(tokens), cut(values)))[0]
@@ -753,5 +762,5 @@ def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) ->
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   if not equations.is_float(a):
     return a
-  # Widened first, since a narrow type may have no zero (float8_e8m0fnu).
+  # The operand is widened first, since a narrow type may have no zero (float8_e8m0fnu).
   return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)

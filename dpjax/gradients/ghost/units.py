@@ -3,7 +3,7 @@
 Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
 that reaches its sites unchanged, up to rearrangement, takes its norm from rows
 (`row_forms`). So does a unit whose leaves are joined into one array and share a clip norm. Any
-other unit forms the per-example gradients of its leaves, one example or one unit at a time, and
+other unit forms the per-example gradients of its leaves, one example or one unit at a time. It
 frees them after their norm.
 """
 
@@ -59,8 +59,11 @@ class Unit(NamedTuple):
 
 
 def sum_of(unit: Unit) -> Sum:
-  """Chooses how to form the sum. TRANSPOSE needs a transpose that is linear in g_i, up to a
-  rounding that the norm includes (`row_forms`). That of rows and of entrywise sums is."""
+  """Returns how to form the sum of a unit.
+
+  TRANSPOSE needs a transpose that is linear in g_i, up to rounding that the norm includes
+  (`row_forms`). Transposes of rows and of entrywise sums are linear in this sense.
+  """
   if unit.rule is Rule.UNUSED:
     return Sum.ZERO
   if unit.hold:
@@ -70,12 +73,12 @@ def sum_of(unit: Unit) -> Sum:
 
 
 def _entrywise(sites: Sequence[Site]) -> bool:
-  """Whether each entry of the gradient is one entry of a cotangent."""
+  """Returns whether each entry of the gradient is one entry of a cotangent."""
   site, *more = sites
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
   alone = len(site.params) == 1 and site.sources[0].is_view
-  # A bias (n) of one row (1, n) has its gradient as it lies, too.
+  # The gradient of a bias (n) of one row (1, n) is the cotangent, too, up to axes of size 1.
   wide = [
     [n for n in aval.shape if n != 1] for aval in (site.out_avals[0], site.params[0].aval)
   ]
@@ -91,8 +94,8 @@ def find_units(
   Args:
     program: program of one example.
     leaves: parameter leaves (only their shapes are used).
-    clip_groups: for each leaf, the number of its clip norm.
-    platform: the backend whose constants decide.
+    clip_groups: index of the clip norm of each leaf.
+    platform: backend, whose constants decide between rules.
   """
   sites = list(program.sites())
   groups = _connected(len(leaves), [site.leaves for site in sites])
@@ -125,11 +128,11 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # the general rule forms large intermediates instead, a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
     cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
-    # Holding a gradient that was recorded anyway costs nothing. One rounded to half
-    # precision must stay the array whose norm was taken.
+    # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
+    # precision is held, so that the sum uses the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
-    # An accelerator reads the cotangent once, for the norms and the sums of all that it is the
-    # gradient of. Held, it would be one more array.
+    # An accelerator reads such a cotangent once, for the norms and sums of all parameters whose
+    # gradient it is. If it were held, it would be one more array in memory.
     hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
@@ -143,7 +146,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
-  """Returns the row forms of a unit's sites; where they do not apply, none and the reason."""
+  """Returns (row forms of a unit's sites, ""), or ([], reason) if rows cannot give the norm."""
   joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
   if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
@@ -163,7 +166,7 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 
 def _mergeable(sites, forms) -> bool:
-  """Whether all sites see the leaf as the same matrix, perhaps transposed, in one precision."""
+  """Returns whether all sites see the leaf as one matrix, perhaps transposed, in one precision."""
   if len(row_forms.precisions(sites)) > 1:
     return False
   if any(form.width for form in forms):
@@ -182,7 +185,7 @@ def _mergeable(sites, forms) -> bool:
 
 
 def _same_blocks(sites, forms) -> bool:
-  """Whether rows at all sites are in blocks of one leaf, with the same sides."""
+  """Returns whether rows at all sites are in blocks of one leaf, with the same sides."""
   first = forms[0]
   sides = (first.blocks, first.width, first.left_dims, first.right_dims)
   return all(
@@ -224,8 +227,10 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
 
 
 def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
-  """Returns leaves whose gradients per example are best stacked by the backward pass
-  itself: an example's index chooses matrices from them (`cost_model.stacks`)."""
+  """Returns the indices of leaves whose gradients the backward pass should stack per example.
+
+  These are leaves from which an example's index chooses enough matrices (`cost_model.stacks`).
+  """
   return {
     i
     for unit in planned
@@ -257,9 +262,9 @@ def _site_work(sites: Sequence[Site]) -> int:
 
 
 def _rounds(site: Site) -> bool:
-  """Whether a site's transpose rounds to half precision.
+  """Returns whether a site's transpose rounds to half precision.
 
-  Norm and sum must then come from the same, rounded gradients: they are held.
+  Then the rounded gradients must be held, so that norm and sum come from the same numbers.
   """
   form = row_forms.find(site)
   avals = [*(var.aval for var in site.params), *site.out_avals]

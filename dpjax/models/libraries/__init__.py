@@ -1,6 +1,6 @@
 """Models of a user's own, written with any library, in one form for the launchers.
 
-`by_path` says what that form is and which libraries there are; one file for each.
+`by_path` describes the form and lists the libraries. Each library has one file here.
 """
 
 from typing import TYPE_CHECKING

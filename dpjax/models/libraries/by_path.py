@@ -36,22 +36,22 @@ INPUT_SHAPE = "input_shape"
 
 @runtime_checkable
 class Model(Protocol):
-  """A model of another library, as the launchers call it."""
+  """Interface by which the launchers call a model of another library than linen."""
 
   def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters, {"params": nested dictionaries of arrays}.
 
     Args:
-      key: typed key of the run's first parameters.
-      x: [1, ...]; only its shape is used.
+      key: typed JAX key from which the first parameters are drawn.
+      x: batch [1, ...] of one example. Only its shape is used.
     """
     ...
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
-    """Returns outputs [B, ...] of x [B, ...].
+    """Returns the outputs [B, ...] for a batch x [B, ...].
 
     Args:
-      key: None in evaluation; in training the key that ONE example draws from.
+      key: key from which ONE example draws in training; None in evaluation.
     """
     ...
 
@@ -63,9 +63,9 @@ class Model(Protocol):
 class Library(NamedTuple):
   """A library whose modules are built from a key."""
 
-  name: str  # as its users say it
-  package: str  # module that holds its class `Module`
-  argument: str  # of a constructor: what takes the key
+  name: str  # in messages
+  package: str  # module that holds the library's class `Module`
+  argument: str  # constructor argument that takes the key
   file: str  # module with `adapter(construct, *, path, shaped)`
 
 
@@ -76,10 +76,11 @@ LIBRARIES = (
 
 
 def find(path: str) -> Callable[..., Any]:
-  """Returns the class or function at a user's path.
+  """Returns the class or function at a user's path, `package.module:name`.
 
   Raises:
-    UserError: it cannot be imported, or is a class of no model that a launcher takes.
+    UserError: the path cannot be imported, or it is a class whose objects no launcher takes as a
+      model.
   """
   part = names.find(path, "model")
   if isinstance(part, type) and not is_model_class(part):
@@ -88,7 +89,8 @@ def find(path: str) -> Callable[..., Any]:
 
 
 def is_model_class(part: object) -> bool:
-  """Whether a class makes models: modules of a library, or objects with `init` and `apply`.
+  """Returns whether `part` is a class of models: modules of a library, or objects with `init` and
+  `apply`.
 
   >>> is_model_class(nn.Dense), is_model_class(dict)
   (True, False)
@@ -128,8 +130,8 @@ def build(path: str, **options: Any) -> Any:
 
 
 def not_linen(name: str, kind: type) -> UserError:
-  """Returns the error for a model that is of no library. It shows only the type, since the
-  repr has many lines."""
+  """Returns the error for a model that is of no known library. The message shows only the type,
+  since the repr has many lines."""
   shown = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
     f"must return a linen module, not {shown:.80}; but for launch.relevance, nnx, Equinox "
@@ -143,7 +145,7 @@ def not_linen(name: str, kind: type) -> UserError:
 def _has_made(value: object) -> Library | None:
   """Returns the library of a module or of a class of modules; None for anything else.
 
-  No library is imported here: one that was never imported cannot have made the value.
+  No library is imported here: a library that was never imported cannot have made the value.
   """
   kind = value if isinstance(value, type) else type(value)
   for library in LIBRARIES:
@@ -156,7 +158,7 @@ def _has_made(value: object) -> Library | None:
 def _of_constructor(part: Callable[..., Any]) -> Library | None:
   """Returns the library whose modules a class or a function builds; None for linen and others.
 
-  A class says it by its base. A function says it by the argument that takes the key.
+  A class shows its library by its base class, a function by the name of its key argument.
 
   >>> _of_constructor(lambda num_classes, rngs: None).name
   'nnx'
@@ -168,7 +170,7 @@ def _of_constructor(part: Callable[..., Any]) -> Library | None:
 
 
 def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
-  """Returns the arguments of a constructor that dpjax gives, in addition to num_classes.
+  """Returns the names of the arguments that dpjax gives a constructor, besides num_classes.
 
   >>> arguments(lambda num_classes, rngs, input_shape, width: None)
   ('rngs', 'input_shape')
@@ -181,7 +183,8 @@ def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _without_key(library: Library, path: str) -> UserError:
-  """Returns the error for a module whose first parameters do not follow from the run's seed."""
+  """Returns the error for a constructor without a key argument. First parameters would not follow
+  from the run's seed."""
   return UserError(
     f"must take an argument {library.argument}, as first parameters of a module of "
     f"{library.name} follow from the run's seed",

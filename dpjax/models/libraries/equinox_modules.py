@@ -21,7 +21,7 @@ _KEY = "key"
 
 
 class EquinoxModel(parts_lib.ConstructedModel):
-  """A constructor of Equinox modules, with the two functions of a launcher's model.
+  """Gives a constructor of Equinox modules the functions `init` and `apply` of a launcher's model.
 
   Args:
     construct: function of key= (and input_shape=) that returns a module.
@@ -34,7 +34,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     self._parts: parts_lib.Parts | None = None
 
   def init(self, key: Array, x: ArrayTree) -> Params:
-    """Returns first parameters; see `by_path.Model.init`."""
+    """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""
     self._note_shape(x)
     return parts_lib.params_of(self._built(key), _name_of, self._path)
 
@@ -46,7 +46,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     return module
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
-    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    """Returns outputs [B, ...], by mapping the module over the examples of x [B, ...]."""
     if self._parts is None:
       self._parts = parts_lib.parts_of(self._built, _name_of)
     module = self._parts.whole(params)
@@ -66,7 +66,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     try:
       jax.eval_shape(lambda params: self.apply(params, first), params)
     except Exception as error:
-      # With a key the model may run. If it does not, this call raises the real error.
+      # If the model fails with a key, too, this call raises its real error.
       jax.eval_shape(
         lambda params, key: self.apply(params, first, key=key), params, jax.random.key(0)
       )

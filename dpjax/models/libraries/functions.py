@@ -22,11 +22,11 @@ _KEY = "key"
 
 
 class FunctionModel:
-  """Two functions, with the names of a launcher's model.
+  """Gives two functions of a user the interface of a launcher's model.
 
   Args:
     init: function of (key, x) that returns a tree of arrays of floats.
-    apply: function of (params, x), that may take key=.
+    apply: function of (params, x) that may also take key= and a training flag.
     path: the user's import path, for messages.
   """
 
@@ -38,13 +38,13 @@ class FunctionModel:
     self._parts: parts_lib.Parts | None = None
 
   def init(self, key: Array, x: ArrayTree) -> Params:
-    """Returns first parameters; see `by_path.Model.init`."""
-    # Only shapes are kept: constants of a model must not depend on a record.
+    """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""
+    # Only the shapes of x are kept: constants of a model must not depend on a record.
     self._first = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, x))
     return parts_lib.params_of(self._init(key, x), self._name_of, self._path)
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
-    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    """Returns the outputs [B, ...] for a batch x [B, ...]; see `by_path.Model.apply`."""
     if self._parts is None:
       first = self._first
       zeros = lambda key: self._init(
@@ -57,7 +57,7 @@ class FunctionModel:
     return self._apply(self._parts.whole(params), x, **how)
 
   def draws(self, params: Params, first: ArrayTree) -> bool:
-    """Returns whether training draws random numbers."""
+    """Returns whether training draws random numbers. The call is traced, not computed."""
     return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
 
   def _name_of(self, path: Any, leaf: Array) -> str:
@@ -72,7 +72,8 @@ class FunctionModel:
 
 
 def model_of(value: Any, path: str) -> FunctionModel | None:
-  """Returns the model of an object with two functions or of a pair; None for anything else.
+  """Returns the model of an object with `init` and `apply`, or of a pair (init, apply) of stax.
+  Returns None for anything else.
 
   >>> model_of(7, "mine:net") is None
   True

@@ -19,21 +19,22 @@ from dpjax.validate import UserError
 
 # Message for BatchNorm, which no model of any library may have.
 MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
-# Arguments of `__call__` that say whether a model trains -> their value in training.
+# Maps each argument of `__call__` that says whether a model trains to its value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-# Folded into an example's key, for all random collections but "dropout".
+# Number that is folded into an example's key. The result serves all random collections except
+# "dropout".
 _OTHER_KEY = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Modes:
-  """Wraps a linen module, and passes it the training flag that its `__call__` takes.
+  """Wraps a linen module, and passes its `__call__` the training flags that it takes.
 
   Args:
-    module: the model.
-    flags: arguments of its `__call__` with their values in training.
+    module: linen module.
+    flags: values of the training flags in training, by argument name of `__call__`.
   """
 
   module: Any
@@ -44,8 +45,8 @@ class Modes:
     return self.module.init(key, x, **self._evaluating)
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Array:
-    """Computes outputs [B, ...]: in training mode if `key`, that of ONE example, is given, else in
-    evaluation mode."""
+    """Computes outputs [B, ...]. With a `key`, which belongs to ONE example, the model is in
+    training mode, else in evaluation mode."""
     if key is None:
       return self.module.apply(params, x, **self._evaluating)
     rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
@@ -60,7 +61,7 @@ class Modes:
 
 
 def modes(module: Any) -> Any:
-  """Wraps the module if its `__call__` has a training flag. Any other module is returned
+  """Wraps a module in `Modes` if its `__call__` has a training flag. Returns any other module
   unchanged.
 
   >>> modes("a model without such an argument")
@@ -79,13 +80,13 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
 
   Args:
     model: the model, as `modes` returns it.
-    first: [1, ...]; only its shape is used.
+    first: batch [1, ...] of one example. Only its shape is used.
     path: name of the model, for messages.
 
   Raises:
-    UserError: it draws in evaluation too.
+    UserError: the model draws random numbers in evaluation, too.
   """
-  # Shapes alone: nothing is computed.
+  # eval_shape only traces shapes, so nothing is computed.
   if _needs_key(lambda: jax.eval_shape(lambda p, x: model.apply(p, x), params, first)):
     raise UserError(
       "draws random numbers in evaluation too; give its __call__ an argument "
@@ -108,7 +109,7 @@ def _needs_key(run: Callable[[], Any]) -> bool:
 
 
 def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-  """Returns the parameters of a class or function; `**options` alone for native code.
+  """Returns the parameters of a class or function. Native code counts as taking `**options` only.
 
   >>> list(parameters_of(lambda num_classes, rngs: None))
   ['num_classes', 'rngs']
@@ -116,18 +117,18 @@ def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
   try:
     signature = inspect.signature(part)
     by_meta = isinstance(part, type) and type(part).__call__ is not type.__call__
-    # The metaclass of nnx takes any arguments, and hands them to the class's own __init__.
+    # The metaclass of nnx takes any arguments, so the parameters are those of __init__.
     if by_meta and all(each.kind in _ANY for each in signature.parameters.values()):
       _, *arguments = inspect.signature(part.__init__).parameters.values()
       signature = inspect.Signature(arguments)
     return signature.parameters
-  # Native code has no signature to inspect.
+  # inspect finds no signature for some native code.
   except ValueError:
     return inspect.signature(lambda **options: None).parameters
 
 
 def mode_arguments(call: Callable[..., Any], *, training: bool) -> dict[str, Any]:
-  """Returns the arguments that put a model's call into training, or into evaluation.
+  """Returns the arguments that switch a model's call to training or to evaluation.
 
   >>> mode_arguments(lambda x, deterministic: x, training=False)
   {'deterministic': True}
@@ -136,7 +137,7 @@ def mode_arguments(call: Callable[..., Any], *, training: bool) -> dict[str, Any
 
 
 def training_flags(call: Callable[..., Any]) -> dict[str, bool]:
-  """Returns the arguments of a model's call that say whether it trains -> their value in training.
+  """Returns the training flags of a model's call, by argument name, with their values in training.
 
   >>> training_flags(lambda x, deterministic: x)
   {'deterministic': False}

@@ -18,14 +18,14 @@ from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, ArrayTree, Params
 
-# Last name in a leaf's path: that of the array inside a variable.
+# Last part of a leaf's path, which names the array inside an nnx variable.
 _VALUE = "value"
 # Argument of `__call__` that takes random streams for one call.
 _STREAMS = "rngs"
 
 
 class NnxModel(parts_lib.ConstructedModel):
-  """A constructor of nnx modules, with the two functions of a launcher's model.
+  """Gives a constructor of nnx modules the functions `init` and `apply` of a launcher's model.
 
   Args:
     construct: function of rngs= (and input_shape=) that returns a module.
@@ -38,7 +38,7 @@ class NnxModel(parts_lib.ConstructedModel):
     self._split: tuple[Any, parts_lib.Parts] | None = None
 
   def init(self, key: Array, x: ArrayTree) -> Params:
-    """Returns first parameters; see `by_path.Model.init`."""
+    """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""
     self._note_shape(x)
     _, *states = self._built(key)
     return parts_lib.params_of(states, _name_of, self._path)
@@ -53,7 +53,8 @@ class NnxModel(parts_lib.ConstructedModel):
     return graph, params, others
 
   def _whole(self, params: Params) -> tuple[Any, Any, Any]:
-    """Returns what `nnx.merge` takes."""
+    """Returns the arguments of `nnx.merge` for a module with `params`: (graph, parameters,
+    everything else)."""
     if self._split is None:
       graphs = []
 
@@ -68,7 +69,7 @@ class NnxModel(parts_lib.ConstructedModel):
     return (graph, *parts.whole(params))
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
-    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    """Returns the outputs [B, ...] for a batch x [B, ...]; see `by_path.Model.apply`."""
     outputs, _ = self._called(params, x, key)
     return outputs
 
@@ -76,7 +77,7 @@ class NnxModel(parts_lib.ConstructedModel):
     """Returns whether training draws random numbers.
 
     Raises:
-      UserError: evaluation draws, too, or a call writes to a parameter.
+      UserError: evaluation draws random numbers, too, or a call writes to a parameter.
     """
     jax.eval_shape(lambda params: self._evaluated(params, first), params)
     trained = lambda key: self.apply(params, first, key=key)
@@ -84,7 +85,7 @@ class NnxModel(parts_lib.ConstructedModel):
 
   def _called(self, params: Params, x: ArrayTree, key: Array | None) -> tuple[Any, Any]:
     """Returns (outputs, the module after the call)."""
-    # A new module in every call: what the call writes to it reaches no other example.
+    # Each call makes a new module, so what a call writes to it reaches no other example.
     module = nnx.merge(*self._whole(params))
     if key is None:
       module.eval()
@@ -92,23 +93,24 @@ class NnxModel(parts_lib.ConstructedModel):
       module.train()
       state = nnx.state(module, nnx.RngKey)
       leaves, structure = jax.tree.flatten(state)
-      # Layers with streams of their own must not share a mask.
+      # Each random stream gets another key, so that no two layers share a dropout mask.
       keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
       keys = [jax.random.split(key, jnp.shape(old)) for key, old in zip(keys, leaves)]
       nnx.update(module, jax.tree.unflatten(structure, keys))
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
     if _STREAMS in names and key is not None:
-      # This number is larger than those of the layers' own streams.
+      # The streams of layers use numbers from 0, so this number is free.
       how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
     return module(x, **how), module
 
   def _evaluated(self, params: Params, x: ArrayTree) -> Any:
-    """Evaluates once; raises UserError for what a pure function cannot do."""
+    """Returns outputs in evaluation. Raises UserError if the call writes to a parameter or draws
+    random numbers."""
     _, *before = self._whole(params)
     outputs, module = self._called(params, x, None)
     _, after, others = nnx.split(module, nnx.Param, ...)
-    # A variable that nobody writes to holds the very same object.
+    # A variable that the call did not write to still holds the same object.
     if not _same(before[0], after):
       raise self._refused("writes to a parameter in its call; only steps may change it")
     if not _same(before[1], others):
@@ -136,7 +138,7 @@ class NnxModel(parts_lib.ConstructedModel):
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:
-  """Returns a parameter's name; None for a leaf of the second part of a split."""
+  """Returns the name of a parameter, or None for a leaf that is no parameter."""
   del leaf
   which, *names = path
   if which.idx:

@@ -20,7 +20,7 @@ _ALONE = "value"  # name of a parameter that is the whole tree
 
 
 class ConstructedModel:
-  """The part of an adapter that every library with constructors of modules has.
+  """Base class of the adapters for libraries whose modules are built by a constructor.
 
   Args:
     construct: function of the library's key argument (and input_shape=) that returns a module.
@@ -46,7 +46,7 @@ class ConstructedModel:
 
 
 class NameOf(Protocol):
-  """Names the parameters of one library."""
+  """Function that names the parameters in a model's tree."""
 
   def __call__(self, path: jax.tree_util.KeyPath, leaf: Array, /) -> str | None:
     """Returns a parameter's name by its path in the tree; None if the leaf is no parameter."""
@@ -55,7 +55,7 @@ class NameOf(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """The structure of a model: which leaves are parameters, and what the others hold.
+  """The structure of a model: which leaves are parameters, and the values of all other leaves.
 
   Args:
     treedef: structure of the model's tree.
@@ -68,7 +68,7 @@ class Parts:
   constants: tuple[Any, ...]
 
   def whole(self, params: Params) -> Any:
-    """Returns the model's tree with these parameters."""
+    """Returns the model's tree with leaves from `params` and from the constants."""
     named = traverse_util.flatten_dict(params["params"], sep=_SEPARATOR)
     leaves = [
       constant if name is None else named[name]
@@ -84,7 +84,7 @@ def params_of(tree: ArrayTree, name_of: NameOf, path: str) -> Params:
     path: the user's import path, for messages.
 
   Raises:
-    UserError: two parameters of one name, or none at all.
+    UserError: two parameters have the same name, or there is no parameter.
 
   >>> params_of({"body": [jax.numpy.ones(2), 3]}, lambda at, leaf: keystr(at), "mine:Net")
   {'params': {'body': {'0': Array([1., 1.], dtype=float32)}}}
@@ -101,7 +101,7 @@ def params_of(tree: ArrayTree, name_of: NameOf, path: str) -> Params:
 
 
 def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
-  """Returns the parts of what `build(key)` returns, with constants from a constant key.
+  """Splits the tree that `build(key)` returns for a constant key into names and constants.
 
   >>> build = lambda key: [jax.random.normal(key, (2,)), 3]
   >>> parts = parts_of(build, lambda at, leaf: keystr(at))
@@ -110,8 +110,8 @@ def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
   >>> parts.whole({"params": {"0": 1.0}})
   [1.0, 3]
   """
-  # A model is often called first inside a traced function. Constants of that trace must not
-  # outlive it, and nnx would take a traced array for a setting.
+  # The first call of a model is often inside a traced function. A traced constant would outlive
+  # the trace, and nnx would take a traced array for a static setting.
   with jax.ensure_compile_time_eval():
     leaves, treedef = jax.tree_util.tree_flatten_with_path(build(jax.random.key(0)))
   names = [
@@ -122,7 +122,7 @@ def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
 
 
 def keystr(path: Sequence[Any]) -> str:
-  """Returns the name of a leaf by its path, as params.npz has it."""
+  """Returns the name that params.npz has for the leaf at a path."""
   return jax.tree_util.keystr(tuple(path), simple=True, separator=_SEPARATOR) or _ALONE
 
 
@@ -133,8 +133,8 @@ def _check_names(names: list[str], path: str) -> None:
       "must have parameters: arrays of floats", field="model.name", value=path
     )
   counts = collections.Counter(names)
-  # A key may hold the separator. A leaf "a" beside a leaf "a/b" would be an array and a
-  # dictionary at once, so prefixes count, too.
+  # With leaves "a" and "a/b", the entry "a" would be an array and a dictionary at once. So
+  # prefixes count as names, too.
   for name in names:
     parts = name.split(_SEPARATOR)
     counts.update(_SEPARATOR.join(parts[:end]) for end in range(1, len(parts)))
@@ -148,7 +148,7 @@ def _check_names(names: list[str], path: str) -> None:
 
 
 def depends_on_key(call: Callable[[Array], Any]) -> bool:
-  """Returns whether what `call(key)` returns depends on its key. Nothing is computed.
+  """Returns whether the result of `call(key)` depends on the key. Nothing is computed.
 
   >>> depends_on_key(lambda key: 1.0), depends_on_key(jax.random.normal)
   (False, True)
@@ -158,7 +158,8 @@ def depends_on_key(call: Callable[[Array], Any]) -> bool:
   )  # JAX caches traces by function, and `call` may have changed
   jaxpr = jax.make_jaxpr(traced)(jax.random.key(0)).jaxpr
   reached = set(map(id, jaxpr.invars))
-  # Equations are in order, so one pass follows the key. A call that takes it counts whole.
+  # Equations stand in the order of execution, so one pass finds all results that depend on the
+  # key. If a nested call takes a dependent value, all results of the call count as dependent.
   for equation in jaxpr.eqns:
     if any(id(operand) in reached for operand in equation.invars):
       reached.update(map(id, equation.outvars))

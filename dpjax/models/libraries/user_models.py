@@ -18,11 +18,12 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
 
   Args:
     model: linen module, as `linen_modules.modes` returns it, or a `Model`.
-    first: [1, ...]; only its shape is used.
+    first: batch [1, ...] of one example. Only its shape is used.
     path: the user's import path, for messages.
 
   Raises:
-    UserError: it draws in evaluation too, or a Dropout of linen never draws.
+    UserError: the model draws random numbers in evaluation, too, or a Dropout of linen is off in
+      training.
   """
   if isinstance(model, by_path.Model):
     return model.draws(params, first)
@@ -30,7 +31,7 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
     return True
   flags = getattr(model, "flags", {})
   module = getattr(model, "module", model)
-  # One more trace, of shapes alone.
+  # The model is traced once more, without computing values.
   _check_dropout(
     lambda: jax.eval_shape(lambda p, x: module.apply(p, x, **flags), params, first), path
   )
@@ -38,8 +39,8 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
 
 
 def _check_dropout(run: Callable[[], Any], path: str) -> None:
-  """Raises UserError for a Dropout that is off in training. A training flag of another
-  name, such as `is_train`, stays at its default."""
+  """Raises UserError for a Dropout that is off in training. The cause may be a training flag of an
+  unknown name, such as `is_train`, which stays at its default."""
   silent = []
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -60,7 +61,7 @@ def _check_dropout(run: Callable[[], Any], path: str) -> None:
 
 
 def check_collections(collections: Iterable[str], path: str) -> None:
-  """Raises UserError for variables that are no parameters. A step would train them.
+  """Raises UserError for a collection other than "params". A step would train its variables.
 
   >>> check_collections(["params", "cache"], "mine:Net")
   Traceback (most recent call last):
@@ -85,8 +86,8 @@ def check_outputs(
   """Raises UserError unless a model returns one array of logits.
 
   Args:
-    outputs: what the model returns, or its shapes.
-    wanted: shape of the logits.
+    outputs: what the model returns, as arrays or as shapes.
+    wanted: shape that the logits must have.
     input_shape: shape of the inputs.
     path: the user's import path, for messages.
   """

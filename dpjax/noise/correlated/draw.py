@@ -41,16 +41,16 @@ def add_correlated(
   num_steps: int,
   factors: tuple[float, ...] = (),
 ) -> tuple[Any, CorrelatedNoiseState]:
-  """Returns tree + row `draws` of C^{-1} z, and the state for the next row.
+  """Returns tree + row `state.draws` of C^{-1} z, and the state for the next row.
 
   Args:
     state: key, draws, their checksum and the strategy's memory.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation of the white noise z; with 0 no noise is added.
-    correlation: the strategy C, the same at every call.
-    num_steps: rows that were accounted for. A later one raises, or gives NaN if the state is
-      traced.
-    factors: factor of std at each step, or () for 1 throughout.
+    correlation: strategy C, the same at every call.
+    num_steps: number of rows that are accounted for. A later row raises UserError, or gives NaN if
+      the state is traced.
+    factors: factor of std at each step, or () for 1 at every step.
 
   The white noise of step t equals the draw of `noise.add_gaussian` after t draws. With a release
   key the noisy tree is rounded to a public grid, which is post-processing.
@@ -70,7 +70,7 @@ def add_correlated(
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
   tree = check_one_sum(tree, state)
   for leaf in jax.tree.leaves(tree):
-    # Checked alone first, since a std that is no number has no product with a factor.
+    # std is checked alone first, since a std that is no number has no product with a factor.
     source.check_scale(std, leaf.dtype, "std")
     for end in {min(factors, default=1.0), max(factors, default=1.0)}:
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
@@ -89,18 +89,18 @@ def add_correlated(
     row, memory = correlation.next(white_at(state.draws), state.memory)
     noisy = trees.add(tree, row)
   if source.is_secure(state.key):
-    # One public grid for all steps, fine enough for the step with the least noise.
+    # All steps share one public grid, which is fine enough for the step with the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)
 
 
 def _with_redrawn(state: Any, tree: Any, strategy: Any, white_at: Any) -> Any:
-  """Returns tree + row of C^{-1} z, for which earlier white noise is drawn again."""
+  """Returns tree + row of C^{-1} z; earlier white noise is drawn again to compute this row."""
   if not source.is_secure(state.key):
     return strategy.redrawn(white_at, state.draws, state.memory, tree)
   # For a release the noise is summed first, so that data and noise are added with one rounding.
-  # If draws were added to the data one by one, data would be rounded beside a part of the noise.
+  # If draws were added one by one, data plus a part of the noise would be rounded, too.
   row = strategy.redrawn(
     white_at, state.draws, state.memory, jax.tree.map(jnp.zeros_like, tree)
   )

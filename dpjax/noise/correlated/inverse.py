@@ -7,7 +7,7 @@ kept.
 C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
 facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 
-1. No c_t is negative, for it is a sum of products that are not.
+1. No c_t is negative, for it is a sum of products that are not negative.
 2. If c_0 .. c_k fall, all c_t fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
    c_(t-j-1)), a sum of terms that are not positive, by induction.
 
@@ -39,29 +39,32 @@ from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Largest number of bands; each is one more draw of noise in every step.
+# Largest number of bands. Each band needs one more draw of noise in every step.
 _MOST_BANDS = 4096
-# Up to this total size copies of the parameters are kept, which is cheaper than drawing again.
+# Largest total size of earlier noise that is kept by default. Up to this size, keeping noise is
+# cheaper than drawing it again.
 _KEPT_BYTES = 2**26
-# Largest number of draws of leaves that are unrolled on an accelerator: each takes .2 s to compile.
+# Largest number of draws, counted for each leaf, that are unrolled on an accelerator. Each takes
+# .2 s to compile.
 _UNROLLED = 128
 # Numbers of bands that `Bisr` tries if none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
-# Least factor in the search of `optimized_inverse`, which divides by factors.
+# Smallest factor in the search of `optimized_inverse`, which divides by factors.
 _LEAST_FACTOR = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class InverseBanded:
-  """C^{-1}[i, j] = coefficients[i - j] for 0 <= i - j < their number: banded inverse matrix
-  factorisation (Kalinin et al. 2025, arXiv:2505.12128).
+  """Strategy with banded C^{-1}: C^{-1}[i, j] = coefficients[i - j] in the band, else 0.
+
+  This is banded inverse matrix factorisation (Kalinin et al. 2025, arXiv:2505.12128).
 
   Args:
-    coefficients: first column of C^{-1}. The first is 1, the others are in [-1, 0], and their sum
-      is not negative. They are rounded to float32, in which the noise is computed.
-    redraw: whether white noise of earlier steps is drawn again. True takes no memory, and one draw
-      for each coefficient in every step. False keeps a copy of the parameters for each coefficient
-      but the first. None keeps copies if they take 64 MB or less.
+    coefficients: first column of C^{-1}. The first is 1, the others are in [-1, 0], and the sum of
+      all is not negative. They are rounded to float32, in which the noise is computed.
+    redraw: whether white noise of earlier steps is drawn again. True needs no memory, but one draw
+      for each coefficient in every step. False keeps earlier noise, as large as the parameters, for
+      each coefficient but the first. None keeps this noise if it takes 64 MB or less.
 
   `redraw` does not change the distribution. For the same white noise, results differ by rounding.
 
@@ -88,7 +91,7 @@ class InverseBanded:
       raise UserError("the first must be 1", field="coefficients", value=coefficients[:1])
     if self.redraw not in (True, False, None):
       raise UserError("must be True, False or None", field="redraw", value=self.redraw)
-    # Adding 0 turns -0 into 0: both are one strategy, with one mark.
+    # Adding 0 turns -0 into 0: both give one strategy, which must have one mark.
     values = tuple(float(np.float32(value)) + 0.0 for value in coefficients)
     if sum(values) < 0:
       raise UserError("must have a sum >= 0", field="coefficients", value=values)
@@ -96,14 +99,14 @@ class InverseBanded:
 
   @classmethod
   def square_root(cls, bands: int, *, redraw: bool | None = None) -> InverseBanded:
-    """Returns the strategy of the first coefficients of (1 - x)^{1/2}: banded inverse square
-    root, BISR.
+    """Returns the banded inverse square root, BISR: the first coefficients of (1 - x)^{1/2}.
 
     >>> InverseBanded.square_root(3).coefficients
     (1.0, -0.5, -0.125)
     """
     validate.integer_in(1, _MOST_BANDS, bands=bands)
-    # (1 - x)^{1/2} = (1 - x) (1 - x)^{-1/2}: differences of falling numbers, none positive.
+    # (1 - x)^{1/2} = (1 - x) (1 - x)^{-1/2}. So after the first, coefficients are differences of
+    # falling numbers, and none is positive.
     root = series.square_root(bands)
     return cls(tuple(np.diff(root, prepend=0.0)), redraw)
 
@@ -116,7 +119,7 @@ class InverseBanded:
 
     Its coefficients are the first `bands` of (1 - x)^gamma. gamma = 0 is white noise and
     gamma = 1/2 is `square_root`. Two bands are DP-lambda-CGD with lambda = gamma. The first
-    `bands` coefficients of C are those of (1 - x)^{-gamma}: they fall.
+    `bands` coefficients of C are those of (1 - x)^{-gamma}, which fall.
 
     >>> InverseBanded.fractional_root(3, 0.75).coefficients
     (1.0, -0.75, -0.09375)
@@ -143,8 +146,8 @@ class InverseBanded:
 
     Args:
       num_steps: number of steps of the run.
-      bands: number of coefficients. If noise is redrawn, each costs a white draw in every step.
-      min_sep: an example's steps are at least this far apart.
+      bands: number of coefficients. If noise is redrawn, each needs a white draw in every step.
+      min_sep: smallest distance between two steps of an example.
       max_participations: largest number of steps of an example; None for no other limit.
       objective: "mean" or "max" squared error over the prefixes.
       redraw: as for the class.
@@ -174,15 +177,16 @@ class InverseBanded:
 
   @property
   def buffers(self) -> int:
-    """Returns how many earlier noises, each as large as the parameters, the state keeps at most.
+    """Returns the largest number of earlier draws, each as large as the parameters, that are kept.
 
     It is 0 if `redraw` is True.
     """
     return 0 if self.redraw else len(self.coefficients) - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """Computes C x for x [n, ...], in float64. If x >= 0, the recurrence only adds, so no digits
-    cancel."""
+    """Computes C x for x [n, ...], in float64.
+
+    If x >= 0, the recurrence only adds, so no digits cancel."""
     x = np.asarray(x, np.float64)
     return np.asarray(signal.lfilter([1.0], self.coefficients, x, axis=0))
 
@@ -206,12 +210,12 @@ class InverseBanded:
     memory: Redrawn,
     onto: ArrayTree,
   ) -> Any:
-    """Computes `onto` + y_t, y_t as in `next`, from white noise that is drawn again.
+    """Computes `onto` + y_t, where y_t is as in `next`, from white noise that is drawn again.
 
     Args:
-      white: step -> its white noise.
-      draws: t, int32.
-      memory: the state that `init` returned.
+      white: function from a step to the white noise of the step.
+      draws: number t of the step, int32.
+      memory: state that `init` returned.
       onto: tree to which the noise is added, one draw after the other.
 
     Raises:
@@ -239,26 +243,26 @@ class InverseBanded:
       many = bands * len(jax.tree.leaves(onto)) > _UNROLLED
 
       def add_always(place: jax.Array | int, total: ArrayTree) -> Any:
-        # Steps before the first have no noise, so any draw is multiplied by 0. A branch would
-        # make a GPU wait for the host.
+        # Steps before the first have no noise, so a draw in their place is multiplied by 0. A
+        # branch would make a GPU wait for the host.
         age = jnp.int32(bands - 1) - place
         past = jnp.minimum(age, draws)
         return with_draw(past, jnp.where(age <= draws, weights[age], 0), total)
 
       if many:
         return jax.lax.fori_loop(0, bands, add_always, start)
-      # Unrolled, all draws become one fusion, which holds no draw in memory.
+      # The loop is unrolled, so that all draws become one fusion, which holds no draw in memory.
       total = start
       for place in range(bands):
         total = add_always(place, total)
       return total
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The newest draw is added last. Conditioned on the earlier draws, this addition is rounded as
-      # one of white noise. Summing all noise separately would need one more copy of the parameters.
+      # The newest draw is added last. Given the earlier draws, this addition is rounded like that
+      # of white noise. A separate sum of all noise would need memory as large as the parameters.
       age = bands - 1 - place
-      # A branch, since steps before the first have no noise. It also keeps XLA from moving the
-      # counters of all random bits out of the loop, which would take 24 bytes for each parameter.
+      # The branch skips steps before the first, which have no noise. It also keeps XLA from moving
+      # the counters of all random bits out of the loop, which would take 24 bytes per parameter.
       return jax.lax.cond(
         age <= draws,
         functools.partial(with_draw, age, weights[age]),
@@ -266,7 +270,7 @@ class InverseBanded:
         total,
       )
 
-    # A loop, not a sum of parallel draws, so that one draw is in memory at a time.
+    # Draws are added in a loop, not in parallel, so that one draw is in memory at a time.
     return jax.lax.fori_loop(0, bands, add, start)
 
   def _mark(self, like: ArrayTree) -> jax.Array:
@@ -279,7 +283,7 @@ class InverseBanded:
 
 
 class _Run(NamedTuple):
-  """Numbers that error and sensitivity depend on, besides the coefficients."""
+  """Numbers on which error and sensitivity depend, besides the coefficients."""
 
   num_steps: int
   min_sep: int
@@ -288,7 +292,7 @@ class _Run(NamedTuple):
 
 
 def _participations(num_steps: int, min_sep: int) -> int:
-  """Returns the most participations of an example in a run."""
+  """Returns the largest number of participations of an example in a run."""
   return -(-num_steps // min_sep)
 
 
@@ -297,7 +301,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
 
   Args:
     tail: p_1 .. p_k, for which the coefficients of C must fall.
-    run: the steps and participations.
+    run: numbers of steps and participations, and the objective.
 
   >>> run = _Run(num_steps=4, min_sep=2, times=2, objective="max")
   >>> loss, _ = inverse_loss(np.array([0.0]), run)
@@ -306,7 +310,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   """
   weights = series.objective_weights(run.num_steps, run.objective)
   lags = np.arange(1, 1 + len(tail))
-  # A C^{-1} has the partial sums of C^{-1} as its first column: b_s = 1 - p_1 - .. - p_s.
+  # The first column of A C^{-1} holds partial sums of that of C^{-1}: b_s = 1 - p_1 - .. - p_s.
   noise = np.ones(run.num_steps)
   noise[1:] -= np.cumsum(np.pad(tail, (0, run.num_steps))[: run.num_steps - 1])
   error = (weights * noise**2).sum()
@@ -318,7 +322,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   filters = np.concatenate([[1.0], -tail])
   image = np.asarray(signal.lfilter([1.0], filters, comb))
   norm = (image**2).sum()
-  # image = comb / d(x), d = 1 - sum_j p_j x^j, so d image / d p_j = x^j image / d(x).
+  # image = comb / q(x) with q(x) = 1 - sum_j p_j x^j, so d image / d p_j = x^j image / q(x).
   slope = np.pad(signal.lfilter([1.0], filters, image), (len(tail), 0))
   ends = len(tail) - lags
   by_norm = 2 * np.array([image @ slope[end : end + run.num_steps] for end in ends])
@@ -328,11 +332,11 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
 def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns a falling column c, and p_1, p_2, .. with 1 / c(x) = 1 - sum_j p_j x^j.
 
-  c_t / c_(t-1) = 1 - g_t with g_t = factors[0] .. factors[t-1]: factors in (0, 1] make ratios that
-  rise, so c is log-convex, and then no p_j is negative (Kaluza 1928).
+  c_t / c_(t-1) = 1 - g_t, where g_t is the product of factors[0] .. factors[t-1]. Factors in (0, 1]
+  make these ratios rise, so c is log-convex, and then no p_j is negative (Kaluza 1928).
 
   Returns:
-    (c_0 .. c_k, p_1 .. p_k) for k factors.
+    The column c_0 .. c_k, and p_1 .. p_k, for k factors.
 
   >>> column, tail = falling_inverse(np.array([0.5, 0.5]))
   >>> column.tolist(), tail.tolist()
@@ -345,8 +349,9 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
-  """Rounds p_1 .. p_k to float32 such that the coefficients of C still fall. If they are nearly
-  equal, rounding to nearest could make them rise in the last digit.
+  """Rounds p_1 .. p_k to float32 such that the coefficients of C still fall.
+
+  Rounding to nearest could make nearly equal coefficients rise in the last digit.
 
   >>> rounded_to_fall(np.array([0.1, 0.5])).tolist()
   [0.10000000149011612, 0.08999999612569809]
@@ -354,7 +359,8 @@ def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
   rounded = np.zeros(len(tail))
   column = np.ones(len(tail) + 1)
   for place, value in enumerate(tail):
-    # c_(place + 1) without its newest term; the column may rise by at most the difference.
+    # `before` is c_(place + 1) without its newest term. This term must not lift c_(place + 1) above
+    # column[place].
     before = rounded[:place] @ column[place:0:-1]
     nearest = np.float32(min(value, column[place] - before))
     if before + nearest > column[place]:
@@ -367,8 +373,8 @@ def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
 def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
   """Returns the coefficients of C^{-1} with the least loss, over log-convex columns of C.
 
-  The search doubles the number of bands. Each round starts from the result of the last one,
-  continued as in the square root, whose column is log-convex.
+  The search doubles the number of bands in each round. A round starts from the result of the last
+  round, continued with factors of the square root, whose column is log-convex.
 
   >>> optimized_inverse(_Run(64, 8, 8, "mean"), 1)
   array([1.])
@@ -384,12 +390,13 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
     square = np.convolve(inverse, inverse)[: len(column)]
     sizes = range(len(tail), 0, -1)
     by_column = np.array([square[:size] @ by_tail[-size:] for size in sizes])
-    # c_t is a product of ratios 1 - g_s, g_s one of factors: the chain rule from the end.
+    # c_t is a product of ratios 1 - g_s, and g_s is a product of factors. So the chain rule gives
+    # sums from the end.
     gaps = np.cumprod(factors)
     by_ratio = np.cumsum((by_column * column[1:])[::-1])[::-1] / (1 - gaps)
     return value, np.cumsum((-by_ratio * gaps)[::-1])[::-1] / factors
 
-  # The square root's gaps are 1/2, 1/4, 1/6, ..
+  # The square root has g_t = 1/2, 1/4, 1/6, .., so its factors are 1/2, 1/2, 2/3, 3/4, ..
   start = np.arange(0, bands - 1) / np.arange(1, bands)
   start[0] = 0.5
   best = start[:1]
@@ -412,14 +419,14 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 def _loss_in(
   num_steps: int, min_sep: int, objective: str
 ) -> Callable[[InverseBanded], float]:
-  """Returns a function strategy -> `inverse_loss` in a run, to choose a parameter by."""
+  """Returns a function strategy -> `inverse_loss` in a run, by which parameters are chosen."""
   run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
   return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bisr:
-  """Strategy `InverseBanded.square_root`; `bands` None takes the best power of two up to 64.
+  """Strategy `InverseBanded.square_root`; `bands` None takes the best power of two in 2 .. 64.
 
   >>> Bisr(bands=4).make(num_steps=10, min_sep=2).coefficients[:2]
   (1.0, -0.5)
@@ -434,7 +441,7 @@ class Bisr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     tried = (self.bands,) if self.bands else _TRIED
     strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
     return min(strategies, key=_loss_in(num_steps, min_sep, self.objective))
@@ -442,7 +449,7 @@ class Bisr:
 
 @dataclasses.dataclass(frozen=True)
 class Bifr:
-  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the one with the least error.
+  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the gamma with the least error.
 
   >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
   (1.0, -0.5, -0.125)
@@ -459,7 +466,7 @@ class Bifr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     loss = _loss_in(num_steps, min_sep, self.objective)
 
     def strategy(gamma: float) -> InverseBanded:
@@ -490,7 +497,7 @@ class BandInvMf:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return InverseBanded.optimized(
       num_steps=num_steps,
       bands=self.bands,
@@ -502,9 +509,9 @@ class BandInvMf:
 
 @dataclasses.dataclass(frozen=True)
 class LambdaCgd:
-  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the one with the least error.
+  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the decay with the least error.
 
-  DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), whose lambda is `decay`.
+  This is DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), with `decay` as its lambda.
 
   >>> LambdaCgd(decay=0.5).make(num_steps=10, min_sep=2).coefficients
   (1.0, -0.5)
@@ -521,7 +528,7 @@ class LambdaCgd:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     if self.decay is not None:
       return InverseBanded((1.0, -self.decay), self.redraw)
     return InverseBanded.optimized(

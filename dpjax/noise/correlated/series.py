@@ -21,8 +21,10 @@ OBJECTIVES = ("mean", "max")
 
 
 def square_root(num_steps: int) -> np.ndarray:
-  """Returns coefficients of (1 - x)^{-1/2}, the best Toeplitz matrix for the largest prefix error
-  under one participation (Fichtenberger et al. 2022; Dvijotham et al. 2024).
+  """Returns the first `num_steps` coefficients of (1 - x)^{-1/2}.
+
+  They give the Toeplitz matrix that minimises the largest prefix error under one participation
+  (Fichtenberger et al. 2022; Dvijotham et al. 2024).
 
   >>> square_root(4)
   array([1.    , 0.5   , 0.375 , 0.3125])
@@ -32,18 +34,20 @@ def square_root(num_steps: int) -> np.ndarray:
 
 
 def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
-  """Returns the first column of A C^{-1}: b_0 .. b_{num_steps - 1}.
+  """Returns the first column b_0 .. b_{num_steps - 1} of A C^{-1}, where A sums prefixes.
 
   >>> prefix_noise(np.array([1.0, 0.5]), 3)
   array([1.  , 0.5 , 0.75])
   """
-  # The type of the coefficients, which are complex when gradients use complex steps.
+  # `ones` has the type of the coefficients, which are complex when gradients use complex steps.
   ones = np.ones(num_steps, coefficients.dtype)
   return np.asarray(signal.lfilter([1.0], coefficients, ones))
 
 
 def objective_weights(num_steps: int, objective: str) -> np.ndarray:
-  """Returns weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
+  """Returns weights of b_s^2, [num_steps], for the mean error over prefixes, or the largest error.
+
+  The last prefix has the largest error."""
   validate.one_of(OBJECTIVES, objective=objective)
   if objective == "max":
     return np.ones(num_steps)
@@ -62,9 +66,10 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
 
 
 def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
-  """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 for at most `times` participations at
-  least b = min_sep apart. Coefficients must fall and not be negative (Kalinin and Lampert 2024,
-  arXiv:2405.13763, theorem 2).
+  """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 with `times` terms, b = min_sep.
+
+  It holds for at most `times` participations at least b steps apart, if the coefficients fall and
+  are not negative (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2).
 
   >>> print(comb_norm_squared(np.array([1.0, 0.5]), 4, 2, 2))
   2.5
@@ -83,10 +88,10 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """Returns the `bands` coefficients, the first 1, with the least error * squared sensitivity.
+  """Returns the `bands` coefficients with the least error * squared sensitivity. The first is 1.
 
   The sensitivity is right if an example's participations are at least `bands` steps apart, so that
-  its columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
+  their columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
   gradient, from the square root's coefficients.
 
   >>> optimized_bands(64, 1)
@@ -138,7 +143,7 @@ def optimized_buffers(
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = np.exp(free[:buffers])
     gaps = 1 / (1 + np.exp(-free[buffers:]))
-    # Scales that sum to less than 1 and decays below 1: the coefficients fall from 1.
+    # The scales have a sum below 1, and the decays are below 1, so the coefficients fall from 1 on.
     return shares / (1 + shares.sum()), 1 - gaps
 
   def log_loss(free: np.ndarray):
@@ -175,7 +180,9 @@ def _buffered_prefix_noise(
 
 
 def _with_gradient(loss: Callable) -> Callable:
-  """Returns a function point -> (loss, gradient); complex steps make it exact up to rounding."""
+  """Returns a function point -> (loss, gradient), with a gradient by complex steps.
+
+  This gradient is exact up to rounding."""
   # No difference is taken, so nothing cancels, however small the step.
   step = 1e-30
 

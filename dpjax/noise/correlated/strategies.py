@@ -41,7 +41,7 @@ class Redrawn(NamedTuple):
 
 
 def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
-  """Returns the dense C of `num_steps` steps, [num_steps, num_steps] in float64.
+  """Returns the dense matrix C for `num_steps` steps, [num_steps, num_steps] in float64.
 
   >>> matrix(Tree(restart_every=2), 4)
   array([[1., 0., 0., 0.],
@@ -121,13 +121,14 @@ class Tree:
   """Tree aggregation (Dwork et al. 2010; Chan et al. 2011), as in DP-FTRL (Kairouz et al.
   2021), with a new tree every `restart_every` steps.
 
-  The noise of a prefix sum is that of at most log2(m) + 1 nodes. Only the nodes that some prefix
+  The noise of a prefix sum is the sum of at most log2(m) + 1 nodes. Only the nodes that some prefix
   needs are drawn, one in each step: row t (from 1 within a tree) of C sums the steps
   t - lowbit(t) + 1 .. t. A step is in at most floor(log2 m) + 1 nodes, which determines the cost.
-  (Honaker's estimator, which also uses the other nodes, is not a square C, and not offered.)
+  (Honaker's estimator, which also uses the other nodes, has no square C, and is not offered.)
 
   Args:
-    restart_every: m, steps of one tree. Memory: floor(log2 m) + 1 copies of the parameters.
+    restart_every: number m of steps of one tree. The state holds floor(log2 m) + 1 nodes, each as
+      large as the parameters.
 
   >>> tree = Tree(restart_every=4)
   >>> matrix(tree, 4)[3], tree.buffers
@@ -156,21 +157,21 @@ class Tree:
     x = np.asarray(x, np.float64)
     out = np.empty_like(x)
     for row in range(len(x)):
-      # The lowest bit of the step's number gives the size of the node that it completes.
+      # The lowest bit of the step's number gives the size of the node that the step completes.
       place = row % self.restart_every + 1
       out[row] = x[row + 1 - (place & -place) : row + 1].sum(axis=0)
     return out
 
   def init(self, like: ArrayTree) -> TreeState:
-    """Starts without nodes."""
+    """Returns the first state, in which all nodes are zero."""
     return TreeState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: TreeState) -> tuple[Any, TreeState]:
-    """Returns the new node's noise minus that of the nodes that it replaces."""
+    """Returns the new node's noise minus the noise of the nodes that it replaces, and the state."""
     place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
-    # The first step of a tree replaces no node, since all nodes belong to the tree before.
+    # The first step of a tree replaces no node, since all nodes belong to the previous tree.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
     row = subtract(white, weighted(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)
@@ -186,10 +187,10 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class White:
-  """Strategy `Independent`: no correlation."""
+  """Strategy `Independent` for every run: noise without correlation."""
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns `Independent()`, whatever the numbers are."""
     return Independent()
 
 
@@ -204,5 +205,5 @@ class Trees:
       validate.integer_at_least(1, restart_every=self.restart_every)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return Tree(restart_every=self.restart_every or min_sep)

@@ -17,7 +17,7 @@ from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, z
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Largest number of bands; each but the first takes a copy of the parameters.
+# Largest number of bands. Each band but the first needs memory as large as the parameters.
 _MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 
@@ -30,7 +30,7 @@ def _rounded(name: str, values: Any) -> tuple[float, ...]:
 
 
 def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
-  """Multiplies a Toeplitz matrix by x [n, ...], in float64."""
+  """Multiplies the Toeplitz matrix with first column `coefficients` by x [n, ...], in float64."""
   x = np.asarray(x, np.float64)
   column = coefficients[: len(x)].reshape((-1,) + (1,) * (x.ndim - 1))
   # A filter takes rows times bands operations. For many bands the FFT takes fewer.
@@ -53,7 +53,7 @@ def filtered(
   buffers = len(coefficients)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
-  # Age of the entry at each place of the ring, from 0.
+  # Age of the entry at each place of the ring, 0 for the newest entry.
   age = (state.draws - 1 - jnp.arange(buffers)) % buffers
   row = trees.add(white, weighted(jnp.asarray(coefficients)[age], state.rows))
   slot = state.draws % buffers
@@ -66,12 +66,14 @@ def filtered(
 
 @dataclasses.dataclass(frozen=True)
 class BandedToeplitz:
-  """C[i, j] = coefficients[i - j] for 0 <= i - j < bands: banded matrix factorisation
-  (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913).
+  """Strategy with banded C: C[i, j] = coefficients[i - j] for 0 <= i - j < bands, else 0.
+
+  This is banded matrix factorisation (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024,
+  arXiv:2405.15913). The state holds bands - 1 rows of noise, each as large as the parameters.
 
   Args:
-    coefficients: the first is 1, none is negative. They are rounded to float32, in which the noise
-      is computed. `optimized` chooses them. Memory: bands - 1 copies of the parameters.
+    coefficients: first column of C. The first is 1, and none is negative. They are rounded to
+      float32, in which the noise is computed. `optimized` chooses them.
 
   Raises:
     UserError: a negative coefficient (the sensitivity would not be exact), or a first
@@ -102,7 +104,7 @@ class BandedToeplitz:
     Args:
       num_steps: number of steps of the run.
       bands: number of diagonals. It should be at most the distance between two participations of an
-        example: otherwise columns overlap, and cost more than was optimised for.
+        example. Otherwise columns overlap, and the cost is larger than the search assumed.
       objective: "mean" or "max" squared error over the prefixes.
 
     >>> BandedToeplitz.optimized(num_steps=100, bands=2).bands
@@ -129,7 +131,7 @@ class BandedToeplitz:
     return _times(np.array(self.coefficients), x)
 
   def init(self, like: ArrayTree) -> BandState:
-    """Starts without rows."""
+    """Returns the first state, with an empty ring of rows."""
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
@@ -140,12 +142,14 @@ class BandedToeplitz:
 
 @dataclasses.dataclass(frozen=True)
 class BufferedToeplitz:
-  """C[i, j] = sum_b scales[b] * decays[b]^(i - j - 1) below a unit diagonal: buffered linear
-  Toeplitz, BLT (Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al. 2024).
+  """Strategy with C[i, j] = sum_b scales[b] * decays[b]^(i - j - 1) below a unit diagonal.
+
+  This is buffered linear Toeplitz, BLT (Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al.
+  2024). The state holds the buffers, each as large as the parameters.
 
   Args:
-    scales, decays: one per buffer; scales >= 0, 0 <= decays <= 1, both rounded to float32.
-      See `BufferedToeplitz.optimized`. Memory: one copy of the parameters per buffer.
+    scales: number >= 0 for each buffer, rounded to float32; see `BufferedToeplitz.optimized`.
+    decays: number in [0, 1] for each buffer, rounded to float32.
 
   >>> from dpjax.noise.correlated import matrix
   >>> matrix(BufferedToeplitz((0.5,), (0.5,)), 3)
@@ -178,15 +182,21 @@ class BufferedToeplitz:
     max_participations: int | None = None,
     objective: str = "mean",
   ) -> BufferedToeplitz:
-    """Returns the strategy with the least error on prefix sums at equal privacy. Examples take part
-    at most `max_participations` times (None: no limit), at least `min_sep` steps apart.
+    """Returns the strategy with the least error on prefix sums at equal privacy.
+
+    Args:
+      num_steps: number of steps of the run.
+      buffers: number of buffers.
+      min_sep: smallest distance between two steps of an example.
+      max_participations: largest number of steps of an example; None for no other limit.
+      objective: "mean" or "max" squared error over the prefixes.
 
     >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, min_sep=10).buffers
     2
     """
     validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
     validate.one_of(series.OBJECTIVES, objective=objective)
-    # More participations than this do not fit into the run.
+    # More than `times` participations do not fit into the run.
     times = -(-num_steps // min_sep)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
@@ -213,7 +223,7 @@ class BufferedToeplitz:
     return _times(series.buffered(scales, decays, len(x)), x)
 
   def init(self, like: ArrayTree) -> Any:
-    """Starts with empty buffers: leaves [buffers, ...]."""
+    """Returns the first state, in which all buffers are zero: leaves [buffers, ...]."""
     return zeros(like, self.buffers)
 
   def next(self, white: ArrayTree, state: ArrayTree) -> tuple[Any, Any]:
@@ -243,7 +253,7 @@ class Banded:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return BandedToeplitz.optimized(
       num_steps=num_steps, bands=self.bands or min_sep, objective=self.objective
     )
@@ -251,7 +261,7 @@ class Banded:
 
 @dataclasses.dataclass(frozen=True)
 class Buffered:
-  """Strategy `BufferedToeplitz.optimized`."""
+  """Strategy `BufferedToeplitz.optimized` with a number of `buffers` that a config sets."""
 
   buffers: int = 4
   objective: str = "mean"  # mean | max squared error of the prefix sums
@@ -261,7 +271,7 @@ class Buffered:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy of a run."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return BufferedToeplitz.optimized(
       num_steps=num_steps, buffers=self.buffers, min_sep=min_sep, objective=self.objective
     )

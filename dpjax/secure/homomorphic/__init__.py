@@ -1,7 +1,8 @@
 """Regression and inference on CKKS ciphertexts; only the data's owner decrypts.
 
-No Paillier: phe is GPL-3 and without a release since 2022, lightphe draws its primes and its
-blinding numbers with Python's `random`, which is no cryptographic generator.
+Paillier is not offered. The library phe is GPL-3 and has had no release since 2022. The library
+lightphe draws its primes and its blinding numbers with Python's `random`, which is no cryptographic
+generator.
 """
 
 from typing import TYPE_CHECKING

@@ -3,8 +3,7 @@ planned.
 
 There are two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so
 that a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party
-publishes: it adds, multiplies and rotates, and holds no secret key. What crosses between them is
-bytes.
+publishes: it adds, multiplies and rotates, and holds no secret key. Both halves exchange bytes.
 
 Every product takes one prime of the chain. The primes are not powers of two, so each level has
 a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
@@ -12,10 +11,10 @@ the scale of the next one. TenSEAL's vectors set the scale to a constant instead
 by up to 1e-5 of the value at each product.
 
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against anyone who sees
-public keys and ciphertexts and follows the protocol. No circuit privacy: the noise of a result
-tells its decryptor about the numbers that multiplied it. A raw decryption holds noise from
-which anyone who gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
-and passes on only what is rounded far above `Chain.error` or has noise of its own.
+public keys and ciphertexts and follows the protocol. There is no circuit privacy: the noise of a
+result tells its decryptor about the numbers that multiplied it. From the noise of a raw decryption
+anyone may learn the SECRET KEY (IND-CPA-D). So the key's holder keeps decryptions, and passes on
+only numbers that are rounded far above `Chain.error` or have noise of their own.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
 """
 
@@ -36,7 +35,7 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[he]'"
-# Degree -> most bits of all primes together for 128 bits of security, with ternary secrets.
+# Degree -> largest number of bits of all primes for 128 bits of security, with ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
 # SEAL's type, which Python cannot name before TenSEAL is imported.
 Ciphertext = Any
@@ -46,10 +45,11 @@ _ROOT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """A number of products in a row, at a precision of about `scale_bits` - 12 bits.
+  """Parameters for a number of products in a row, at a precision of about `scale_bits` - 12 bits.
 
   Args:
-    levels: products in a row; each takes a prime of `scale_bits`.
+    levels: number of products in a row; each takes a prime of `scale_bits`.
+    scale_bits: bits of the scale by which numbers are multiplied.
     end_bits: bits of the prime that is left in the end, and of the prime of the keys. Values in the
       end must be below 2^(end_bits - scale_bits - 1).
 
@@ -101,7 +101,7 @@ class Chain:
   def error(self) -> float:
     """Standard deviation of the rounding error of one product, per slot.
 
-    The rounded parts are uniform in [-1/2, 1/2] and meet a ternary secret.
+    The rounded parts are uniform in [-1/2, 1/2], and are multiplied by a ternary secret.
     Source: Cheon et al. 2017, lemma 2, as a standard deviation and not a bound.
     """
     return (self.degree / 12 * (1 + 2 * self.degree / 3)) ** 0.5 / 2.0**self.scale_bits
@@ -115,8 +115,8 @@ class Chain:
 class PublicKeys(NamedTuple):
   """Keys that a server needs to multiply and rotate.
 
-  Both are functions of the secret key that hide it. There is no key to encrypt by: the
-  holder of the secret one encrypts.
+  Both keys are functions of the secret key, but hide it. There is no public key to encrypt by: the
+  holder of the secret key encrypts.
   """
 
   relin: bytes
@@ -124,7 +124,7 @@ class PublicKeys(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Size in bytes."""
+    """Size of both keys in bytes."""
     return len(self.relin) + len(self.rotations)
 
 
@@ -147,7 +147,7 @@ def _context(chain: Chain) -> Any:
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
-  """Context that turns SEAL's refusals into one line: a level, key or size that does not fit."""
+  """Context that turns SEAL's refusals of a level, key or size into a UserError of one line."""
   try:
     yield
   except UserError:
@@ -157,7 +157,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _dumps(held: Any) -> bytes:
-  """Serialises through a file, since SEAL writes only to files."""
+  """Serialises an object of SEAL through a file, since SEAL writes only to files."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     held.save(str(path))
@@ -184,7 +184,7 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
 
 
 class _Levels:
-  """Scale and name of each level of a chain."""
+  """Scale and SEAL's id of each level of a chain, the lowest level first; and its primes."""
 
   def __init__(self, chain: Chain):
     data = _context(chain).first_context_data()
@@ -194,7 +194,7 @@ class _Levels:
       self.ids.insert(0, data.parms_id())
       data = data.next_context_data()
     self.scales = [2.0**chain.scale_bits]
-    # A level's scale is the square of the one above, divided by the prime that a product
+    # A level's scale is the square of the scale above it, divided by the prime that a product
     # consumes.
     for prime in reversed(primes[1:]):
       self.scales.insert(0, self.scales[0] ** 2 / prime)
@@ -229,7 +229,7 @@ class _Coder:
     if not np.isfinite(numbers).all():
       raise UserError("hold NaN or infinity, which no ciphertext can", field="values")
     scale = self.levels.scales[level] if scale is None else scale
-    # Numbers may be too large for the remaining primes.
+    # SEAL refuses numbers that are too large for the remaining primes.
     with _one_line():
       self._encoder.encode(numbers.tolist(), self.levels.ids[level], scale, plain)
     return plain
@@ -270,7 +270,7 @@ class SecretKeys:
     return _dumps(self._encryptor.encrypt_symmetric(plain))
 
   def decrypt(self, cipher: bytes) -> np.ndarray:
-    """Decrypts to [slots] float64. Never pass the raw numbers on: see the module."""
+    """Returns the decrypted numbers, [slots] float64. Never pass them on unrounded (see module)."""
     plain = self._coder.seal.Plaintext()
     self._decryptor.decrypt(_loads("Ciphertext", self.chain, cipher), plain)
     return self._coder.decode(plain)
@@ -279,7 +279,7 @@ class SecretKeys:
 class SlotEvaluator:
   """The server's part: everything except encryption and decryption.
 
-  Ciphertexts are SEAL's here; `load` and `dump` make them from bytes and back.
+  Ciphertexts are SEAL's objects here; `load` and `dump` convert them from and to bytes.
 
   >>> keys = SecretKeys(Chain(levels=1, scale_bits=30, end_bits=40), rotations=[1])
   >>> server = SlotEvaluator(keys.chain, keys.public)
@@ -320,7 +320,7 @@ class SlotEvaluator:
 
   @_one_line()
   def plus(self, cipher: Ciphertext, values: np.ndarray | float) -> Ciphertext:
-    """Adds plain numbers."""
+    """Returns the ciphertext plus plain numbers, one for each slot, or one for all slots."""
     out = self._seal.Ciphertext()
     plain = self._coder.encode(values, self.level(cipher))
     self._evaluator.add_plain(cipher, plain, out)
@@ -328,8 +328,7 @@ class SlotEvaluator:
 
   @_one_line()
   def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
-    """Rotates to the left, by a number of slots for which there is a key; 0 changes
-    nothing."""
+    """Rotates to the left by `steps` slots, for which there must be a key. 0 changes nothing."""
     if not steps:
       return cipher
     out = self._seal.Ciphertext()
@@ -337,8 +336,8 @@ class SlotEvaluator:
     return out
 
   def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
-    """Returns in each slot the sum of itself and those `stride`, ..., (count - 1) `stride`
-    to its right; `count` is a power of two."""
+    """Returns a ciphertext of sums. Each slot holds the sum of itself and of the slots `stride`,
+    ..., (count - 1) `stride` to its right; `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
       stride = 2 * stride
@@ -364,7 +363,7 @@ class SlotEvaluator:
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
     """Reduces a sum of products by one level."""
-    # Both steps cost more than a multiplication, so they are applied once to a whole sum.
+    # Both steps take longer than a multiplication, so they are applied once to a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
@@ -385,7 +384,7 @@ class SlotEvaluator:
     """Returns the sum of ciphertexts times plain numbers (or results of `encoded`), one
     level down.
 
-    Where all numbers are zeros the first ciphertext counts 2^-scale_bits times: SEAL refuses a
+    If all numbers are zero, the result is the first ciphertext times 2^-scale_bits: SEAL refuses a
     ciphertext that hides nothing.
     """
     raw = first = None
@@ -404,13 +403,13 @@ class SlotEvaluator:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
       self._evaluator.multiply_plain(first, least, raw)
-    # One rescale for the whole sum, since rescaling each product would cost more time.
+    # The sum is rescaled once, since rescaling each product would take longer.
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
   @_one_line()
   def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
-    """Returns the same numbers at a lower level, on its scale."""
+    """Returns the same numbers at a lower level, on the scale of that level."""
     before = self.level(cipher)
     if before == level:
       return cipher

@@ -5,11 +5,11 @@
 | image owner    | the logits; beside them sums of hidden values, see below                 |
 | model owner    | how many images; nothing of them or of the logits                        |
 
-Guarantee: for the images, 128 bits of CKKS against a model owner that follows the protocol. For
-the MODEL none: slots that are no logits hold sums over weights, and the noise of a result
-tells of the numbers in it (no circuit privacy). Treat the weights as known to anyone who asks
-often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
-and Micciancio 2021).
+Guarantee: the images have 128 bits of CKKS against a model owner that follows the protocol. The
+MODEL has none: slots that are no logits hold sums over weights, and the noise of a result tells
+of the numbers in it (no circuit privacy). Treat the weights as known to anyone who asks often.
+The image owner keeps raw decryptions: anyone who gets one may learn the key (Li and Micciancio
+2021).
 
 | layout   | ciphertexts                    | for                                            |
 | -------- | ------------------------------ | ---------------------------------------------- |
@@ -17,8 +17,8 @@ and Micciancio 2021).
 | `pixels` | one pixel of thousands in each | thousands at once: least time for each image   |
 
 Measured on MNIST with 64 hidden units, on 2 busy CPU cores: `packed` answers four images in .2 s,
-81 kB an image; `pixels` takes 40 s for up to 4,096, so it is the cheaper one from about
-900 images on (`configs/secure/inference_mnist.py`).
+81 kB an image. `pixels` takes 40 s for up to 4,096 images, so it is faster from about 900 images on
+(`configs/secure/inference_mnist.py`).
 
 Source: Gilad-Bachrach et al. 2016 (CryptoNets: square activations, a pixel a ciphertext);
 Juvekar et al. 2018 (GAZELLE, hybrid products: as many rotations as there are outputs, by
@@ -42,7 +42,7 @@ from dpjax.secure.homomorphic.ckks import (
 )
 from dpjax.validate import UserError, Verbatim
 
-# Products of dense, square and dense: 216 of the 218 bits of the degree.
+# Three products, of dense, square and dense, take 216 of the 218 bits of the degree.
 CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)
 # A logit with a larger absolute value wraps around.
 _MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)
@@ -114,12 +114,12 @@ class _Layout(Protocol):
 
 
 def _power(number: float) -> int:
-  """Returns the least power of two that is no smaller."""
+  """Returns the smallest power of two that is at least `number`."""
   return 1 << max(0, int(np.ceil(number)) - 1).bit_length()
 
 
 class _Packed:
-  """Layout in blocks of B slots, an image in each, after h empty slots.
+  """Layout in blocks of B slots. Each block holds one image, after h empty slots.
 
   A product with a matrix W adds up W[q, p mod h] x[q] in slot p, for q in [p, p + h). That needs h
   rotations of x: b baby steps, which are the same for each of h / b giant steps. The slots p,
@@ -163,7 +163,7 @@ class _Packed:
     for _ in range(1, min(self.baby, self.h)):
       turned.append(on.rotate(turned[-1], 1))
     whole = None
-    # Giant steps, from the farthest: each turn moves all previous parts by b slots.
+    # Giant steps begin with the farthest: each turn moves all previous parts by b slots.
     for row in reversed(first):
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
@@ -203,15 +203,17 @@ class _Packed:
 
 
 def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
-  """Returns [B]: for slot p the factor of slot p + shift, zero beyond the block."""
+  """Returns [B]: for slot p the matrix entry that multiplies slot p + shift, 0 beyond the block."""
   q = p + shift
   inside = (q >= 0) & (q < len(matrix))
   return np.where(inside, matrix[np.clip(q, 0, len(matrix) - 1), p % matrix.shape[1]], 0.0)
 
 
 class _Pixels:
-  """Layout with a ciphertext for each pixel and an image in each slot: products by numbers,
-  no rotations."""
+  """Layout with a ciphertext for each pixel and an image in each slot.
+
+  It needs only products with numbers, and no rotations.
+  """
 
   rotations: list[int] = []  # noqa: RUF012 - of all
 
@@ -229,7 +231,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """Returns the network unchanged, since encoding one number costs nothing."""
+    """Returns the network unchanged, since encoding one number takes no time."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
@@ -265,7 +267,7 @@ class ImageOwner:
     return self._keys.public
 
   def encrypt(self, images: np.ndarray) -> list[bytes]:
-    """Encrypts [<= images_each, d], numbers in [-1, 1], as one query."""
+    """Encrypts images [<= images_each, d], with numbers in [-1, 1], as one query."""
     if not 1 <= len(images) <= self.images_each:
       raise UserError(
         f"must be 1 to {self.images_each} at a time", field="images", value=len(images)
@@ -274,7 +276,7 @@ class ImageOwner:
       raise UserError(
         f"of shape {np.shape(images)}; must be [n, {self._layout.d}]", field="images"
       )
-    # Written so that NaN is refused, too.
+    # The condition is written so that NaN is refused, too.
     if np.asarray(images).dtype.kind not in "fiub" or not np.abs(images).max() <= 1:
       raise UserError(
         "must be in [-1, 1], for which no logit can wrap around", field="images"
@@ -282,7 +284,10 @@ class ImageOwner:
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
-    """Decrypts [num_images, k]. As secret as a raw decryption: pass on labels at most."""
+    """Returns decrypted logits [num_images, k], as secret as a raw decryption.
+
+    Pass on labels at most.
+    """
     validate.integer_in(1, self.images_each, num_images=num_images)
     if len(answer) != self._layout.answers:
       raise UserError(
@@ -312,7 +317,7 @@ class ModelOwner:
   def __init__(self, network: SquareNetwork, public: PublicKeys, *, layout: str = "packed"):
     d, h = network.kernel.shape
     k = network.head.shape[1]
-    # Written so that weights of NaN are refused, too.
+    # The condition is written so that weights of NaN are refused, too.
     if not network.largest_logit <= _MOST:
       raise UserError(
         f"a logit may reach {network.largest_logit:.3g}; must be at most {_MOST:g}, "

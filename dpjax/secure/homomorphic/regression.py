@@ -15,15 +15,15 @@ float64).
 | server             | numbers of rows and columns, ridge; nothing of X, y, w or y_hat       |
 | owner              | w and y_hat, and at a refresh M^t and w_t, which follow from its data |
 
-Guarantee: against a server that follows the protocol (honest but curious), 128 bits of CKKS. A
-malicious one can return wrong weights, and nothing here would notice. What the owner decrypts
-holds noise that tells of the secret key (Li and Micciancio 2021): the owner does not pass it
-on to the server or to anyone without rounding it far above `Chain.error`. Circuit privacy is
-not needed, since the server has no input of its own. Encryption is not differential privacy:
+Guarantee: 128 bits of CKKS against a server that follows the protocol (honest but curious). A
+malicious server can return wrong weights, and nothing here would notice. What the owner decrypts
+holds noise that tells of the secret key (Li and Micciancio 2021). So the owner passes it on to
+nobody, the server included, without rounding it far above `Chain.error`. Circuit privacy is not
+needed, since the server has no input of its own. Encryption is not differential privacy:
 published weights tell about the data.
 
-When the chain of products is used up, the owner decrypts and encrypts again (a refresh): this
-is counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstrapping in SEAL.
+When the chain of products is used up, the owner decrypts and encrypts again (a refresh). Refreshes
+are counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstrapping in SEAL.
 
 Layout, for m columns and R rows in a ciphertext: slot j * R + r holds column j of row r, so that a
 rotation by R moves to the next column, cyclically. A matrix is stored as its diagonals
@@ -49,7 +49,7 @@ from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.secure.vertical.linear_regression import closed_form, statistics
 from dpjax.validate import UserError, Verbatim
 
-# Least spread of a column, relative to its largest number; a smaller one is rounding.
+# Smallest spread of a column, relative to its largest number; a smaller spread is rounding.
 _LEAST_SPREAD = 1e-9
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
 
@@ -64,7 +64,7 @@ class Upload(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Size in bytes."""
+    """Size of keys and data in bytes."""
     return self.keys.size + sum(map(len, self.x + self.y))
 
 
@@ -79,7 +79,8 @@ class DataOwner:
   """The party with the data, which alone has the secret key.
 
   Args:
-    x: [n, d]. y: [n]. Each column, and y, is standardised by its own mean and standard deviation.
+    x: [n, d] features. Each column is standardised by its mean and standard deviation.
+    y: [n] targets, standardised in the same way.
 
   Raises:
     UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,
@@ -116,12 +117,12 @@ class DataOwner:
     self._keys = SecretKeys(plan.chain, plan.rotations)
 
   def upload(self) -> Upload:
-    """Returns keys and encrypted data."""
+    """Returns the public keys and the encrypted data."""
     y = np.repeat(self._y[:, None], self.plan.width, axis=1)
     return Upload(self._keys.public, self._encrypted(self._x), self._encrypted(y))
 
   def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
-    """Encrypts [n, <= width] as ciphertexts of `rows_each` rows."""
+    """Encrypts rows [n, <= width] into ciphertexts of `rows_each` rows each."""
     held = self.plan.rows_each
     encrypted = []
     for start in range(0, len(rows), held):
@@ -175,13 +176,13 @@ class DataOwner:
     return self._encrypted(scaled, level=1)
 
   def weights(self, cipher: bytes) -> np.ndarray:
-    """Decrypts weights [d], standardised. Secret: round them before passing them on (see
-    the module)."""
+    """Returns the decrypted weights [d] of standardised columns. They are secret: round them before
+    passing them on (see the module)."""
     held = self._keys.decrypt(cipher)[:: self.plan.rows_each]
     return held[: self.plan.num_features]
 
   def predictions(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
-    """Decrypts predictions [num_rows] in the units of y. Secret as `weights` are."""
+    """Returns decrypted predictions [num_rows] in units of y. They are as secret as `weights`."""
     held = [self._keys.decrypt(cipher)[: self.plan.rows_each] for cipher in ciphers]
     return np.concatenate(held)[:num_rows] * self._y_scale + self._y_mean
 
@@ -227,7 +228,7 @@ class RegressionServer:
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
-    """Computes E(y_hat) of new rows, standardised; one ciphertext for each one of `rows`."""
+    """Computes E(y_hat) of new rows, standardised. Returns a ciphertext for each one of `rows`."""
     on = self._evaluator
     plan = self.plan
     # Weights are in lane 0 of each column. Rotated by one they are in the last lane of the
@@ -264,8 +265,10 @@ class RegressionServer:
     return diagonals, w
 
   def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:
-    """Sums products over rows, times a factor, into the lane of each column; zeros
-    elsewhere."""
+    """Returns the sums of the products over rows, times a factor, in the first slot of each column.
+
+    The other slots are 0.
+    """
     on = self._evaluator
     sums = on.folded(on.products(pairs), 1, self.plan.rows_each)
     return on.weighted([(sums, self._lane(factor))])
@@ -276,11 +279,11 @@ class RegressionServer:
     return lane
 
   def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
-    """Returns (M^2, w + M w); for the last doubling only w.
+    """Returns (M^2, w + M w), or ([], w + M w) for the last doubling.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
-    rotations of the diagonals 0..m/2 meets them all, as those beyond are rotations of these:
-    D_(m-t) is D_t rotated by m - t columns.
+    rotations of the diagonals 0..m/2 meets all of these products, since the other diagonals are
+    rotations of these: D_(m-t) is D_t rotated by m - t columns.
     """
     on = self._evaluator
     m = self.plan.width
@@ -303,7 +306,7 @@ class RegressionServer:
       # `moved` is D_t rotated by `steps` columns.
       for steps in range(m):
         meets = {((t + steps) % m, steps)}  # (diagonal of the square, of the factor)
-        # It is also D_(m - t), rotated by steps + t columns.
+        # `moved` is also D_(m - t), rotated by steps + t columns.
         if t not in (0, m // 2):
           meets.add((steps, (steps + t) % m))
         for s, factor in meets:
@@ -333,8 +336,8 @@ class Regressed(NamedTuple):
 
   weights: np.ndarray  # [d] standardised; SECRET, see `DataOwner.weights`
   predictions: np.ndarray  # [n'] of the new rows, in the units of y
-  error: float  # largest, of a weight, against the closed form
-  step_error: float  # against the same steps in float64
+  error: float  # largest error of a weight against the closed form
+  step_error: float  # largest error of a weight against the same steps in float64
   refreshes: int
   upload_bytes: int
   refresh_bytes: int
@@ -348,7 +351,9 @@ def regress(
   """Runs both parties in one process, which exchange bytes: a rehearsal with measurements.
 
   Args:
-    x: [n, d]. y: [n]. new: [n', d] rows to predict, encrypted as well.
+    x: [n, d] features.
+    y: [n] targets.
+    new: [n', d] rows to predict, encrypted as well.
 
   Raises:
     UserError: as `DataOwner`, or TenSEAL is not installed.

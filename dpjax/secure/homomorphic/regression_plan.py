@@ -11,9 +11,9 @@ from dpjax.validate import UserError
 
 # Largest planned error of a standardised weight.
 MOST_ERROR = 1e-4
-# Products in a row before the first doubling: X^T X, and its scale.
+# Number of products in a row before the first doubling: X^T X, and its scaling.
 GRAM = 2
-# Uses 435 of the 438 bits of its degree.
+# This chain uses 435 of the 438 bits of its degree.
 _CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)
 
 
@@ -23,10 +23,11 @@ class RegressionPlan:
 
   Args:
     num_rows, num_features: shape of X.
-    ridge: penalty on standardised weights; with the number of columns it bounds the
-      condition number, which nobody can look up in a ciphertext.
-    tolerance: distance to the closed form after the last step, at most.
-    most_refreshes: rounds in which the owner may be asked to encrypt again.
+    ridge: penalty on standardised weights. With the number of columns it bounds the condition
+      number, which nobody can look up in a ciphertext.
+    tolerance: largest distance to the closed form after the last step.
+    chain: parameters of CKKS.
+    most_refreshes: largest number of rounds in which the owner encrypts again.
 
   Raises:
     UserError: too many columns; more refreshes than allowed; errors beyond 1e-4.
@@ -91,8 +92,8 @@ class RegressionPlan:
 
   @property
   def step_size(self) -> float:
-    """eta, at most 1 / (largest eigenvalue of A): standardised X^T X / n has the trace
-    num_features, and ridge I adds ridge."""
+    """eta, at most 1 / (largest eigenvalue of A). The trace of standardised X^T X / n is
+    num_features, and ridge I adds ridge to each eigenvalue."""
     return 1 / (self.num_features + self.ridge)
 
   @property
@@ -102,8 +103,8 @@ class RegressionPlan:
 
   @property
   def num_steps(self) -> int:
-    """Steps of gradient descent that `tolerance` needs in the worst case, rounded up to a
-    power of two."""
+    """Number of gradient steps that `tolerance` needs in the worst case, rounded up to a power of
+    two."""
     # log1p keeps the digits that 1 - eta ridge would lose.
     shrinks = -math.log1p(-self.step_size * self.ridge)
     steps = max(2.0, math.log(self.largest / self.tolerance) / shrinks)
@@ -120,13 +121,12 @@ class RegressionPlan:
 
   @property
   def refreshes(self) -> int:
-    """Number of rounds with the owner."""
+    """Number of rounds in which the owner encrypts again."""
     return -(-self.depth // self.chain.levels) - 1
 
   @property
   def planned_error(self) -> float:
-    """Error of the weights against the closed form: from unfinished descent, and from
-    noise.
+    """Error of the weights against the closed form, from unfinished descent and from noise.
 
     An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E come from rounding
     products, and from rounding the factor of the sums over rows. Eigenvalues of M are at most

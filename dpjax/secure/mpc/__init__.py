@@ -5,7 +5,7 @@ product takes a Beaver triple from a trusted dealer, who sees no data. Everythin
 `program(party, ...)`, that each party runs on its own shares: `run` runs both in this process,
 `three_programs` two parties and the dealer in processes of their own, over sockets.
 
-Guarantee: against one party, or the dealer, that follows the protocol and looks at all it
+The guarantee holds against one party, or the dealer, that follows the protocol and looks at all it
 receives (honest but curious). It does not hold if two of the three collude. Shapes, the program
 and public arguments are public. What is revealed may tell about the inputs: it is not
 differentially private.

@@ -1,7 +1,7 @@
 """Signs of shared values, and functions built on them: ReLU, the sigmoid of SecureML,
 argmax.
 
-The sign of x is computed as follows (all that the dealer makes serves one comparison):
+The sign of x is computed as follows. All numbers from the dealer serve one comparison only.
 
 1. c = x + r is opened for a dealt mask r, so it tells nothing. (A product with a random factor,
    which other designs open, tells the size of x.)
@@ -13,9 +13,10 @@ The sign of x is computed as follows (all that the dealer makes serves one compa
    v + s - 2 v s, which each party computes alone. The dealer deals r s, too: so b x, with
    x = c - r, costs no product.
 
-8 messages of 43 bytes in all per value and party. Against one honest-but-curious party, if masks
-from ChaCha20 are as good as uniform. (SecureML uses garbled circuits; Catrina and de Hoogh 2010,
-"Improved primitives for secure multiparty integer computation", compare a masked value.)
+Each party sends 8 messages for a value, of 43 bytes in all. One honest-but-curious party learns
+nothing if masks from ChaCha20 are as good as uniform. (SecureML uses garbled circuits; Catrina and
+de Hoogh 2010, "Improved primitives for secure multiparty integer computation", compare a masked
+value.)
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, multiply
 from dpjax.validate import UserError, Verbatim
 
-# Number of combined pairs of bits after each layer.
+# Number of places that are left after each layer, which combines them in pairs.
 _HALVES = (32, 16, 8, 4, 2, 1)
 # Types that hold both results of a layer; smaller layers use bytes.
 _TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}
 _ONE = np.uint64(1)
-# All bits except the highest.
+# Mask of all bits except the highest.
 _LOW = np.uint64((1 << 63) - 1)
 
 
 def shuffled(words: np.ndarray) -> np.ndarray:
   """Moves bit p to the place with the six binary digits of p reversed.
 
-  Neighbours, which a tree combines first, then lie in the two halves of a word. It is its own
-  inverse.
+  Neighbours, which a tree combines first, then lie in the two halves of a word. The function is its
+  own inverse.
 
   >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
@@ -60,7 +61,11 @@ def shuffled(words: np.ndarray) -> np.ndarray:
 
 
 def sign(shape: Sequence[int]) -> Correlated:
-  """Correlation of a comparison: r, s, a, b of each layer; bits of r, s as a number, r s, a & b."""
+  """Returns the correlation of a comparison.
+
+  Its free parts are r, s, and a and b of each layer. Its bound parts are the bits of r, s as a
+  number, r s, and a & b of each layer.
+  """
   shape = tuple(shape)
   bits = Part(shape, "uint8", xor=True)
   layers = [Part(shape, _TYPES.get(half, "uint8"), xor=True) for half in _HALVES]
@@ -79,14 +84,14 @@ CORRELATIONS["sign"] = sign
 
 
 class Signs(NamedTuple):
-  """Shares of the sign of x, and of x where it is not negative."""
+  """Shares of whether x >= 0, and of max(x, 0)."""
 
   bit: Shares  # [...] 1 where x >= 0, else 0, as whole numbers
   part: Shares  # [...] x where x >= 0, else 0
 
 
 def signs(party: Party, x: Shares) -> Signs:
-  """Returns whether x >= 0, and x where it is; exact for every word as a signed number.
+  """Returns shares of whether x >= 0, and of max(x, 0). Exact for every word as a signed number.
 
   Args:
     x: [...] shares.
@@ -99,7 +104,7 @@ def signs(party: Party, x: Shares) -> Signs:
   borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
   top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow
   (hidden,) = party.open_bits(top ^ s)
-  # The result is v ^ s: the sign bit, inverted.
+  # v ^ s is the inverted sign bit: 1 if x >= 0.
   v = (hidden & np.uint8(1)).astype(np.uint64) ^ (opened >> np.uint64(63)) ^ _ONE
   flip = _ONE - (v << _ONE)  # 1 or -1
   bit = flip * number
@@ -111,9 +116,9 @@ def signs(party: Party, x: Shares) -> Signs:
 
 
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
-  """Returns [...] uint8, a share of c < r in the lower 63 bits, from the shuffled bits of r."""
+  """Returns a share [...] uint8 of whether c < r in the lower 63 bits, from r's shuffled bits."""
   inverse = ~shuffled(c)
-  # Bit 63 passes through: it neither generates a borrow nor stops one.
+  # Bit 63 lets every borrow pass: it neither generates nor stops one.
   generates = inverse & bits & _LOW
   passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW
   for half, (a, b, product) in zip(_HALVES, triples):
@@ -141,12 +146,12 @@ def relu(party: Party, x: Shares) -> Shares:
 
 
 def sigmoid(party: Party, x: Shares) -> Shares:
-  """Returns 0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV), for [...] shares.
+  """Returns shares of min(max(x + 1/2, 0), 1), SecureML's sigmoid (section IV), for [...] shares.
 
-  It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
-  signed words: |x| < 2^(63-f) - 1/2. Raises UserError for f = 0 fraction bits.
+  This is relu(x + 1/2) - relu(x - 1/2), and one comparison computes both. It holds if neither sum
+  leaves the signed words: |x| < 2^(63-f) - 1/2. Raises UserError for f = 0 fraction bits.
   """
-  # Without fraction bits, 1/2 does not exist.
+  # Without fraction bits, 1/2 cannot be encoded.
   validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)
   offset = constant(party, 0.5)
   upper, lower = signs(party, np.stack([x + offset, x - offset])).part
@@ -154,13 +159,13 @@ def sigmoid(party: Party, x: Shares) -> Shares:
 
 
 def argmax(party: Party, x: Shares) -> Shares:
-  """Returns the place of the largest value along the last axis, by a tournament.
+  """Returns shares of the place of the largest value along the last axis, by a tournament.
 
   Args:
     x: [..., n] shares, n >= 1, whose differences are < 2^63 as words.
 
   Returns:
-    [...] shares of a whole number: `reveal(..., frac_bits=0)`. Of equal ones, the first.
+    [...] shares of a whole number: `reveal(..., frac_bits=0)`. It is the first of equal values.
   """
   if not x.ndim or not x.shape[-1]:
     raise UserError(
@@ -186,7 +191,7 @@ def argmax(party: Party, x: Shares) -> Shares:
 
 
 def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
-  """Returns 1 / x by Newton's steps y (2 - x y) from y = 1 / high.
+  """Returns shares of 1 / x by Newton's steps y (2 - x y) from y = 1 / high.
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.
@@ -204,7 +209,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       field="low",
       value=Verbatim(f"{low:g}"),
     )
-  # 1 - x y is at most 1 - low / high at the start, and each step squares it.
+  # 1 - x y is at most 1 - low / high at the start, and each step squares it. This gives the number
+  # of steps.
   ratio = np.log2(high / low)
   y = np.full(x.shape, constant(party, 1.0 / high))
   two = constant(party, 2.0)
@@ -214,8 +220,10 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
 
 def normalized_relu(party: Party, x: Shares) -> Shares:
-  """Returns relu(x_i) / (sum_j relu(x_j) + 2^-6), SecureML's softmax replacement (section IV).
-  The 2^-6 is added here: if no score is positive, all results are 0.
+  """Returns shares of relu(x_i) / (sum_j relu(x_j) + 2^-6).
+
+  SecureML replaces softmax by this function (section IV), but without the 2^-6. With it all results
+  are 0 if no score is positive.
 
   Args:
     x: [n, classes] shares, |x| < 2^(f-6) / classes.

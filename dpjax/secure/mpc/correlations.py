@@ -2,11 +2,11 @@
 
 A correlation has free parts, uniform in both parties, and bound parts, which follow from the
 sums of the free ones (a product, for a Beaver triple). Each party shares a key with the dealer.
-From it party 0 expands all of its parts, and party 1 its free parts. The dealer knows both keys,
-and sends party 1 its bound parts: for a triple a third of all its parts. The dealer hears nothing
-but names, shapes and public numbers.
+From its key party 0 expands all of its parts, and party 1 its free parts. The dealer knows both
+keys, and sends party 1 its bound parts: for a triple a third of all its parts. The dealer hears
+nothing but names, shapes and public numbers.
 
-`CORRELATIONS` is the table by name: a protocol of another file adds a row.
+`CORRELATIONS` lists the correlations by name. A protocol in another file adds its own to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
   shape: tuple[int, ...]
   dtype: str = "uint64"
-  xor: bool = False  # shares add up modulo 2^64, or by exclusive or
+  xor: bool = False  # True: shares add up by exclusive or; False: modulo 2^64
 
 
 class Correlated(NamedTuple):
@@ -39,7 +39,7 @@ class Correlated(NamedTuple):
 
   free: tuple[Part, ...]
   bound: tuple[Part, ...]
-  solve: Callable[..., tuple[np.ndarray, ...]]  # values of the free parts -> of the bound
+  solve: Callable[..., tuple[np.ndarray, ...]]  # values: free parts -> bound parts
 
 
 def _triple(
@@ -50,17 +50,17 @@ def _triple(
 
 
 def elementwise(shape: Sequence[int]) -> Correlated:
-  """Beaver's triple a, b, c = a b of one shape."""
+  """Returns the correlation of Beaver's triple a, b, c = a b of one shape."""
   return _triple(shape, shape, shape, np.multiply)
 
 
 def matrices(x: Sequence[int], y: Sequence[int]) -> Correlated:
-  """Beaver's triple of matrices a [m, k], b [k, n], c = a b."""
+  """Returns the correlation of Beaver's triple of matrices a [m, k], b [k, n], c = a b."""
   return _triple(x, y, (x[0], y[1]), ring64.matmul)
 
 
 def truncation(shape: Sequence[int], bits: int) -> Correlated:
-  """Correlation of a truncation: r, (r mod 2^63) >> `bits`, and the highest bit of r."""
+  """Returns the correlation of a truncation: r, (r mod 2^63) >> `bits`, the highest bit of r."""
   part = Part(tuple(shape))
   low = np.uint64((1 << 63) - 1)
 
@@ -71,7 +71,7 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
 
 
 class Unique:
-  """Base of objects whose numbers are used once: they cannot be copied or pickled."""
+  """Base class of objects whose numbers are used once: they cannot be copied or pickled."""
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
@@ -88,7 +88,7 @@ CORRELATIONS: dict[str, Callable[..., Correlated]] = {
 
 
 def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
-  """Returns the correlation of a name; arguments are integers and lists of integers."""
+  """Returns the correlation with this name; arguments are integers and lists of integers."""
   if name not in CORRELATIONS:
     raise UserError(
       f"must be one of {', '.join(CORRELATIONS)}", field="correlation", value=name
@@ -97,8 +97,8 @@ def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
 
 
 def fresh_key(seed: int | None, label: str) -> bytes:
-  """Returns 32 bytes from the operating system; with a seed, those of a SIMULATION, which
-  anybody can repeat."""
+  """Returns a key of 32 bytes from the operating system. With a seed it is the key of a
+  SIMULATION, which anybody can repeat."""
   if seed is None:
     return secrets.token_bytes(KEY_BYTES)
   return hashlib.blake2b(
@@ -107,8 +107,8 @@ def fresh_key(seed: int | None, label: str) -> bytes:
 
 
 def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
-  """Expands to uniform arrays: the ChaCha20 keystream of a key at a nonce, `index`, cut in
-  pieces.
+  """Returns uniform arrays: the ChaCha20 keystream of a key and the nonce `index`, cut into
+  `parts`.
 
   >>> first, again = (expand(bytes(32), 7, [Part((2,))])[0] for _ in range(2))
   >>> bool((first == again).all()), bool((expand(bytes(32), 8, [Part((2,))])[0] == first).any())
@@ -117,7 +117,7 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
-  # ChaCha20's 16 bytes begin with the block counter; the index fills the others.
+  # ChaCha20's 16 bytes begin with the block counter of 8 bytes. The index fills the other 8.
   nonce = bytes(8) + index.to_bytes(8, "little")
   cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
   return arrays(cipher.encryptor().update(bytes(length)), forms)

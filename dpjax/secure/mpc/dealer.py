@@ -1,8 +1,8 @@
 """The trusted dealer: a third party that makes correlated randomness and sees no data.
 
-TRUSTED: anyone who knows the dealer's keys and hears what the parties open reads everything, so it
-must not collude with a party. SecureML (section IV) makes the same triples without a dealer, by
-oblivious transfer or homomorphic encryption, at a cost of hours for its larger trainings.
+TRUSTED: the dealer must not collude with a party. Anyone who knows the dealer's keys and hears what
+the parties open can read everything. SecureML (section IV) makes the same triples without a dealer,
+by oblivious transfer or homomorphic encryption. That takes hours for its larger trainings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
-# (number, name, arguments) -> bound parts of party 1
+# Function of (number, name, arguments) that returns the bound parts of party 1.
 Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
 class Dealt(Unique):
-  """Shares of a correlation that one party gets, for one use."""
+  """One party's shares of a correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
     self.number = number
@@ -69,18 +69,19 @@ class Supply(Unique):
 
   Args:
     key: key that the party shares with the dealer.
-    ask: gets the bound parts of party 1 from the dealer; None in party 0, which expands all parts.
+    ask: function that gets the bound parts of party 1 from the dealer; None in party 0, which
+      expands all parts.
   """
 
   def __init__(self, key: bytes, ask: Ask | None):
     self._key = key
     self._ask = ask
     self._lock = threading.Lock()
-    self.dealt: dict[str, int] = {}  # by name, how many
+    self.dealt: dict[str, int] = {}  # number of correlations by name
     self.bytes_received = 0
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
-    """Returns the next correlation, never dealt before, for any thread."""
+    """Returns this party's shares of the next correlation. Several threads may call it."""
     # Two threads with one number would use the same masks.
     with self._lock:
       return self._deal(name, arguments)
@@ -98,7 +99,10 @@ class Supply(Unique):
 
 
 def supplies(dealer: Dealer) -> tuple[Supply, Supply]:
-  """Returns both connections to a dealer in this process. Raises UserError the second time."""
+  """Returns the supplies of both parties, for a dealer in this process.
+
+  Raises UserError if this dealer has given its supplies before.
+  """
   if dealer.supplied:
     raise UserError("has its two parties; others would get the same masks", field="dealer")
   dealer.supplied = True

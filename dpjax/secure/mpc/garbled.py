@@ -1,9 +1,9 @@
-"""Yao's garbled circuits for one comparison: x < y, where each party holds one of them.
+"""Yao's garbled circuits for one comparison x < y, where one party holds x and the other y.
 
 The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
 AND gate so that one label of each input gives one label of the output. The evaluator gets the
 labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
-Then it goes through the circuit. It sees one label of each wire, and never what this stands for.
+Then it goes through the circuit. It sees one label of each wire, but not its value.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -11,7 +11,7 @@ Then it goes through the circuit. It sees one label of each wire, and never what
 
 | party     | learns                                       |
 | --------- | -------------------------------------------- |
-| garbler   | nothing (the answer, where evaluator says it) |
+| garbler   | nothing, unless the evaluator tells it       |
 | evaluator | whether x < y                                |
 
 The answer is exact for every x and y. This holds for parties that follow the protocol: a garbler
@@ -45,8 +45,8 @@ class Gate(NamedTuple):
 
 
 class Circuit(NamedTuple):
-  """A circuit. Wires are numbered: inputs of the garbler, of the evaluator, then one for
-  each gate."""
+  """A circuit. Wires are numbered in this order: inputs of the garbler, inputs of the evaluator,
+  one for each gate."""
 
   num_garbler: int
   num_evaluator: int
@@ -55,9 +55,9 @@ class Circuit(NamedTuple):
 
 
 class GarbledCircuit(NamedTuple):
-  """Tables and digests for the evaluator, which do not reveal the labels that it lacks."""
+  """Tables and digests for the evaluator. They do not reveal the labels that it lacks."""
 
-  tables: tuple[tuple[int, int], ...]  # of each AND, for the garbler's and evaluator's half
+  tables: tuple[tuple[int, int], ...]  # of each AND: the garbler's and the evaluator's half
   outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
 
 
@@ -70,16 +70,16 @@ class Offer(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size: 16 bytes for a label and a ciphertext, 32 for a digest."""
+    """Bytes of the message: 16 for a label or ciphertext, 32 for a digest, 64 for the point."""
     tables = 32 * len(self.garbled.tables) + 64 * len(self.garbled.outputs)
     return tables + 16 * len(self.labels) + len(self.point)
 
 
 def comparison(bits: int) -> Circuit:
-  """Circuit for x < y of two unsigned integers, lowest bit first: `bits` AND gates.
+  """Returns a circuit for x < y of two unsigned integers, lowest bit first, with `bits` ANDs.
 
-  With c the result for the bits below, a bit gives y XOR ((x = y) AND (y XOR c)): c where x and y
-  are equal, else y. So the highest bit that differs decides.
+  Let c be the result for the lower bits. Two bits x and y give y XOR ((x = y) AND (y XOR c)), which
+  is c if x and y are equal, else y. So the highest bit that differs decides.
 
   >>> [gate.kind for gate in comparison(2).gates]
   ['not', 'and', 'xor', 'not', 'xor', 'and', 'xor']
@@ -92,7 +92,7 @@ def comparison(bits: int) -> Circuit:
     return 2 * bits + len(gates) - 1
 
   carry = wire("and", wire("not", 0), bits)
-  # Goes from the lowest bit up. If two bits differ, y's bit decides, otherwise the result so far.
+  # The loop goes up from the lowest bit. If x and y differ, y decides, otherwise the result so far.
   for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
     same = wire("not", wire("xor", x, y))
     carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))
@@ -102,7 +102,7 @@ def comparison(bits: int) -> Circuit:
 def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
   """Returns (label of 0 of each wire, the difference of a wire's two labels, the
   evaluator's part)."""
-  # The lowest bit is 1, so that it distinguishes the two labels of a wire.
+  # The lowest bit of the offset is 1, so the lowest bits of a wire's two labels differ.
   offset = secrets.randbits(128) | 1
   num_inputs = circuit.num_garbler + circuit.num_evaluator
   zeros = [secrets.randbits(128) for _ in range(num_inputs)]
@@ -170,7 +170,7 @@ def evaluate(
       values.append(a ^ b if gate.kind == "xor" else a)
   bits = []
   for wire, digests in zip(circuit.outputs, garbled.outputs):
-    # The garbler sent digests of the two labels of each output, in the order of 0 and 1.
+    # The garbler sent two digests for each output, of the label of 0 and of the label of 1.
     digest = _digest(values[wire])
     if digest not in digests:
       raise UserError(
@@ -194,7 +194,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: both labels of each bit, encrypted so that one can be opened.
+    """Returns message 3: both labels of each bit of y, encrypted so that one can be opened.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
@@ -252,7 +252,7 @@ def _bytes(label: int) -> bytes:
 
 
 def _hash(label: int, index: int) -> int:
-  """Returns 128 bits of SHA-256 as a random oracle, a separate one for each half gate."""
+  """Returns 128 bits of SHA-256 as a random oracle. Each half gate has its own index."""
   hashed = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
   return int.from_bytes(hashed[:16], "big")
 

@@ -1,4 +1,4 @@
-"""Links between two programs: bytes of a length known to both, over a queue or a socket.
+"""Links between two programs, which carry bytes over a queue or a socket.
 
 A socket's frames are sealed. Each end sends a fresh X25519 key. From both keys, and a token that
 they were given beforehand, the ends derive a ChaCha20-Poly1305 key for each direction. The nonce of
@@ -40,13 +40,13 @@ class PeerFailed(UserError):
 class Link(Protocol):
   """End of a link between two parties.
 
-  Its classes take `timeout`: most seconds of silence from the peer, computation included.
+  Its classes take `timeout`: longest silence of the peer in seconds, even while it computes.
   """
 
   peer: str
   bytes_sent: int
   bytes_received: int
-  rounds: int  # messages received: each had to be waited for
+  rounds: int  # number of messages received: each had to be waited for
 
   def send(self, data: bytes) -> None: ...
 
@@ -56,7 +56,7 @@ class Link(Protocol):
     ...
 
   def exchange(self, data: bytes) -> bytes:
-    """Sends, and receives equally many bytes, at the same time."""
+    """Sends data, and receives equally many bytes at the same time."""
     ...
 
   def close(self) -> None: ...
@@ -107,8 +107,7 @@ class QueueLink:
 
 
 def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
-  """Returns both ends, for party 0 and for party 1. Raises UserError unless timeout is
-  positive.
+  """Returns the ends of party 0 and of party 1. Raises UserError unless timeout is positive.
 
   >>> ours, theirs = queue_links()
   >>> ours.send(b"abc"); theirs.receive(3)
@@ -129,14 +128,14 @@ class SocketLink:
   Args:
     connection: open socket; this object closes it.
     me, peer: "party 0", "party 1" or "dealer".
-    token: >= 16 bytes that both were given over another channel; who lacks it cannot take part.
-    topic: what both are about to do; a peer with another topic is refused.
+    token: >= 16 bytes that both got over another channel. Without them nobody can take part.
+    topic: text that says what both are about to do; a peer with another topic is refused.
     timeout: longest time in seconds that the peer may be silent, computing included.
     patience: longest time in seconds of the peer's whole greeting, if below `timeout`; None:
       `timeout`.
 
   Raises:
-    PeerFailed: the peer is not who it should be, or not there.
+    PeerFailed: the peer is not there, or has another token, name or topic.
   """
 
   def __init__(
@@ -174,7 +173,7 @@ class SocketLink:
     except UserError:
       connection.close()
       raise
-    # After the greeting only silence counts.
+    # The deadline was for the greeting. From now on only silence counts.
     self._timeout = timeout
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
@@ -186,8 +185,7 @@ class SocketLink:
     theirs = self._transfer(mine, lambda data: 32)
 
     def direction(sender: str, *keys: bytes) -> Any:
-      # A separate key for each direction, so that a frame reflected to its sender opens
-      # nothing.
+      # Each direction has its own key, so that a frame sent back to its sender cannot be opened.
       said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
       return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
 
@@ -209,13 +207,13 @@ class SocketLink:
     self._connection.close()
 
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
-    """Sends at most one frame and receives at most one."""
+    """Sends `data` as a frame, if it is given, and receives a frame if `listen`."""
     out = b""
     if data is not None and len(data) > _MOST:
       raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
-      # The length in front is authenticated, too.
+      # The length in front of a frame is authenticated, too.
       out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)
       self.bytes_sent += len(data)
     if not listen:
@@ -238,12 +236,12 @@ class SocketLink:
     return opened
 
   def _due(self, start: bytes, length: int | None) -> int:
-    """Returns the bytes of the whole frame, as far as its start determines them."""
+    """Returns the number of bytes of the whole frame, or of its length field while that is
+    incomplete."""
     if len(start) < _LENGTH.size:
       return _LENGTH.size
     (sealed,) = _LENGTH.unpack_from(start)
-    # If nobody knows the length in advance, the peer may announce any; only a small one is
-    # accepted.
+    # A length that nobody knows in advance must be small, since the peer may announce any.
     if length is None and not _TAG <= sealed <= _PIECE:
       raise PeerFailed(f"{self.peer}: announced {sealed} bytes, at most {_PIECE} are taken")
     if length is not None and sealed != length + _TAG:
@@ -254,7 +252,7 @@ class SocketLink:
     return _LENGTH.size + sealed
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
-    """Writes `out` and reads what `due(read so far)` says, whichever is possible first."""
+    """Writes `out`, and reads as many bytes as `due(read so far)` says, in any possible order."""
     left = memoryview(out)
     read = bytearray()
     wanted = due(read) if due else 0

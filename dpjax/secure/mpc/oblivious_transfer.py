@@ -1,8 +1,8 @@
 """Oblivious transfer: from each pair of texts a receiver gets the one it chose, unseen by
 the sender.
 
-The sender does not learn the choice, the receiver not the other text. Chou and Orlandi's
-"simplest" protocol on NIST P-256, whose group pycryptodome computes (extra `secure`):
+The sender does not learn the choice, and the receiver does not learn the other text. This is Chou
+and Orlandi's "simplest" protocol on NIST P-256, whose group pycryptodome computes (extra `secure`):
 
 | message | who      | is                                               |
 | ------- | -------- | ------------------------------------------------ |
@@ -10,8 +10,8 @@ The sender does not learn the choice, the receiver not the other text. Chou and 
 | 2       | receiver | B = bG, or bG + A where it chose the second text |
 | 3       | sender   | both texts, under keys of aB and of a(B - A)     |
 
-The receiver's key is that of bA, which is aB or a(B - A). Secure for parties that follow the
-protocol, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
+The receiver's key is that of bA, which is aB or a(B - A). The protocol is secure for parties that
+follow it, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
 Secrets come from the operating system's entropy. A point off the curve is refused. The group
 has prime order, so every other point is valid.
 Source: Chou and Orlandi 2015, The Simplest Protocol for Oblivious Transfer, section 3.
@@ -31,7 +31,7 @@ POINT_BYTES = 64
 
 
 class OtSender(Unique):
-  """The sender, with the pairs of texts. One sender gives one `answer`.
+  """The sender of one transfer. It gives one `answer`, with the pairs of texts.
 
   >>> sender = OtSender()
   >>> receiver = OtReceiver(sender.point, [0, 1])
@@ -51,8 +51,8 @@ class OtSender(Unique):
     """Returns message 3: each pair of 16-byte texts, under two keys of which the receiver
     knows one.
 
-    Raises UserError for a second answer, which would reveal both texts of a pair to a receiver who
-    chooses again; for invalid points; and for a number of points other than that of pairs.
+    Raises UserError for a second answer: a receiver who chooses again would get both texts of a
+    pair. Also raises it for invalid points, and for a number of points other than that of pairs.
     """
     if self._answered:
       raise UserError(
@@ -64,7 +64,7 @@ class OtSender(Unique):
       )
     public_point = self._key.pointQ
     theirs = [_decoded(point) for point in points]
-    # Set after all points were checked: an error reveals nothing, so another answer is allowed.
+    # The answer counts only now: an error in a point reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
     shift = -(public_point * self._key.d)
@@ -93,8 +93,7 @@ class OtReceiver:
     ]
 
   def open(self, sent: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """Returns the chosen texts. Raises UserError for another number of pairs than of
-    choices."""
+    """Returns the chosen texts. Raises UserError unless there is one pair for each choice."""
     if len(sent) != len(self._choices):
       raise UserError(f"{len(sent)} pairs; must be {len(self._choices)}", field="sent")
     if any(len(pair) != 2 for pair in sent):
@@ -113,7 +112,7 @@ def library() -> Any:
 
 
 def digest(*parts: bytes) -> bytes:
-  """Returns [32] SHA-256 of parts, each with its length, so that different lists never agree."""
+  """Returns the SHA-256 [32] of parts and their lengths, so that different lists never agree."""
   try:
     from cryptography.hazmat.primitives import hashes
   except ImportError as error:

@@ -14,9 +14,9 @@ w = 0, with u = 2^-f, rate a and penalty l,
 
 where trunc is the masked truncation of `products`: it returns one of the two multiples of u beside
 its argument. Sums, comparisons and the products before a truncation are exact in the ring, as long
-as nothing leaves it; `OutputNoise` checks that from `radius`. The loss of a row that these steps
-descend is S(v w) - y v w with S' = s: convex, its gradient R-Lipschitz in v w. It is no logistic
-loss, and the proof never uses one.
+as nothing leaves it; `OutputNoise` checks that from `radius`. These steps descend the loss
+S(v w) - y v w of each row, with S' = s. It is convex, and its gradient is R-Lipschitz in v w. It is
+no logistic loss, and the proof never uses one.
 
 Sensitivity
 -----------
@@ -31,7 +31,7 @@ Two data sets of n rows differ in one row. For one column of w (k = 1):
    the step errs by less than u in each of the d + 1 numbers. This holds for EVERY outcome of the
    random truncations, in both runs.
 3. The radius r of w grows to c r + a R / 2 + p at most: the step from 0 has length a R / 2 or less.
-4. The replaced row moves the mean gradient, at one and the same w, by at most 2 R g / n with
+4. The replaced row moves the mean gradient, at the same w, by at most 2 R g / n with
    g = min(1, 1/2 + R r): |s(z) - y| <= min(1, 1/2 + |z|).
 
 The distance of both runs therefore grows to c D + 2 a R g / n + 2 p in a step. With k columns, the
@@ -42,8 +42,8 @@ Noise
 -----
 Weights are integers in units of u, and so is the noise: an exact discrete Gaussian on each of them
 (Canonne, Kamath and Steinke 2020, arXiv:2004.00010), so no float is added to a secret. EACH party
-adds all of it. The view of a party is the opened sum without its own noise: it still holds the
-noise of the other. Epsilon counts one party's noise, also against those who see the model alone.
+adds all of it. A party can subtract its own noise from the opened sum, but the noise of the other
+party stays. Epsilon counts one party's noise, also against those who see the model alone.
 Random truncation and noise are independent, so the outcome is a mixture over truncations; the
 Renyi divergence of a mixture is at most the largest of its pairs, which 1-4 bound.
 """
@@ -68,9 +68,9 @@ from dpjax.secure.mpc.products import Shares, matmul, truncate
 from dpjax.types import ArrayLike
 from dpjax.validate import UserError, Verbatim
 
-# Rows are scaled this far inside their bound: more than float64 loses in a norm.
+# Rows are scaled to this fraction of their bound. The margin exceeds float64's error in a norm.
 _INSIDE = 1 - 1e-9
-# Bounds are sums of floats, rounded up by more than these lose.
+# Bounds are float sums. They are multiplied by this factor, which exceeds their rounding errors.
 _UPWARDS = 1 + 1e-9
 # The opened model must stay in the range of fixed point up to this many standard deviations of each
 # party's noise.
@@ -104,11 +104,11 @@ class OutputNoise:
   the part of a row that another party holds. The module has the proof. It assumes that parties and
   dealer follow the protocol (honest but curious), and that nobody tells another its share or its
   noise. Owners must clip by `rows` or `bounded_rows`. ChaCha20 masks count as uniform. A second
-  release costs again.
+  release costs epsilon again.
 
   Raises:
-    UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
-      would leave the ring.
+    UserError: no penalty; a rate that is too large, or over n is no power of two; or sums or noise
+      that would leave the ring.
 
   >>> mechanism = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
   ...   noise_multiplier=4.0)
@@ -142,7 +142,7 @@ class OutputNoise:
         field="l2_penalty",
         value=self.l2_penalty,
       )
-    # Squares of larger numbers overflow; no fixed point holds them anyhow.
+    # Squares of larger numbers overflow, and fixed point cannot hold such numbers.
     for field in ("feature_norm", "noise_multiplier", "l2_penalty"):
       if not getattr(self, field) < _LARGEST:
         raise UserError(
@@ -150,10 +150,11 @@ class OutputNoise:
           field=field,
           value=getattr(self, field),
         )
-    # NumPy integers wrap around: 255 features (uint8) and a bias would be 0, the bound too small.
+    # NumPy integers wrap around: 255 features (uint8) and a bias would be 0, and the bound would
+    # be too small.
     for field in ("num_rows", "num_features", "num_steps", "num_outputs", "frac_bits"):
       object.__setattr__(self, field, int(getattr(self, field)))
-    # Called for its checks alone.
+    # `shift` is read for its checks alone.
     _ = self.shift
     self._check_rate()
     self._check_range()
@@ -173,13 +174,13 @@ class OutputNoise:
 
   @property
   def shift(self) -> int:
-    """s with rate / n = 2^-s. A step divides by 2^s, which a truncation does."""
+    """s with rate / n = 2^-s. A step divides by 2^s, by truncation."""
     validate.positive(learning_rate=self.rate)
     exponent = math.log2(self.num_rows / self.rate)
-    # A rate near 0 has an infinite quotient.
+    # With a rate near 0 the quotient num_rows / rate, and so the exponent, is infinite.
     fits = exponent < math.inf and 0 <= exponent + self.frac_bits <= 62
     if self.learning_rate is None and not fits:
-      # The rate is about 2 / (R^2 + 2 l): the larger part is to blame.
+      # The rate is about 2 / (R^2 + 2 l), so the error names the field of the larger term.
       is_norm = self.row_norm**2 > 2 * self.l2_penalty
       field = "feature_norm" if is_norm else "l2_penalty"
       raise UserError(
@@ -204,7 +205,7 @@ class OutputNoise:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Largest distance of the weights, before noise, of two data sets that differ in one row."""
+    """Largest distance, before noise, between the weights of two data sets that differ in a row."""
     return self._bounds.l2_sensitivity
 
   @property
@@ -231,7 +232,7 @@ class OutputNoise:
         field="neighboring_relation",
         value=neighboring_relation,
       )
-    # The accountant doubles the norm of one record, so here it is half of the distance.
+    # The accountant doubles the norm of one record, so the norm given here is half of the distance.
     half = self.l2_sensitivity / self._unit / 2
     return DiscreteGaussianDpEvent(math.sqrt(self.variance) / half)
 
@@ -242,10 +243,10 @@ class OutputNoise:
     )
 
   def calibrated(self, *, epsilon: float, delta: float) -> OutputNoise:
-    """Returns the same training with the least noise that is (epsilon, delta)-private."""
+    """Returns the same training with the smallest noise that is (epsilon, delta)-private."""
 
     def event_of(noise_multiplier: float) -> accounting.DpEvent:
-      # Twice, because the accountant takes noise relative to half of the distance.
+      # The factor is 2, because the accountant takes noise relative to half of the distance.
       return DiscreteGaussianDpEvent(2 * noise_multiplier)
 
     needed = accounting.calibrate_noise_multiplier(
@@ -258,8 +259,8 @@ class OutputNoise:
     return dataclasses.replace(self, noise_multiplier=needed)
 
   def statement(self) -> str:
-    """States the release in words."""
-    # Rounded so that no number claims more than is proved.
+    """Returns a privacy statement about the release."""
+    # Numbers are rounded so that none claims more than is proved.
     moved = accounting.upper(self.l2_sensitivity)
     std = accounting.lower(self.std)
     norm = accounting.upper(self.feature_norm, digits=6)
@@ -275,7 +276,11 @@ class OutputNoise:
     )
 
   def rows(self, x: ArrayLike) -> np.ndarray:
-    """Returns an owner's rows [m, d], clipped, with the constant: [m, d + 1] to be shared."""
+    """Returns an owner's clipped rows with the constant 1, [m, d + 1], to be shared.
+
+    Args:
+      x: [m, d].
+    """
     clipped = bounded_rows(x, self.feature_norm, frac_bits=self.frac_bits)
     if clipped.shape[1] != self.num_features:
       raise UserError(f"must be [m, {self.num_features}], not {clipped.shape}", field="x")
@@ -309,7 +314,7 @@ class OutputNoise:
     Args:
       x: [n, d + 1] shares of `rows`, of all owners.
       y: [n, k] shares of `labels`.
-      weights: shares after `first` steps, to go on from; None: from the start.
+      weights: shares after `first` steps, to go on from; None: start from weights of 0.
       first, last: runs the steps first, ..., last - 1; last None: to the end.
 
     Raises:
@@ -344,7 +349,7 @@ class OutputNoise:
   def release(
     self, party: Party, weights: Shares, *, rng: np.random.Generator | None = None
   ) -> np.ndarray:
-    """Opens the weights with both parties' noise: [d + 1, k] float64, to both.
+    """Returns the weights with both parties' noise to both parties, [d + 1, k] float64.
 
     Args:
       weights: shares of `train`.
@@ -367,7 +372,8 @@ class OutputNoise:
     return discrete.wide_discrete_gaussian(rng, shape, variance=self.variance)
 
   def in_the_clear(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns weights [d + 1, k] by the same integers in the clear, before noise. NOT private.
+    """Returns the weights [d + 1, k] of the same integer steps in the clear, before noise. NOT
+    private.
 
     Every truncation rounds down. This is one of the outcomes that the protocol may have.
 
@@ -406,7 +412,7 @@ class OutputNoise:
 
   @functools.cached_property
   def _bounds(self) -> _Bounds:
-    """Follows the distance of two runs, and the radius, through all steps (module, 1 to 4)."""
+    """Bounds after all steps on the distance of two runs and on the radius (module, 1 to 4)."""
     rate = self.rate
     norm = self.row_norm
     factor = self._contraction
@@ -488,7 +494,7 @@ def bounded_rows(
   if rows.ndim != 2:
     raise UserError(f"must be [m, d], not {rows.shape}", field="x")
   rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
-  # Divided by the largest entry first: the square of 1e200 is infinite.
+  # Rows are divided by their largest entry first: the square of 1e200 is infinite.
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
   # Overflow is harmless in both lines: a row whose norm is infinite becomes zero, and a row of
@@ -500,5 +506,5 @@ def bounded_rows(
 
 
 def secret_generator() -> np.random.Generator:
-  """Returns a generator (Philox) from the operating system's entropy; its key has 128 bits."""
+  """Returns a Philox generator with a key of 128 bits from the operating system's entropy."""
   return np.random.Generator(np.random.Philox(secrets.randbits(256)))

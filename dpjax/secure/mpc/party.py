@@ -40,10 +40,10 @@ class Party(Unique):
     number: 0 or 1.
     link: link to the other party.
     supply: supply of correlated randomness, from the dealer.
-    key: 32 bytes that nobody else knows, from which it masks its inputs.
-    frac_bits: f, the fraction bits of the fixed point; the same in both.
-    truncation: way in which products lose their f surplus bits (`products.truncate`); the same in
-      both.
+    key: 32 bytes that nobody else knows, from which this party draws the masks of its inputs.
+    frac_bits: f, the fraction bits of the fixed point; both parties must use the same number.
+    truncation: way in which products lose their f surplus bits (`products.truncate`); both parties
+      must use the same way.
   """
 
   def __init__(
@@ -91,7 +91,8 @@ class Party(Unique):
     return [np.add(mine, other) for mine, other in zip(shares, theirs)]
 
   def open_bits(self, *shares: np.ndarray) -> list[np.ndarray]:
-    """Opens shares that add up by exclusive or, of any unsigned type."""
+    """Reveals the exclusive or of both parties' shares, of any unsigned type, in one message each
+    way."""
     theirs = self._swap(shares)
     return [mine ^ other for mine, other in zip(shares, theirs)]
 

@@ -1,4 +1,4 @@
-"""Values in and out: inputs of a party or of a client, and outputs.
+"""Turns inputs of a party or of a client into shares, and shares into outputs.
 
 >>> def scores(party, x, w):  # x: [n, d] of party 0; w: [d, 1] of party 1
 ...   x = share(party, x, owner=0)
@@ -29,14 +29,14 @@ Tree = Any  # a pytree of arrays
 
 
 def share(party: Party, tree: Tree, *, owner: int) -> Tree:
-  """Returns this party's shares of values that one of the two holds.
+  """Returns this party's shares of values that party `owner` holds.
 
   Hides the values from the other party, which receives them under a ChaCha20 keystream. Shapes
   are public.
 
   Args:
-    tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
-      a tree of anything with these shapes, as `jax.ShapeDtypeStruct`: values are not read.
+    tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`. In the other party
+      it is a tree of these shapes, as `jax.ShapeDtypeStruct`; values in it are not read.
     owner: 0 or 1.
 
   Returns:
@@ -46,7 +46,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   leaves, structure = jax.tree.flatten(tree)
   if party.number == owner:
     encoded = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
-    # The mask is this party's share, and the difference the other's. Each alone looks uniform.
+    # The mask is this party's share, the difference is the other party's. Each one looks uniform.
     mine = [party.mask(word.shape) for word in encoded]
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:
@@ -64,11 +64,11 @@ def reveal(
 
   Args:
     tree: [...] uint64 shares.
-    to: the party that asks, 0 or 1; the other learns nothing. None: both.
+    to: the party that learns the values, 0 or 1; None: both.
     frac_bits: fraction bits of the values; None: the party's. 0 for bits and indices.
 
   Returns:
-    The same tree of float64 values; None for who does not ask.
+    The same tree of float64 values; None for a party that does not learn them.
   """
   leaves, structure = jax.tree.flatten(tree)
   words(leaves)
@@ -117,7 +117,7 @@ def split(
 
 
 def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tree:
-  """Returns the float64 values of both parties' shares, for a client that gets an answer."""
+  """Returns the float64 values that both parties' shares represent, for a client."""
   first_leaves, second_leaves = (jax.tree.leaves(tree) for tree in (first, second))
   words([*first_leaves, *second_leaves])
   if [leaf.shape for leaf in first_leaves] != [leaf.shape for leaf in second_leaves]:

@@ -1,4 +1,4 @@
-"""Products on shares, one Beaver triple each, and truncation of their surplus bits.
+"""Products of shares, each with one Beaver triple, and truncation of their surplus bits.
 
 One honest-but-curious party learns nothing: only operands under masks are opened. Each mask is
 used once, and is as good as uniform if ChaCha20, which expands it, is. Shapes are public.
@@ -37,7 +37,7 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
   (Beaver 1991; SecureML, section IV).
 
   Raises:
-    UserError: the triple was used before, or is one for other shapes.
+    UserError: the triple was used before, or is for other shapes.
   """
   a, b, c = triple.use()
   if (a.shape, b.shape) != (x.shape, y.shape):
@@ -50,12 +50,12 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
 
 
 def multiply(party: Party, x: Shares, y: Shares, *, truncated: bool = True) -> Shares:
-  """Returns x y, element by element, of [...] shares of one shape.
+  """Returns shares of x y, element by element, for shares [...] of one shape.
 
   Args:
     truncated: False if one factor is a whole number, such as a bit.
 
-  The error is below 2^-f (masked) or 2^(1-f) (local) beside that of the operands, while
+  The product adds an error below 2^-f (masked) or 2^(1-f) (local) to that of the operands, if
   |x y| < 2^(62-2f).
   """
   if x.shape != y.shape:
@@ -72,17 +72,17 @@ def matmul(
   bias: Shares | None = None,
   surplus: int | None = None,
 ) -> Shares:
-  """Computes x @ y + bias.
+  """Returns shares of x @ y + bias.
 
   Args:
     x: [m, k] shares.
     y: [k, n] shares.
     bias: [n] shares, or None.
-    surplus: bits to truncate; None: f. 0 for whole numbers; more than f for a result of
-      x @ y / 2^(surplus - f).
+    surplus: number of bits to truncate; None: f. With 0 nothing is truncated, as for whole
+      numbers. With more than f bits the result is x @ y / 2^(surplus - f).
 
   Returns:
-    [m, n] shares; the one truncation comes after the sum over k.
+    [m, n] shares, truncated once, after the sum over k.
   """
   if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
     raise UserError(
@@ -91,19 +91,19 @@ def matmul(
   triple = party.supply.deal("matrices", x.shape, y.shape)
   product = beaver(party, x, y, triple, ring64.matmul)
   if bias is not None:
-    # A product has twice the fraction bits, so the bias is brought to its scale.
+    # A product has twice the fraction bits, so the bias is shifted to the same scale.
     product = product + (bias << np.uint64(party.frac_bits))[None, :]
   return truncate(party, product, surplus)
 
 
 def constant(party: Party, public: ArrayLike) -> Shares:
-  """Returns shares of public numbers, at no cost: party 0 holds them, party 1 zeros."""
+  """Returns shares of public numbers, without messages: party 0 holds them, party 1 zeros."""
   words = ring64.encode(public, party.frac_bits)
   return words if party.number == 0 else np.zeros_like(words)
 
 
 def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """Returns x + a public number or [...] array; 0 rounds."""
+  """Returns shares of x plus a public number or [...] array, without messages."""
   words = constant(party, public)
   if np.broadcast_shapes(words.shape, x.shape) != x.shape:
     raise UserError(f"of shape {words.shape}; must fit into {x.shape}", field="public")
@@ -111,23 +111,24 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """Returns x times a public number or [...] array, rounded to multiples of 2^-f."""
+  """Returns shares of x times a public number or [...] array, in multiples of 2^-f."""
   return truncate(party, x * ring64.encode(public, party.frac_bits))
 
 
 def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
-  """Returns x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
+  """Returns shares of x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
 
   `masked` (the default of `Party`): c = u + r is opened, with u = x + 2^62 and a dealt mask r.
-  The result is one of the two words beside x / 2^bits, the upper one with the probability of the
-  remainder (it is unbiased). It never fails: u < 2^63 is (c mod 2^63) - (r mod 2^63), plus 2^63
-  where the highest bits of c and r differ; that of r is dealt as well. (As Escudero et al. 2020,
-  "Improved primitives for MPC over mixed arithmetic-binary circuits", for another adversary.)
+  The result is one of the two words next to x / 2^bits. The upper one has the probability of the
+  remainder, so the result is unbiased. This truncation never fails: u < 2^63 is (c mod 2^63) -
+  (r mod 2^63), plus 2^63 if the highest bits of c and r differ; the highest bit of r is dealt, too.
+  (As Escudero et al. 2020, "Improved primitives for MPC over mixed arithmetic-binary circuits", for
+  another adversary.)
 
-  `local` (SecureML, section IV, theorem 1): each party shifts its own share. It is off by at
-  most one unit, but with probability |x| / 2^64 (theorem: at most 2^(l + 1 - 64) for
-  |x| < 2^l) it fails, by about 2^(64 - bits). At f = 18 and products below 8 that is 1
-  in 2^25; over millions of elements it happens.
+  `local` (SecureML, section IV, theorem 1): each party shifts its own share. The result is off by
+  at most one unit, except for failures by about 2^(64 - bits). A failure has probability
+  |x| / 2^64 (theorem: at most 2^(l + 1 - 64) for |x| < 2^l). At f = 18 and products below 8 that is
+  1 in 2^25, so it happens over millions of elements.
 
   Args:
     bits: bits to remove; None: f.
@@ -138,14 +139,14 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     return x
   shift = np.uint64(bits)
   if party.truncation == "local":
-    # Party 1 shifts the difference of its share from 2^64 (SecureML, theorem 1).
+    # Party 1 shifts 2^64 minus its share, and negates the result (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
   # 2^62 makes the number positive; it is subtracted again at the end.
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)
-  # A share of the exclusive or of both highest bits, of which `top` is public.
+  # `wrapped` is a share of the exclusive or of the highest bits of c (public, `top`) and of r.
   wrapped = r_top - np.uint64(2) * top * r_top
   low = np.uint64((1 << 63) - 1)
   result = (wrapped << np.uint64(63 - bits)) - r_high_bits

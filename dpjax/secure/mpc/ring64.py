@@ -17,9 +17,9 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-# Bits reserved for sums between two truncations, and one for the bound of a truncation.
+# Reserved bits: nine for sums between two truncations, one for the bound of a truncation.
 _HEADROOM = 10
-# For fewer multiplications a compiled program is not worthwhile.
+# Number of multiplications below which a compiled program is not worthwhile.
 _SMALL = 1 << 17
 # This many products of two 22-bit digits add up exactly in float64.
 _DEPTH = 1 << 11
@@ -28,7 +28,7 @@ _DEPTH = 1 << 11
 def largest(frac_bits: int = FRAC_BITS) -> float:
   """Returns the bound on |x|: 2^9 products of x and a number of at most 1 can be added.
 
-  Nobody can check a product of two shared numbers. It, and a sum of products before the
+  Nobody can check a product of two shared numbers. Such a product, and a sum of products before the
   truncation, must stay below 2^(62-2f), 2^26 at f = 18. Otherwise the result is wrong, and no error
   is raised. Scale columns beforehand: if all numbers are below 2^8, 2^10 products can be added.
 
@@ -60,7 +60,7 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
     raise UserError(f"must be real numbers, not {values.dtype}", field="x")
   values = values.astype(np.float64)
   worst = np.max(np.abs(values), initial=0.0)
-  # Written so that NaN is refused, too.
+  # The condition is written so that NaN is refused, too.
   if not worst < largest(frac_bits):
     raise UserError(
       f"holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
@@ -71,7 +71,7 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
 
 
 def decode(words: np.ndarray, frac_bits: int = FRAC_BITS) -> np.ndarray:
-  """Returns the float64 numbers that `encode` encoded.
+  """Inverts `encode`: returns the float64 numbers [...] of words [...].
 
   >>> decode(encode([0.5, -3.25]))
   array([ 0.5 , -3.25])
@@ -105,12 +105,12 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _digits(x: jax.Array) -> list[jax.Array]:
-  """Splits into three float64 digits in [-2^21, 2^21), lowest first. They represent
-  the number modulo 2^64."""
+  """Returns three float64 digits in [-2^21, 2^21), lowest first. They represent the number modulo
+  2^64."""
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):
-    # Balanced digits are slightly smaller, so more products of them fit float64.
+    # Balanced digits have half the absolute value, so more products add up exactly in float64.
     digit = ((signed + (1 << 21)) & ((1 << 22) - 1)) - (1 << 21)
     signed = (signed - digit) >> 22
     digits.append(digit.astype(jnp.float64))

@@ -56,9 +56,9 @@ class Recipe:
 
   Attributes:
     hidden: "relu", or "square" (z^2, which needs no comparison).
-    output: the gradient of the scores z is output(z) - y: "sigmoid" (SecureML's three pieces,
-      for logistic regression and one-against-the-rest), "normalized_relu" (SecureML's softmax),
-      "linear" (squared error).
+    output: function of the scores z. The gradient of the loss by z is output(z) - y. "sigmoid" is
+      SecureML's three pieces, for logistic regression and one-against-the-rest. "normalized_relu"
+      is SecureML's softmax, and "linear" is for squared error.
     learning_rate: rate for the mean over a batch. Divided by the batch size it must be a power of
       two, since steps are truncations.
   """
@@ -78,7 +78,10 @@ class Recipe:
     return 0.5 if self.output == "linear" else 0.0
 
   def shift(self, batch_size: int) -> int:
-    """Returns s with learning_rate / batch_size = 2^-s."""
+    """Returns s with learning_rate / batch_size = 2^-s.
+
+    Raises UserError unless s is an integer in [0, 24].
+    """
     validate.integer_at_least(1, batch_size=batch_size)
     exponent = math.log2(batch_size / self.learning_rate)
     if exponent != round(exponent) or not 0 <= exponent <= 24:
@@ -146,11 +149,16 @@ def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
 
 
 def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int) -> Dense:
-  """Returns the layer after a step of `error` [B, d_out] / 2^shift at its inputs [B, d_in]."""
-  # A column of ones: the same product also gives the step of the bias.
+  """Returns the layer after a step by (inputs^T error) / 2^shift.
+
+  Args:
+    inputs: [B, d_in] shares of the layer's inputs.
+    error: [B, d_out] shares of `error_of`, passed back to the layer's outputs.
+  """
+  # With a column of ones, the same product also gives the step of the bias.
   ones = np.full((len(inputs), 1), constant(party, 1.0))
   columns = np.concatenate([inputs, ones], axis=1).T  # [d_in + 1, B]
-  # Rate over batch size is a power of two: a shift, which is merged with the truncation.
+  # The rate over the batch size is 2^-shift, so the truncation also multiplies by it.
   step = matmul(party, columns, error, surplus=party.frac_bits + shift)
   return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
 
@@ -221,15 +229,15 @@ def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
 def predict(
   party: Party, network: Network, x: Shares, recipe: Recipe, *, to: int | None = None
 ) -> np.ndarray | None:
-  """Returns only the class of each row of x, to the party that asks.
+  """Reveals only the class of each row of x, to the party `to` or to both.
 
   Args:
     network: shares.
     x: [n, d_in] shares.
-    to: party that asks, 0 or 1; None: both.
+    to: party that learns the classes, 0 or 1; None: both.
 
   Returns:
-    [n] classes, 0 or 1 for a single output; None for who does not ask.
+    [n] classes, 0 or 1 for a single output; None for a party that does not learn them.
   """
   outputs = scores(party, network, x, recipe)  # [n, d_out]
   if outputs.shape[1] > 1:

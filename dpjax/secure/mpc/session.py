@@ -1,7 +1,7 @@
-"""Both parties and the dealer in one process: each party in a thread, with a queue between.
+"""Runs both parties and the dealer in one process: each party in a thread, with queues between.
 
-The programs are those that run in processes of their own (`three_programs`), with the same
-messages. Whoever runs this one process holds everything.
+The same programs also run in separate processes (`three_programs`), with the same messages. Whoever
+runs this one process holds everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpjax.secure.mpc.party import Party, Spent
 
 # Seconds between two checks whether a party has failed.
 _LOOK = 0.05
-# Seconds for the other party to report its reason, after one of two has failed.
+# Seconds for the other party to report its own error, after one party has failed.
 GRACE = 2.0
 
 
@@ -29,11 +29,11 @@ class Ran(NamedTuple):
 
   outputs: tuple[Any, Any]  # of party 0 and party 1
   spent: tuple[Spent, Spent]
-  setting: str  # who was apart from whom: what a report has to say beside a number
+  setting: str  # how the parties were separated; a report says it beside each number
 
   @property
   def cost(self) -> tuple[int, int, int]:
-    """Bytes between the parties, bytes of the dealer, and rounds."""
+    """Tuple of bytes between the parties, bytes from the dealer, and rounds."""
     sent = sum(party.bytes_sent for party in self.spent)
     dealt = sum(party.bytes_dealt for party in self.spent)
     return sent, dealt, self.spent[0].rounds
@@ -53,18 +53,18 @@ def run(
   """Runs program(party, *inputs) for both parties.
 
   Args:
-    program: see `party`.
+    program: function `program(party, *inputs)`, as described in `party`.
     inputs0, inputs1: arguments of party 0 and of party 1. They reach the other party only by the
       program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
-      repeats bit for bit, and hides nothing from who knows the number.
+      repeats bit for bit, and hides nothing from anyone who knows the number.
     frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
     links: the ends of party 0 and of party 1; None: queues.
     timeout: longest time in seconds that a party may be silent.
 
   Raises:
-    UserError: whatever went wrong first, in either party.
+    Exception: the first error of either party. A lost peer is reported only if nothing else failed.
 
   >>> from dpjax.secure import mpc
   >>> (x0, x1), (y0, y1) = (mpc.split(np.array([[v]])) for v in (1.5, -2.0))
@@ -92,7 +92,7 @@ def run(
     except BaseException as error:
       faults.append(error)
     finally:
-      # The other party learns that this one is gone, and need not wait for its timeout.
+      # The other party learns that this one is gone, and does not wait until the timeout.
       party.link.close()
 
   both = [
@@ -105,7 +105,7 @@ def run(
     for thread in both:
       thread.join(_LOOK)
   if faults:
-    # Waits for threads that report; a thread that hangs is left behind.
+    # Threads get GRACE seconds to report; a thread that hangs is left behind.
     for thread in both:
       thread.join(GRACE)
     # A lost peer is only a consequence of the peer's own error.
@@ -117,14 +117,14 @@ def run(
 
 
 def setting_of(seed: int | None, where: str) -> str:
-  """Describes the setting of a run; with a seed it hides nothing."""
+  """Returns words for the setting of a run. With a seed it is a simulation, which hides nothing."""
   return where if seed is None else f"simulation: masks follow from seed {seed}; {where}"
 
 
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
   """Runs a program for one party.
 
-  NumPy warns where scalar words wrap around, which is intended here.
+  Shares wrap around by design, so NumPy's warnings of overflow are switched off.
   """
   with np.errstate(over="ignore"):
     return program(party, *inputs)

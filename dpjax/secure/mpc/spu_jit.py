@@ -4,8 +4,8 @@
     params = step(params, x, y)  # computed on shares, then put together
 
 Here all parties are threads of ONE process, which also makes the shares and puts the result
-together: the protocol's messages, sizes and rounding are real, the secrecy is a simulation.
-`spu_parties` is the same with parties that are processes of their own.
+together. The protocol's messages, sizes and rounding are real, but the secrecy is a simulation.
+`spu_parties` does the same with a process for each party.
 
 | protocol  | parties | hides the inputs from                                              |
 | --------- | ------- | ------------------------------------------------------------------ |
@@ -14,9 +14,9 @@ together: the protocol's messages, sizes and rounding are real, the secrecy is a
 | `ABY3`    | 3       | each party alone; two of them together can open everything         |
 | `CHEETAH` | 2       | each of the two; no dealer, oblivious transfer and encryption      |
 
-All for parties that follow the protocol. They learn the program (with every number in it), the
-shapes, and what is revealed. The caller decides whether an output is revealed. It may tell about
-the inputs, and nothing here is differentially private.
+This holds for parties that follow the protocol. They learn the program (with every number in it),
+the shapes, and what is revealed. The caller decides whether an output is revealed. It may tell
+about the inputs, and nothing here is differentially private.
 Source: Ma et al. 2023, SecretFlow-SPU, USENIX ATC; Mohassel and Rindal 2018 (ABY3);
 Huang et al. 2022 (Cheetah).
 """
@@ -58,14 +58,14 @@ TIMEOUT_SECONDS = 600
 class Secret:
   """An array of which each party holds a share; a leaf in trees of arguments and results.
 
-  Made by `share` or by a function that reveals nothing. Fewer shares than `parties` (ABY3:
-  one) say nothing of its values; its shape and type are public.
+  It is made by `share`, or by a function that reveals nothing. Fewer shares than `parties` (ABY3:
+  one share) say nothing about the values. Shape and type of the array are public.
   """
 
   shape: tuple[int, ...]
   dtype: np.dtype
   protocol: str
-  shares: tuple[Any, ...] = dataclasses.field(repr=False)  # of SPU, one for each party
+  shares: tuple[Any, ...] = dataclasses.field(repr=False)  # SPU's, one for each party
 
 
 class Measured(NamedTuple):
@@ -88,7 +88,7 @@ class SecureFunction:
   revealed: bool
 
   def __call__(self, *args: Any) -> Any:
-    """Returns the outputs of `fn`: NumPy arrays, or `Secret` where `revealed` is False.
+    """Returns the outputs of `fn`: NumPy arrays, or `Secret` if `revealed` is False.
 
     Args:
       *args: trees of arrays (float32, bool, integers up to 32 bits), numbers, `Secret`.
@@ -116,7 +116,7 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      # Each run has its own channel: threads may call one function at once.
+      # Each run has its own channel, since several threads may call one function at once.
       name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
@@ -148,7 +148,7 @@ class SecureFunction:
   def _shares(
     self, config: Any, values: Sequence[Any], public: Sequence[bool]
   ) -> list[tuple]:
-    """Returns for each party its shares of all inputs."""
+    """Returns a tuple of shares for each party, one share for each input."""
     pairs = []
     for index, (value, known) in enumerate(zip(values, public)):
       if isinstance(value, Secret) and known:
@@ -173,21 +173,22 @@ def secure_jit(
   public_argnums: Sequence[int] = (),
   revealed: bool = True,
 ) -> SecureFunction:
-  """Compiles `fn` to run on shares: called like `jax.jit(fn)`, with secret arguments.
+  """Returns `fn` as a function on shares. Call it like `jax.jit(fn)`, with secret arguments.
 
   Args:
-    fn: a JAX function of trees of arrays, pure, with shapes that do not depend on values. It
-      may use `jax.grad`, `vmap`, loops of a public length; not sort, random numbers, float64
-      or linear algebra beyond products, and must not close over arrays, which would be public.
+    fn: a JAX function of trees of arrays, pure, with shapes that do not depend on values. It may
+      use `jax.grad`, `vmap` and loops of a public length. It must not use sort, random numbers,
+      float64 or linear algebra beyond products. It must not close over arrays, which would be
+      public.
     protocol: SEMI2K, ABY3 or CHEETAH; see the table of this module.
-    parties: None for the fewest of the protocol.
-    public_argnums: arguments that every party may read.
-    revealed: False keeps the outputs shared, as `Secret`, to be passed on: parameters
-      between the steps of a training need never be put together.
+    parties: number of parties; None: the smallest number that the protocol allows.
+    public_argnums: places of the arguments that every party may read.
+    revealed: False: the outputs stay shared, as `Secret`, for later calls. So parameters need
+      never be put together between the steps of a training.
 
-  Error of the result: fixed point of 18 bits, about 2^-17 for each product; SPU's exp, log
-  and division are within 2e-4, its tanh within 5e-3. A training step's is 1e-4. Numbers
-  beyond 2^(63 - 36) inside the program wrap around, and SPU does not tell.
+  The result has the error of fixed point with 18 bits, about 2^-17 for each product. SPU's exp, log
+  and division are within 2e-4, its tanh within 5e-3, and a training step within 1e-4. Numbers
+  beyond 2^(63 - 36) inside the program wrap around, without an error.
 
   Raises UserError for an unknown protocol, or a number of parties that it does not allow.
 
@@ -202,7 +203,10 @@ def secure_jit(
 
 
 def checked_parties(protocol: str, parties: int | None) -> int:
-  """Returns the number of parties. Raises UserError unless the protocol allows it."""
+  """Returns the number of parties; for None the smallest that the protocol allows.
+
+  Raises UserError unless the protocol allows the number.
+  """
   validate.one_of(PROTOCOLS, protocol=protocol)
   allowed = PROTOCOLS[protocol]
   if parties is not None and parties not in allowed:
@@ -214,7 +218,7 @@ def checked_parties(protocol: str, parties: int | None) -> int:
 
 
 def share(tree: Any, *, protocol: str = "SEMI2K", parties: int | None = None) -> Any:
-  """Returns the same tree of `Secret`: shared once, for many calls."""
+  """Returns the tree with a `Secret` for each array: shared once, for many calls."""
   count = checked_parties(protocol, parties)
   config = runtime_config(protocol)
   leaves, structure = jax.tree.flatten(tree)
@@ -244,16 +248,16 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
   spu = spu_program.library()
   kind = spu.ProtocolKind.__members__[protocol]
   config = spu.RuntimeConfig(kind, spu.FieldType.FM64, spu_program.FRACTION_BITS)
-  # The exponential as a rational function. With SPU's default, a power of 1 + x / 256, a softmax
-  # is wrong by 3e-3.
+  # The exponential is computed as a rational function. With SPU's default, a power of 1 + x / 256,
+  # a softmax is wrong by 3e-3.
   config.fxp_exp_mode = spu.RuntimeConfig.ExpMode.EXP_PADE
-  # The profile goes to the log, which alone reports the bytes sent.
+  # The profile writes the number of sent bytes to the log; SPU reports it nowhere else.
   config.enable_pphlo_profile = profile
   return config
 
 
 def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS) -> Any:
-  """Returns SPU's description of the parties, in order; `timeout` seconds for each message."""
+  """Returns SPU's description of the parties, in order, with a timeout for each message."""
   desc = link.Desc()
   desc.recv_timeout_ms = 1000 * timeout
   for rank, name in enumerate(names):
@@ -262,7 +266,7 @@ def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS)
 
 
 def split(config: Any, parties: int, array: np.ndarray, public: bool) -> tuple[Any, ...]:
-  """Splits an array into shares with SPU's own randomness; copies it where it is public."""
+  """Splits an array into shares with SPU's own randomness; copies it if it is public."""
   spu = spu_program.library()
   kind = spu.Visibility.VIS_PUBLIC if public else spu.Visibility.VIS_SECRET
   with spu_program.one_line():
@@ -270,7 +274,7 @@ def split(config: Any, parties: int, array: np.ndarray, public: bool) -> tuple[A
 
 
 def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.ndarray:
-  """Returns the array of which these are all shares."""
+  """Returns the array that the shares of all parties represent."""
   with spu_program.one_line():
     array = spu_program.library().Io(len(shares), config).reconstruct(list(shares))
   return np.asarray(array).astype(dtype, copy=False).reshape(shape)
@@ -291,7 +295,7 @@ def run_party(
 
 
 def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
-  """Returns whether each leaf of the arguments is public."""
+  """Returns one bool for each leaf of the arguments: whether it is public."""
   for index in argnums:
     validate.integer_in(0, len(args) - 1, public_argnums=index)
   counts = [len(jax.tree.leaves(arg)) for arg in args]
@@ -299,7 +303,7 @@ def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
 
 
 def num_bytes(share: Any) -> int:
-  """Returns the bytes of one party's share of one array, as sent."""
+  """Returns the number of bytes of one party's share of one array, as sent."""
   return len(share.meta) + sum(map(len, share.share_chunks))
 
 
@@ -311,7 +315,7 @@ _SENT = re.compile(r"Link details: total send bytes (\d+)")
 
 @functools.cache
 def _log() -> pathlib.Path:
-  """Returns the file of SPU's log from now on: operations, times, bytes; no values."""
+  """Returns the file to which SPU logs from now on: operations, times and bytes, but no values."""
   folder = tempfile.TemporaryDirectory(prefix="dpjax-spu-")
   weakref.finalize(_LOG_KEEPER, folder.cleanup)
   logging = spu_program.library().libspu.logging
@@ -331,9 +335,9 @@ _LOG_KEEPER = _Keeper()
 
 @contextlib.contextmanager
 def _counted(parties: int) -> Iterator[list[int]]:
-  """Yields a list that afterwards holds the bytes that the parties sent meanwhile."""
+  """Yields a list. After the block it holds the number of bytes that the parties sent in it."""
   count: list[int] = []
-  # The process has one log, so counts of two runs at once could not be separated.
+  # The process has one log, so the bytes of two runs at once could not be told apart.
   with _LOCK:
     path = _log()
     before = path.stat().st_size if path.exists() else 0

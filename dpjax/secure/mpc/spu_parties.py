@@ -1,7 +1,7 @@
 """SPU with parties in separate processes, each of which holds only its own data.
 
-Every party runs the same program with its own arrays in their places, and the shapes of what
-the others hold:
+Every party runs the same program. In it the party gives its own arrays, and the shapes of the
+others' arrays:
 
     hosts, own = ["10.0.0.1:7001", "10.0.0.2:7001"], Certificates("b.pem", "b.key", "ca.pem")
     with spu_parties.connect(hosts, 1, protocol="CHEETAH", certificates=own) as us:
@@ -34,11 +34,11 @@ from dpjax.validate import UserError
 
 
 class Certificates(NamedTuple):
-  """PEM files that identify a party; TLS in both directions."""
+  """Paths of PEM files that identify a party; TLS works in both directions."""
 
   own: str  # certificate of this party, for the host name or address that the others use
-  key: str  # its private key
-  authority: str  # certificate of who signed all parties' certificates
+  key: str  # private key of this party's certificate
+  authority: str  # certificate of the authority that signed all parties' certificates
 
 
 class SpuParty(NamedTuple):
@@ -63,17 +63,17 @@ class SpuParty(NamedTuple):
     call.
 
     Args:
-      fn: function as for `spu_jit.secure_jit`. The parties compare that all run the same one.
-      *args: trees: arrays for this party's own arguments, `jax.ShapeDtypeStruct` for those of
-        others.
+      fn: function as for `spu_jit.secure_jit`. The parties check that all run the same function.
+      *args: trees of arrays for this party's own arguments, trees of `jax.ShapeDtypeStruct` for
+        the others' arguments.
       owners: for each argument, the party that has it.
       reveal_to: the parties that learn the outputs.
 
     Returns:
       NumPy arrays at a party in `reveal_to`, elsewhere `jax.ShapeDtypeStruct`.
 
-    Raises UserError for arrays of another party, shapes or a program that the parties do not agree
-    on, and a peer that is silent for too long.
+    Raises UserError if arrays of another party are given, if the parties do not agree on shapes or
+    program, or if a peer is silent for too long.
     """
     self._check(args, owners, reveal_to)
     leaves, in_tree = jax.tree.flatten(args)
@@ -86,7 +86,7 @@ class SpuParty(NamedTuple):
     program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
     config = spu_jit.runtime_config(self.protocol)
     with spu_program.one_line():
-      # Before any share is sent: another program could reveal something else.
+      # Programs are compared before any share is sent: another program could reveal other values.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
       party_shares = self._exchanged(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, party_shares)
@@ -126,7 +126,7 @@ class SpuParty(NamedTuple):
     return [rank for rank in range(self.parties) if rank != self.rank]
 
   def _agree(self, *facts: Any) -> None:
-    """Raises UserError unless all parties run the same program under the same terms."""
+    """Raises UserError unless program, protocol, owners and reveal_to are equal in all parties."""
     mine = hashlib.sha256(repr(facts).encode()).digest()
     for rank in self._others():
       self.link.send_async(rank, mine)
@@ -139,7 +139,7 @@ class SpuParty(NamedTuple):
       )
 
   def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
-    """Returns this party's share of every input."""
+    """Sends shares of this party's inputs. Returns its share of every input."""
     received = []
     for value, owner in zip(values, of_leaf):
       if owner != self.rank:
@@ -160,7 +160,10 @@ class SpuParty(NamedTuple):
       self.link.recv(rank)
 
   def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
-    """Returns all parties' shares of an output, where it is revealed."""
+    """Sends a share of an output to those who learn it.
+
+    Returns the shares of all parties if this party learns the output, else [].
+    """
     for rank in set(reveal_to) - {self.rank}:
       self.link.send_async(rank, _written(result))
     if self.rank not in reveal_to:
@@ -183,12 +186,13 @@ def connect(
   block.
 
   Args:
-    addresses: "host:port" of every party, its own included, the same list at all of them.
+    addresses: "host:port" of every party, this one included. All parties give the same list.
     protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
-    certificates: certificates of this party; None only where all addresses are of this machine.
+    certificates: certificates of this party; None only if all addresses are of this machine.
     trusted_dealer: True allows SEMI2K, where party 0 deals the triples and could open
       everything.
-    timeout_seconds: longest time that another party may be missing or silent, even to compute.
+    timeout_seconds: longest time in seconds that another party may be missing or silent, even
+      while it computes.
 
   Raises UserError for arguments that do not fit, or a party that does not connect.
 
@@ -211,7 +215,7 @@ def connect(
   link = spu_program.library().link
   desc = spu_jit.description(link, addresses, timeout_seconds)
   _encrypt(desc, addresses, certificates)
-  # The others may start to listen later, so it calls repeatedly.
+  # The others may start to listen later, so connecting is tried repeatedly.
   desc.connect_retry_interval_ms = 200
   desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
@@ -224,7 +228,7 @@ def connect(
   try:
     yield SpuParty(party_link, rank, protocol, parties)
   finally:
-    # The others may still be reading this party's last message.
+    # The others may still be reading this party's last message, so the link stays open.
     time.sleep(_LINGER_SECONDS)
 
 
@@ -254,12 +258,12 @@ def _encrypt(
     options.verify.verify_depth = 1
 
 
-# SPU answers other parties until the link is closed. It ends the process of a party whose
-# message got no answer. SPU's own final handshake closes too early (TLS: in 4 of 14 runs on
-# a busy machine), and waits for ever for a lost party. `_leave` ensures that only such
-# answers are still on their way.
+# Seconds until the link is closed. SPU answers other parties until then, and it ends the process of
+# a party whose message got no answer. SPU's own final handshake closes too early (TLS: in 4 of 14
+# runs on a busy machine), and waits for ever for a lost party. After `_leave` only answers are
+# still on their way.
 _LINGER_SECONDS = 2.0
-# In one attempt SPU tries four times, after 1, 3 and 5 seconds.
+# Seconds of one attempt to connect: SPU tries four times, after 1, 3 and 5 seconds.
 _ATTEMPT_SECONDS = 9
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
@@ -282,7 +286,7 @@ def _read(message: bytes) -> Any:
     raise wrong
   (count,) = struct.unpack_from("<Q", message)
   start = 8 * (count + 1)
-  # Checked before the lengths are read, since a peer may claim any number.
+  # The count is checked before the lengths are read, since a peer may claim any number.
   if not 1 <= count <= len(message) // 8 - 1:
     raise wrong
   lengths = struct.unpack_from(f"<{count}Q", message, 8)

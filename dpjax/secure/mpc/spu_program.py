@@ -1,4 +1,4 @@
-"""Programs for SPU: a JAX function as StableHLO, or one line why it cannot be.
+"""Programs for SPU: a JAX function as StableHLO, or a one-line error.
 
 SPU (SecretFlow, extra `mpc-spu`) is a virtual machine of secure multi-party computation: it
 takes StableHLO text, which `jax.jit(fn).lower()` writes, and runs it on shares. Its own JAX
@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
 
-# SPU's own choice in a ring of 2^64.
+# SPU's default in a ring of 2^64.
 FRACTION_BITS = 18
 # Bound on a factor of a product: 2^(63 - 2 * 18 - 10), with 10 bits for sums and
 # truncation.
@@ -112,7 +112,7 @@ def compiled(
 ) -> SpuProgram:
   """Compiles `fn` for leaves of these shapes; `public[i]`: leaf i is not secret.
 
-  Raises UserError for an operation in it that SPU cannot do, or an array that it closes over.
+  Raises UserError for an operation that SPU cannot do, or an array that `fn` closes over.
   """
   args = jax.tree.unflatten(in_tree, structs)
   # Unused arguments stay, so that inputs keep their places.
@@ -136,7 +136,7 @@ def compiled(
 
 
 class one_line:
-  """Context that turns SPU's errors with stack traces into one line.
+  """Context that turns SPU's errors with stack traces into a UserError of one line.
 
   >>> with one_line():
   ...   raise RuntimeError("what: \\n\\t[a.cc:7] no such op\\nstacktrace: \\n#0 f()")
@@ -157,8 +157,8 @@ class one_line:
 
 
 def _check(closed: Any) -> None:
-  """Raises UserError at the first operation that SPU cannot run, or that would accidentally
-  be public."""
+  """Raises UserError at the first operation that SPU cannot run, or if `fn` closes over an array,
+  which would be public."""
   for constant in equations.closed_over(closed):
     raise UserError(
       f"closes over an array of shape {np.shape(constant)}, which every party "

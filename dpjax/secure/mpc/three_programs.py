@@ -4,7 +4,7 @@ Party 0 and the dealer listen. Party 0 connects to the dealer, party 1 to both. 
 sealed (`links`). The parties exchange shares and masked values. The dealer sends party 0 a key,
 party 1 a key and its bound parts, and receives names and shapes.
 
-On three machines, each its own call:
+On three machines, make one call on each:
 
     agreed = Agreed(token)
     serve_dealer("0.0.0.0:9001", agreed)
@@ -12,7 +12,7 @@ On three machines, each its own call:
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
 Each new connection is greeted at once, in a thread. It is closed unless it proves to know the
-token within `_PATIENCE` seconds. At `_CROWD` open greetings, the oldest one of the address with
+token within `_PATIENCE` seconds. If `_CROWD` greetings are open, the oldest one of the address with
 the most is closed. So silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
@@ -57,23 +57,23 @@ _PATIENCE = 10.0
 _CROWD = 64
 # Seconds for a process of this machine to import everything.
 _START = 120.0
-# Wraps a link in order to observe its traffic.
+# Function that wraps a link in order to observe its traffic.
 Record = Callable[[Link], Link]
 
 
 class Agreed(NamedTuple):
-  """Facts that all three parties agree on in advance, over another channel."""
+  """Facts on which both parties and the dealer agree in advance, over another channel."""
 
   token: bytes  # >= 16 bytes; who lacks it cannot take part
   topic: str = ""  # names the program and its public arguments; another topic is refused
   frac_bits: int = ring64.FRAC_BITS
   truncation: str = "masked"
-  timeout: float = TIMEOUT  # seconds to wait for the others, and that they may be silent
+  timeout: float = TIMEOUT  # seconds to wait for the others, and that one may be silent
   seed: int | None = None  # a number makes a SIMULATION, which anybody can repeat
 
   @property
   def terms(self) -> str:
-    """Returns the terms that the parties' seals are bound to."""
+    """Text that both parties must have in common, since the keys of their link depend on it."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
 
 
@@ -84,7 +84,7 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  # Imported here, since a party on this machine does not need it.
+  # `lobby` is imported here, since a party on this machine does not need it.
   from dpjax.parallel import lobby
 
   return lobby.address(at)
@@ -100,7 +100,7 @@ def _listen(at: str) -> socket.socket:
 
 
 class _Greetings:
-  """Greets all new connections at once, each in its own thread, until it is closed.
+  """Greets all new connections at once, each in its own thread, until `close` is called.
 
   Args:
     server: a listening socket.
@@ -114,11 +114,11 @@ class _Greetings:
     self._server = server
     self._greet = greet
     self._until = until
-    # A peer that has left again must not block the loop.
+    # Without this, `accept` would block if a peer has left again.
     server.setblocking(False)
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
-    # Signals that a greeting is done.
+    # Each greeting that is done sends a byte, which wakes up `next`.
     self._bell, self._ring = socket.socketpair()
     self._last = ""  # why the last stranger was let go
 
@@ -126,7 +126,7 @@ class _Greetings:
     """Returns the result of `greet` for the next accepted connection.
 
     Raises:
-      PeerFailed: nobody came in time; `who` was waited for.
+      PeerFailed: `who` did not come in time.
       Exception: any other error of `greet`.
     """
     while True:
@@ -155,12 +155,12 @@ class _Greetings:
   def _accept(self) -> None:
     try:
       connection, (host, *_) = self._server.accept()
-    # The peer has left again.
+    # `accept` fails if the peer has left again.
     except OSError:
       return
     if len(self._waiting) >= _CROWD:
-      # The oldest one of the address with the most connections is closed, so that a crowd evicts
-      # only itself.
+      # The oldest connection of the address with the most is closed, so that a crowd evicts only
+      # itself.
       (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
       oldest = next(
         connection for connection, where in self._waiting.items() if where == crowded
@@ -181,8 +181,8 @@ class _Greetings:
       self._ring.send(b"!")
 
   def _let_go(self, connection: socket.socket) -> None:
-    # Its own thread wakes up and closes it. A file number closed here could belong to
-    # another file by then.
+    # This only wakes up the connection's own thread, which closes it. If it were closed here, its
+    # file number could belong to another file when the thread closes it again.
     del self._waiting[connection]
     with contextlib.suppress(OSError):
       connection.shutdown(socket.SHUT_RDWR)
@@ -215,7 +215,7 @@ def _reach(at: tuple[str, int], who: str, until: float) -> socket.socket:
 
 
 def serve_dealer(listen: str, agreed: Agreed) -> None:
-  """Deals to two parties until party 1 leaves.
+  """Deals to two parties until party 1 leaves, or sends a wrong request.
 
   Args:
     listen: "HOST:PORT".
@@ -256,7 +256,7 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
 
 
 def _who(connection: socket.socket, patience: float) -> int:
-  """Returns the number that a party sends first; the seals are then bound to it."""
+  """Returns the number, 0 or 1, that a party sends first. The keys of the link depend on it."""
   connection.settimeout(patience)
   try:
     said = connection.recv(1)
@@ -268,7 +268,7 @@ def _who(connection: socket.socket, patience: float) -> int:
 
 
 def _deal(dealer: Dealer, link: Link) -> None:
-  """Answers until the party leaves, or requests an unknown correlation."""
+  """Answers requests until the party leaves, or sends a wrong request."""
   asked_for = ValueError, TypeError, ArithmeticError, LookupError, MemoryError
   with contextlib.suppress(PeerFailed, *asked_for):
     while True:
@@ -302,12 +302,12 @@ def connect(
   peer: str = "",
   record: Record | None = None,
 ) -> Iterator[Party]:
-  """Context of one party of two, in its own process.
+  """Context that connects one party to the other one and to the dealer.
 
   Args:
     number: 0, which listens at `listen`, or 1, which connects to it at `peer`.
     dealer: "HOST:PORT" of the dealer.
-    record: wraps the link to the other party.
+    record: function that wraps the link to the other party.
 
   Raises:
     PeerFailed: another program is missing, silent or wrong. It is raised within `timeout` seconds.
@@ -329,7 +329,7 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """Connects a party; `peer` is party 0's listening socket, or, for party 1, its address."""
+  """Connects a party. `peer` is its listening socket (party 0), or the address of party 0."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"
@@ -370,21 +370,21 @@ def run_processes(
   timeout: float = TIMEOUT,
   record: Record | None = None,
 ) -> Ran:
-  """Runs `session.run` with one process for each party and one for the dealer.
+  """Runs a program as `session.run` does, but with a process for each party and for the dealer.
 
-  This process gives each party its inputs and takes its outputs; the parties exchange only
+  This process gives each party its inputs and takes its outputs. The parties exchange only
   what the program sends, over a socket of this machine.
 
   Args:
-    program: a function of a module, which the processes import (a script that calls this
-      stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
-    record: wraps links as in `connect`; it must be a function of a module.
+    program: function of a module that the processes import, or a `functools.partial` of one. A
+      script must call `run_processes` under `if __name__ == "__main__"`.
+    record: function that wraps links, as in `connect`; it must be a function of a module.
 
   Raises:
-    UserError: whatever went wrong first, in whichever process; the others are ended.
+    UserError: the first error of any process. The other processes are ended.
   """
   try:
-    # Processes get both by pickle, so anything that it cannot write is refused at once.
+    # Processes get both by pickle, so what pickle cannot write is refused at once.
     pickle.dumps((program, record))
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
@@ -444,15 +444,15 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 
 
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
-  """Returns the outputs of both parties.
+  """Returns (outputs, `Spent`) of each party.
 
-  If both failed, raises the fault that is not merely a lost peer.
+  If both failed, raises the error that is more than a lost peer.
   """
   outcomes = {}
   faults = []
   left = list(pipes)
   while left:
-    # After a first fault, the other party gets a moment to report its own.
+    # After a first error, the other party gets a moment to report its own error.
     ready = wait(left, timeout=GRACE if faults else None)
     if not ready:
       break
@@ -472,7 +472,7 @@ def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
     pipe.send((None, server.getsockname()))
     # Waits until all parties are ready.
     pipe.recv()
-    # The parties notice that the dealer has ended, and report it.
+    # The error is not raised: the parties notice that the dealer has ended, and report it.
     with contextlib.suppress(UserError):
       _serve(server, agreed)
 
@@ -494,7 +494,7 @@ def _party_main(
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))
-    # A fault of the program, whose author also needs the traceback.
+    # The program's author also needs the traceback, so this error is reported and raised.
     except Exception as error:
       pipe.send((UserError, f"party {number}: {type(error).__name__}: {error}"))
       raise

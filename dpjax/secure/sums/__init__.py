@@ -1,8 +1,8 @@
-"""Sums of clients' integer vectors, of which the server learns only the sum.
+"""Sums of clients' integer vectors. The server learns only the sum.
 
 | name               | hides by                       | survives drop-outs | extra    |
 | ------------------ | ------------------------------ | ------------------ | -------- |
-| `plain`            | nothing: the oracle            | yes                |          |
+| `plain`            | nothing: it is the reference   | yes                |          |
 | `additive_sharing` | uniform shares among clients   | no                 |          |
 | `additive_servers` | uniform shares for k servers   | yes                |          |
 | `committee`        | shares for a few clients, in   | yes; enough of the | `secure` |
@@ -12,8 +12,8 @@
 | `bfv`              | encryption under a key of all  | yes                | `he`     |
 |                    | clients                        |                    |          |
 
-All have `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64;
-`CkksSum` adds floats. `Simulated` is SecAgg's total and cost without its secrecy.
+All have a method `sum(vectors, drops)` (`interface.SumProtocol`), modulo 2^32 or 2^64. `CkksSum`
+adds floats. `Simulated` has SecAgg's total and cost without its secrecy.
 """
 
 import dataclasses
@@ -49,10 +49,13 @@ PROTOCOLS = {
 
 
 def by_name(name: str, **settings: Any) -> SumProtocol:
-  """Returns the protocol of that name.
+  """Returns the protocol with this name in `PROTOCOLS`.
 
   Args:
-    settings: arguments of its class: `bits`, `min_survivors`, `largest` and its own.
+    settings: arguments of the protocol's class, such as `bits`, `min_survivors` and `largest`.
+
+  Raises:
+    UserError: an unknown name or setting.
 
   >>> by_name("secagg", bits=64, min_survivors=3).bits
   64

@@ -1,4 +1,4 @@
-"""Additive secret sharing: a vector is the sum of uniform vectors. As long as one of these is
+"""Additive secret sharing: a vector is the sum of uniform vectors. As long as one of them is
 missing, the others reveal nothing.
 
 | protocol          | who adds up              | hides from                                |
@@ -6,14 +6,14 @@ missing, the others reveal nothing.
 | `AdditiveSharing` | the clients, n of n      | the server and all but two of the clients |
 | `AdditiveServers` | k servers, k of k        | any k - 1 of the servers, and clients     |
 
-Both are information-theoretic: no assumption but the randomness (here the operating
-system's) and private channels between the parties, which are not part of this file. All
-parties are honest-but-curious: one that adds something else changes the sum unseen.
+Both are information-theoretically secure. They only assume good randomness (here the operating
+system's) and private channels between the parties, which this file does not provide. All parties
+are honest-but-curious: a party that adds something else changes the sum, and nobody notices.
 
 Among clients the traffic is n (n - 1) vectors. If a client falls silent after sharing, the shares
-that it holds are missing and the sum is refused. SecAgg avoids both. With servers, each client
-sends k vectors and may leave, but at least one server must not collude with the others; Prio and
-SecureML build on that.
+that it holds are missing and the sum is refused. SecAgg avoids both problems. With servers, each
+client sends k vectors and may leave, but at least one server must not collude with the others. Prio
+and SecureML build on that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def split(
 
   Args:
     vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
-    entropy: bytes to draw from; anything but the operating system's is for tests.
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
+      system only in tests.
 
   Returns:
     `count` vectors [d] of the same type.
@@ -51,7 +52,7 @@ def split(
   array([5, 6], dtype=uint32)
   """
   drawn = [np.frombuffer(entropy(vector.nbytes), vector.dtype) for _ in range(count - 1)]
-  # Words wrap around: modulo 2^bits, a number minus uniform ones is uniform.
+  # Integers wrap around, and modulo 2^bits a number minus uniform numbers is uniform.
   last = vector.copy()
   for share in drawn:
     last -= share
@@ -60,11 +61,11 @@ def split(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdditiveSharing(SumSettings):
-  """Each client sends every other one a share, adds up what it receives, and sends the sum.
+  """Each client sends each other client a share, adds what it receives, and sends the sum.
 
-  The server and any n - 2 clients together learn the sum of the two others' vectors, and no
-  more of either (information-theoretic; honest-but-curious). A client that falls silent
-  between sharing and upload makes the sum impossible.
+  The server and any n - 2 clients together learn the sum of the other two vectors, and nothing
+  else about these (information-theoretic; honest-but-curious). If a client falls silent between
+  sharing and upload, the sum is refused.
 
   `Cost.expansions` counts the uniform vectors drawn, n (n - 1).
   """
@@ -77,7 +78,7 @@ class AdditiveSharing(SumSettings):
     """Returns the sum over the clients who stay (`interface.SumProtocol.sum`).
 
     Raises:
-      UserError: also where a client falls silent before upload.
+      UserError: as `SumProtocol.sum`, or a client falls silent before upload.
     """
     start = time.perf_counter()
     there = present(self, vectors, drops)
@@ -92,7 +93,7 @@ class AdditiveSharing(SumSettings):
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
-    # Every party holds one share of each vector, which alone is uniform.
+    # Every party holds one share of each vector, and a single share reveals nothing.
     for who in parties:
       for party, share in zip(parties, split(read(who), len(parties))):
         held[party] += share
@@ -114,8 +115,8 @@ class AdditiveSharing(SumSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdditiveServers(SumSettings):
-  """Each client sends every server a share; each server adds up, then the sums are
-  combined.
+  """Each client sends every server a share. Each server adds its shares, and then the servers'
+  sums are added.
 
   Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
   once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
@@ -141,11 +142,11 @@ class AdditiveServers(SumSettings):
     enough(self, len(survivors), "before upload")
     read = Reader(self, vectors, survivors)
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
-    # Every server adds up one share of each vector, which alone is uniform.
+    # Every server holds one share of each vector, and a single share reveals nothing.
     for who in survivors:
       for held, share in zip(sums, split(read(who), self.num_servers)):
         held += share
-    # The servers combine only their sums.
+    # The servers exchange sums of shares, and never the share of one client.
     total = sums[0]
     for held in sums[1:]:
       total += held

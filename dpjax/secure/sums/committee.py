@@ -1,4 +1,4 @@
-"""Sums in one message of each client: a committee of clients adds shares of the vectors.
+"""Sums for which each client sends one message: a committee adds shares of the vectors.
 
 | phase    | who sends                        | what                                             |
 | -------- | -------------------------------- | ------------------------------------------------ |
@@ -7,7 +7,7 @@
 | `sums`   | each member                      | the sum of the shares that it was sent           |
 
 Shares are `galois_shares`. The sums of any `colluding` + `packed` members give the total, so the
-other members may fall silent. A client that is silent before its message costs nothing: nobody
+other members may fall silent. A client that is silent before its message causes no delay: nobody
 waits for it, and nothing of it is missing.
 
 **What is hidden.** The server, `colluding` members and any other clients together learn the sum
@@ -22,15 +22,15 @@ everything else that they saw. The channels rest on X25519 and ChaCha20-Poly1305
   nobody sees it. It can also hand out keys of its own making, and then it reads every vector.
 - A member that sends a wrong sum changes the total. Where more than `colluding` + `packed`
   members answer, sums that do not fit together are seen, and the total is refused. Where just
-  that many answer, nothing is seen.
-- A client may send any vector. Shares that do not fit, or that a member cannot open, have the sum
-  refused. They reveal nothing.
+  that many answer, a wrong sum is not noticed.
+- A client may send any vector. If its shares do not fit, or if a member cannot open one, the sum
+  is refused, and nothing is revealed.
 
 Members are drawn from all clients by a hash of the session. `parameters` says how many members
-are needed where a share of the clients is corrupt.
+are needed where a fraction of the clients is corrupt.
 
-Source: the committee of DisAgg (2026, arXiv:2605.13708), read in its abstract and its authors'
-published code. There the shares are elements of a prime field.
+Source: the committee of DisAgg (2026, arXiv:2605.13708), known here by its abstract and by its
+authors' published code. There the shares are elements of a prime field.
 """
 
 from __future__ import annotations
@@ -63,23 +63,22 @@ from dpjax.secure.sums.vectors import (
 from dpjax.validate import UserError
 
 KEY_BYTES = 32
-# A sealed share: the sender's public key before it, the cipher's tag after it.
+# Bytes that sealing adds to a share: the sender's public key, and the cipher's tag.
 SEALED_EXTRA = KEY_BYTES + 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Committee(SumSettings):
-  """Each client sends every member of a committee a share, in one message; members add up.
+  """Each client sends each member of a committee a share, in one message. Members add the shares.
 
   The server, `colluding` members and any other clients learn the sum of the others' vectors, and
   no more (honest-but-curious). `colluding` + `packed` members must stay until the end.
 
   `Cost.expansions` counts the uniform vectors drawn, `Cost.operations` the key agreements.
-  `Cost.client_bytes` is as a rule that of a member. Another client only sends its shares and
-  receives the keys.
+  `Cost.client_bytes` is usually that of a member: other clients only send shares and receive keys.
 
   Args:
-    num_members: members of the committee, drawn from the clients of each sum.
+    num_members: number of members of the committee, drawn from the clients of each sum.
     colluding: members who may tell the server all they know; >= 1.
     packed: number of secrets in one polynomial. Each share is that many times shorter, and
       `colluding` + `packed` members must stay.
@@ -107,7 +106,7 @@ class Committee(SumSettings):
     return "committee"
 
   def terms(self, clients: Sequence[int], length: int) -> CommitteeTerms:
-    """Returns the terms of a new sum, whose session determines the members."""
+    """Returns the terms of a new sum with a random session, which determines the members."""
     return CommitteeTerms(
       session=secrets.token_bytes(16),
       clients=tuple(clients),
@@ -125,7 +124,7 @@ class Committee(SumSettings):
     A member that drops out has sent its keys. It sends no sum, in whichever phase it drops out.
 
     Raises:
-      UserError: also where too few members are left, or the extra `secure` is not installed.
+      UserError: as `SumProtocol.sum`, too few members are left, or the extra `secure` is missing.
     """
     start = time.perf_counter()
     # A missing extra is reported before any vector is read.
@@ -161,18 +160,19 @@ def parameters(
   security_bits: float = 40,
   failure_bits: float = 20,
 ) -> tuple[int, int]:
-  """Returns (num_members, colluding): the smallest committee for a random choice of members.
+  """Returns (num_members, colluding) of the smallest committee for randomly drawn members.
 
-  More than `colluding` members are corrupt with probability 2^-security_bits at most. Fewer than
-  `colluding` + `packed` members stay with probability 2^-failure_bits at most.
+  With probability at most 2^-security_bits more than `colluding` members are corrupt. With
+  probability at most 2^-failure_bits fewer than `colluding` + `packed` members stay.
 
   Args:
     num_clients: number of clients from whom the members are drawn.
     corrupt: largest fraction of the clients that tell the server all they know.
-    dropout: largest fraction that falls silent.
+    dropout: largest fraction of the clients that falls silent.
+    packed: number of secrets in one polynomial, as in `Committee`.
 
   Raises:
-    UserError: no committee of these clients keeps both bounds.
+    UserError: no committee of these clients meets both bounds.
 
   >>> parameters(1000, corrupt=0.05, dropout=0.1)
   (25, 13)
@@ -206,10 +206,10 @@ class CommitteeTerms:
 
   Args:
     session: 16 bytes that no other sum has, so that messages of another sum are refused.
-    clients: ids, ascending.
+    clients: ids of the clients, ascending.
     num_members, colluding, packed: see `Committee`.
     min_survivors: fewest vectors in a sum.
-    length: d, entries of each vector.
+    length: d, the number of entries of each vector.
     bits: bits of the modulus.
   """
 
@@ -230,7 +230,7 @@ class CommitteeTerms:
       raise UserError("must be 16 bytes", field="session", value=self.session)
     for who in self.clients:
       validate.integer_in(0, LAST_ID, client=who)
-    # Plain ints, since shares are bound to the text of an id, and NumPy's has another text.
+    # Ids become plain ints: shares are bound to the text of an id, and NumPy writes another text.
     object.__setattr__(self, "clients", tuple(int(who) for who in self.clients))
     if list(self.clients) != sorted({*self.clients}):
       raise UserError("must be ids in ascending order, each once", field="clients")
@@ -258,20 +258,20 @@ class CommitteeTerms:
 
   @property
   def share_bytes(self) -> int:
-    """Bytes of one share of a vector, and of a sum of shares."""
+    """Number of bytes of one share of a vector, and of a sum of shares."""
     words = galois_shares.share_words(
       self.length, num_shares=self.num_members, packed=self.packed
     )
     return words * self.bits // 8
 
   def context(self, client: int, member: int) -> bytes:
-    """Returns what a sealed share is bound to, so that it opens nowhere else."""
+    """Returns the bytes that a sealed share is bound to: this sum, its client and its member."""
     ends = repr((client, member)).encode()
     return b"|".join([b"dpjax committee sum 1", self.session, ends])
 
 
 def record_bytes(terms: CommitteeTerms, kind: str) -> int:
-  """Returns the bytes of one record in a message of this kind."""
+  """Returns the number of bytes of one record in a message of this kind."""
   return {
     "keys": KEY_BYTES,
     "roster": KEY_BYTES,
@@ -283,7 +283,7 @@ def record_bytes(terms: CommitteeTerms, kind: str) -> int:
 
 
 def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> messages.Message:
-  """Returns a message of this kind, from this sender."""
+  """Parses a message, and refuses one of another kind or sender."""
   message = messages.read(data, kind, terms.session, record_bytes(terms, kind))
   if message.sender != sender:
     raise UserError(
@@ -308,8 +308,8 @@ def shares_for(
   Args:
     roster: the server's message with the members' keys.
     vector: [d] unsigned integers below 2^bits.
-    entropy: bytes to draw from. Anything but the operating system's is for tests: who knows it
-      sees the vector.
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
+      system only in tests: anyone who knows the bytes sees the vector.
 
   Raises:
     UserError: a roster that is wrong in any way, or a vector of another length or type.
@@ -347,7 +347,7 @@ def shares_for(
     if member not in keys:
       continue
     context = terms.context(me, member)
-    # The client's key is fresh and the context names both ends, so this key seals only once.
+    # The client's key is fresh and the context names both ends, so the agreed key seals only once.
     key = primitives.agree(private, bytes(keys[member]), context)
     records[member] = public + primitives.seal(key, share.tobytes(), context)
   return messages.write("shares", terms.session, me, records)
@@ -357,13 +357,13 @@ def shares_for(
 
 
 class CommitteeMember(NamedTuple):
-  """A member between two messages. `private` and `total` are secret."""
+  """State of a member between two messages. `private` and `total` are secret."""
 
   terms: CommitteeTerms
   me: int
   private: bytes  # [32] X25519
-  total: np.ndarray  # the sum of the shares that it was sent
-  added: frozenset[int]  # whose shares these are
+  total: np.ndarray  # sum of the shares received so far
+  added: frozenset[int]  # clients whose shares are in `total`
   answered: bool = False
 
 
@@ -373,10 +373,10 @@ def start_member(
   *,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[CommitteeMember, bytes]:
-  """Starts a member with a fresh key, and returns its message with the public one.
+  """Returns a member with a fresh key, and its message with the public key.
 
   Raises:
-    UserError: it is not a member of this sum.
+    UserError: `me` is not a member of this sum.
   """
   me = int(me)
   if me not in terms.members:
@@ -389,11 +389,11 @@ def start_member(
 
 
 def add_share(member: CommitteeMember, forwarded: bytes) -> CommitteeMember:
-  """Returns the member with one more client's share in its sum.
+  """Returns the member after adding one more client's share to its sum.
 
   Raises:
-    UserError: a message that is wrong in any way, a client's second one, or one that comes after
-      the answer. The state stays where it was.
+    UserError: a message that is wrong in any way, a second message of a client, or a message after
+      the answer. The member's state is then unchanged.
   """
   terms = member.terms
   if member.answered:
@@ -413,12 +413,14 @@ def add_share(member: CommitteeMember, forwarded: bytes) -> CommitteeMember:
 
 
 def answer(member: CommitteeMember, survivors: bytes) -> tuple[CommitteeMember, bytes]:
-  """Returns the member's sum of shares, for the list of clients that it has added.
+  """Returns the member's next state, and its message with the sum of shares.
 
-  It answers once, and forgets its key and its sum.
+  `survivors` must list exactly the clients whose shares the member has added. A member answers
+  once, and then forgets its key and its sum.
 
   Raises:
-    UserError: another list, one of fewer than `min_survivors`, or a second request.
+    UserError: the list names other clients, or fewer than `min_survivors`, or the member has
+      answered before.
   """
   terms = member.terms
   if member.answered:
@@ -447,7 +449,7 @@ def answer(member: CommitteeMember, survivors: bytes) -> tuple[CommitteeMember, 
 
 
 class CommitteeServer(NamedTuple):
-  """The server between two messages; none of it is secret from the server."""
+  """State of the server between two messages. The server may see all of it."""
 
   terms: CommitteeTerms
   phase: str = "keys"  # "": the sum is complete
@@ -459,14 +461,14 @@ class CommitteeServer(NamedTuple):
 def receive(
   state: CommitteeServer, data: bytes, sender: int
 ) -> tuple[CommitteeServer, dict[int, bytes]]:
-  """Returns the server with one more message, and what it forwards to members.
+  """Returns the server's next state, and the messages that it forwards, by member.
 
   Args:
-    sender: client that sent the message, as the transport knows it.
+    sender: id of the client that sent the message, as the transport knows it.
 
   Raises:
-    UserError: a message that is wrong in any way, or a party's second one. The state stays where
-      it was.
+    UserError: a message that is wrong in any way, or a party's second message. The state is then
+      unchanged.
   """
   terms = state.terms
   message = _read(terms, state.phase, data, sender)
@@ -500,14 +502,14 @@ def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
   """Ends the phase. Returns the server in the next phase, and its message to each client.
 
   Raises:
-    UserError: too few members or clients are left. Nothing was revealed, or, where more than
-      `colluding` members sent a sum, some combinations of the total's entries.
+    UserError: too few members or clients are left. Nothing was revealed, unless more than
+      `colluding` members sent a sum: then some combinations of the total's entries are known.
   """
   terms = state.terms
   needed = terms.colluding + terms.packed
   members = len(state.keys if state.phase == "keys" else state.sums)
   if state.phase != "shares" and members < needed:
-    # Too few sums, but more than `colluding`, determine combinations of the packed totals.
+    # More than `colluding` sums, but too few, determine combinations of the packed totals.
     revealed = "nothing" if members <= terms.colluding or state.phase == "keys" else "less"
     raise UserError(
       f"only {members} of {terms.num_members} members sent their {state.phase}, and {needed} are "
@@ -561,12 +563,13 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
 
   Args:
     there: clients that answer, by phase.
-    read: the vector of a client, called once for each that uploads, in ascending order.
+    read: function that returns a client's vector. It is called once for each client that
+      uploads, in ascending order.
 
   Raises:
     UserError: as `Committee.sum`.
   """
-  num_bytes: Counter[int] = Counter()  # of each client, both ways
+  num_bytes: Counter[int] = Counter()  # bytes that each client sends and receives
   server = CommitteeServer(terms)
   members: dict[int, CommitteeMember] = {}
   for who in terms.members:
@@ -583,7 +586,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
     )
     num_bytes[who] += len(message)
     server, forwarded = receive(server, message, who)
-    # Added as they come, so that the shares of two clients are never in memory at once.
+    # Shares are added as they come, so that those of two clients are never in memory at once.
     for member, sealed in forwarded.items():
       num_bytes[member] += len(sealed)
       members[member] = add_share(members[member], sealed)
@@ -598,7 +601,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
     client_bytes=max(num_bytes.values()),
     server_bytes=sum(num_bytes.values()),
     expansions=terms.colluding * uploads,
-    # One agreement at each end of each share.
+    # Each share needs one agreement by its client and one by its member.
     operations=2 * terms.num_members * uploads,
     seconds=0.0,
   )

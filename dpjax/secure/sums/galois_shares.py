@@ -1,17 +1,17 @@
-"""Shamir's shares of vectors modulo 2^32 or 2^64, so that a sum of shares reveals the sum alone.
+"""Shamir's shares of vectors modulo 2^32 or 2^64. Sums of shares reveal only the sum.
 
-Shamir's scheme needs points whose differences can be divided by. Modulo 2^bits only 0 and 1 are
-such points. So d words together are one element of the Galois ring Z_2^bits[X] / f(X), where f is
-irreducible modulo 2 and of degree d. Its 2^d elements with coefficients 0 and 1 are points of
-that kind, because differences of two of them are no multiple of 2.
+Shamir's scheme needs points whose differences can be inverted. Modulo 2^bits there are only two
+such points, for example 0 and 1. So d words together are one element of the Galois ring
+Z_2^bits[X] / f(X), where f is irreducible modulo 2 and of degree d. Its 2^d elements with
+coefficients 0 and 1 are such points, because no difference of two of them is a multiple of 2.
 
 A prime field would be simpler, and would leak: its sum counts how often the integers wrapped
 around, which no noise hides. Here the total is a function of the sum modulo 2^bits.
 
-`packed` secrets stand at as many points of one polynomial, and `colluding` uniform values at the
-points of the first shares. Any `colluding` shares are uniform whatever the secrets are: they are
-the uniform values times a Cauchy matrix, which can be inverted. Any `colluding` + `packed` shares
-determine the polynomial.
+One polynomial has the `packed` secrets as its values at `packed` points. At the points of the first
+shares it has `colluding` uniform values. Any `colluding` shares are uniform whatever the secrets
+are: up to a sum that depends on the secrets alone, they are the uniform values times a Cauchy
+matrix, which can be inverted. Any `colluding` + `packed` shares determine the polynomial.
 
 Sources: Shamir 1979; Franklin and Yung 1992 for several secrets in a polynomial; Abspoel, Cramer,
 Damgard, Escudero and Yuan 2019 (eprint 2019/872) for Galois rings.
@@ -75,7 +75,8 @@ def split(
     colluding: largest number of shares that together reveal nothing.
     packed: number of secrets in one polynomial. `colluding` + `packed` shares give the vector
       back, and each share is `packed` times shorter.
-    entropy: bytes to draw from; anything but the operating system's is for tests.
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
+      system only in tests.
 
   Returns:
     `num_shares` vectors of `share_words` words. Sums of shares are shares of the sum.
@@ -95,7 +96,7 @@ def split(
   padded = np.zeros(packed * words, vector.dtype)
   padded[: len(vector)] = vector
   drawn = np.frombuffer(entropy(colluding * words * vector.itemsize), vector.dtype)
-  # Secrets stand at the first points, uniform values at those of the first shares.
+  # The polynomial's values are the secrets at the first points, then uniform for the first shares.
   values = np.concatenate([padded, drawn]).reshape(-1, columns)
   uniform = list(drawn.reshape(colluding, words))
   held = tuple(range(packed + colluding))
@@ -119,8 +120,8 @@ def combine(
   Shares beyond `colluding` + `packed` are compared with what the first ones determine.
 
   Args:
-    shares: place in the result of `split` -> share, of `share_words` words.
-    length: words of the vector.
+    shares: shares of `share_words` words, by their place in the result of `split`.
+    length: number of words of the vector.
     num_shares, colluding, packed: as in `split`.
 
   Raises:
@@ -177,7 +178,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   full = np.zeros((*shape[:-1], 2 * degree - 1), np.uint64)
   for power in range(degree):
     full[..., power : power + degree] += a[..., power : power + 1] * b
-  # Goes down from the top power, since reducing a power only changes lower ones.
+  # The loop goes down from the top power, since reducing a power changes only lower powers.
   for power in range(2 * degree - 2, degree - 1, -1):
     for exponent in POLYNOMIALS[degree]:
       full[..., power - degree + exponent] -= full[..., power]
@@ -185,7 +186,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def inverted(units: np.ndarray) -> np.ndarray:
-  """Returns inverses of ring elements that are no multiples of 2 modulo f."""
+  """Returns inverses [..., d] of ring elements that are no multiples of 2 modulo f."""
   degree = units.shape[-1]
   # u^(2^d - 2) inverts u modulo 2, where the ring is a field of 2^d elements.
   power = units
@@ -196,7 +197,7 @@ def inverted(units: np.ndarray) -> np.ndarray:
     inverse = multiplied(inverse, power)
   two = np.zeros(degree, np.uint64)
   two[0] = 2
-  # Hensel: each step doubles the number of bits that are right, from 1 to 64.
+  # By Hensel's lemma each step doubles the number of right bits, from 1 to 64.
   for _ in range(6):
     inverse = multiplied(inverse, two - multiplied(units, inverse))
   return inverse
@@ -206,8 +207,10 @@ def inverted(units: np.ndarray) -> np.ndarray:
 def _interpolation(
   held: tuple[int, ...], wanted: tuple[int, ...], degree: int
 ) -> np.ndarray:
-  """Returns the words' matrix from values at `held` points to those at `wanted` ones,
-  [len(wanted) * degree, len(held) * degree] uint64 (Lagrange)."""
+  """Returns the matrix that maps the words of values at `held` points to those at `wanted` points.
+
+  Its shape is [len(wanted) * degree, len(held) * degree], uint64 (Lagrange interpolation).
+  """
   at = _points(held, degree)  # [h, d]
   to = _points(wanted, degree)  # [w, d]
   numerator = np.zeros((len(wanted), len(held), degree), np.uint64)
@@ -219,7 +222,7 @@ def _interpolation(
     numerator[:, others] = multiplied(numerator[:, others], (to - at[place])[:, None])
     denominator[others] = multiplied(denominator[others], at[others] - at[place])
   factors = multiplied(numerator, inverted(denominator))  # [w, h, d]
-  # Multiplication by an element is linear in the other one's words: column j is a * X^j.
+  # Multiplication by an element a is linear in the other factor's words: column j is a * X^j.
   columns = [factors]
   power = np.zeros(degree, np.uint64)
   power[1] = 1
@@ -237,6 +240,6 @@ def _points(numbers: Sequence[int], degree: int) -> np.ndarray:
 
 def _times(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
   """Multiplies words modulo their type: [r, c] by [c, n] gives [r, n]."""
-  # 2^32 divides 2^64, so the low words of the ring modulo 2^64 are the ring modulo 2^32.
-  # einsum, because matmul of integers is ten times slower: it has no BLAS and orders no loops.
+  # 2^32 divides 2^64, so the low 32 bits of the matrix are the matrix for a ring modulo 2^32.
+  # einsum is ten times faster than matmul, which has no BLAS for integers and orders no loops.
   return np.einsum("rc,cn->rn", matrix.astype(values.dtype), values)

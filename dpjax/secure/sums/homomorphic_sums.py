@@ -5,15 +5,15 @@
 | `BfvSum`  | integers mod 2^bits | none             | TenSEAL (SEAL), extra `he`    |
 | `CkksSum` | float64             | below 1e-7       | the same                      |
 
-What is hidden, if all parties are honest-but-curious, at 128-bit security (RLWE at SEAL's
-parameters): the server holds no secret key. It sees ciphertexts, and in the end the sum. ALL
-CLIENTS hold one secret key. So one client that tells it to the server opens every vector. A server
-that lies can have a single vector decrypted as if it were the sum. SecAgg has no such key. The
-client that decrypts sees the sum before it is reduced modulo 2^bits.
+Security is 128 bits (RLWE at SEAL's parameters) if all parties are honest-but-curious. The server
+holds no secret key. It sees ciphertexts, and in the end the sum. ALL CLIENTS hold one secret key.
+So a single client that tells the server this key opens every vector. A server that lies can have
+a single vector decrypted as if it were the sum. SecAgg has no such key. The client that decrypts
+sees the sum before it is reduced modulo 2^bits.
 
-Decrypted CKKS numbers carry noise. Who knows what was encrypted can learn the secret key from it
-(Li and Micciancio 2021). So they are rounded to 1e-7 before they leave the client, which makes
-that harder, without a proof. BFV decrypts exactly.
+Decrypted CKKS numbers carry noise. Anyone who knows what was encrypted can learn the secret key
+from this noise (Li and Micciancio 2021). So the numbers are rounded to 1e-7 before they leave the
+client. That makes the attack harder, but nothing is proved. BFV decrypts exactly.
 
 Sources: Fan and Vercauteren 2012 (BFV); Cheon, Kim, Kim and Song 2017 (CKKS).
 """
@@ -33,26 +33,26 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[he]'"
-# Bits of an entry in one ciphertext.
+# Number of bits of an entry that go into one ciphertext.
 _LIMB = 32
-# Largest number of clients -> (degree, plaintext modulus). The modulus is above clients * 2^32: the
-# first prime above 2^42, and above 2^46, that is 1 modulo 2 * degree. SEAL's default moduli are
-# 128-bit secure at either degree, and the noise budget allows that many additions.
+# Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.
+# It is the first prime above 2^42, or above 2^46, that is 1 modulo 2 * degree. SEAL's default
+# moduli are 128-bit secure at either degree, and the noise budget allows that many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
 # With 109 bits of moduli, this degree is 128-bit secure.
 _CKKS_DEGREE = 4096
 _CKKS_MODULI = (60, 49)
 _CKKS_SCALE = 2.0**44
-# Bound on a sum: half of what 60 bits, one of them for the sign, hold at the scale.
+# Largest absolute sum. At this scale 60 bits with a sign hold up to 2^15, and half of it is used.
 _CKKS_LARGEST = 2.0**14
 _CKKS_DECIMALS = 7
 
 
 class _Scheme(NamedTuple):
-  """Keys and the objects made from them."""
+  """Keys of a scheme, and functions of the library that use them."""
 
-  secret: bytes  # a context, for the clients
-  public: bytes  # the same without the secret key, for the server
+  secret: bytes  # serialised context with the secret key, for the clients
+  public: bytes  # serialised context without the secret key, for the server
   make: Any  # (context, numbers) -> ciphertext
   load: Any  # (context, bytes) -> ciphertext
   open: Any  # bytes -> context
@@ -72,7 +72,7 @@ def _scheme(library: Any, context: Any, make: Any, load: Any, slots: int) -> _Sc
 
 
 def bfv_keys(num_clients: int) -> _Scheme:
-  """Makes fresh BFV keys that fit sums of that many integers below 2^32.
+  """Makes fresh BFV keys that fit sums of `num_clients` integers below 2^32.
 
   Raises:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
@@ -91,7 +91,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
 
 
 def ckks_keys() -> _Scheme:
-  """Makes fresh CKKS keys for sums only.
+  """Makes fresh CKKS keys that allow sums, but no products.
 
   Raises:
     UserError: TenSEAL is not installed.
@@ -127,7 +127,7 @@ class KeyHolder:
     ]
 
   def decrypt(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
-    """Decrypts sums [num_rows, d], int64 or float64."""
+    """Returns the decrypted sums [num_rows, d], int64 or float64."""
     parts = [self._scheme.load(self._context, each).decrypt() for each in ciphers]
     return np.concatenate([np.asarray(part) for part in parts]).reshape(num_rows, -1)
 
@@ -136,7 +136,7 @@ class AddingServer:
   """The server: it adds ciphertexts as they arrive, and cannot read them.
 
   Args:
-    scheme: scheme; only its public part is used.
+    scheme: keys, of which only the public part is used.
   """
 
   def __init__(self, scheme: _Scheme):
@@ -150,14 +150,14 @@ class AddingServer:
     self.sums = [a + b for a, b in zip(self.sums, loaded)] if self.sums else loaded
 
   def total(self) -> list[bytes]:
-    """Returns the ciphertexts of the sum."""
+    """Returns the serialised ciphertexts of the sum."""
     return [each.serialize() for each in self.sums]
 
 
 class _Encrypted(NamedTuple):
   rows: np.ndarray  # [num_rows, d] sums
   survivors: tuple[int, ...]
-  cost: Cost  # without what the decryptor answers
+  cost: Cost  # without the decrypted sum that a client sends back
 
 
 def _sum_encrypted(
@@ -167,8 +167,10 @@ def _sum_encrypted(
   vectors: Mapping[int, np.ndarray],
   drops: Drops,
 ) -> _Encrypted:
-  """Sums through ciphertexts. `scheme(num_clients)` makes keys, `cut(vector)` the rows to
-  encrypt."""
+  """Sums vectors through ciphertexts.
+
+  `scheme(num_clients)` makes the keys, and `cut(vector)` returns the rows to encrypt.
+  """
   start = time.perf_counter()
   there = present(settings, vectors, drops)
   survivors = there.uploading
@@ -210,12 +212,11 @@ def _sum_encrypted(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BfvSum(SumSettings):
-  """The exact sum of integers, through BFV ciphertexts (the module lists what each party
-  sees).
+  """The exact sum of integers through BFV ciphertexts. The module lists what each party sees.
 
-  The plaintext modulus is larger than any sum, so nothing wraps around inside; entries of 64
-  bits go in two halves, unless `largest` says that one is enough. `Cost` counts serialised
-  ciphertexts and keys, encryptions and decryptions (by ciphertext).
+  The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
+  are encrypted in two halves, unless `largest` is below 2^32. `Cost` counts the bytes of serialised
+  ciphertexts and keys. Its operations are encryptions and decryptions of single ciphertexts.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(3)}
   >>> BfvSum().sum(vectors).total
@@ -229,10 +230,10 @@ class BfvSum(SumSettings):
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
 
-    A client that drops before unmasking is not asked to decrypt.
+    A client that drops out before unmasking is not asked to decrypt.
 
     Raises:
-      UserError: also where nobody is left to decrypt, or the extra `he` is not installed.
+      UserError: as `SumProtocol.sum`, nobody is left to decrypt, or the extra `he` is missing.
     """
     fits_one_limb = self.bits == _LIMB or (
       self.largest is not None and self.largest < 2**_LIMB
@@ -240,7 +241,7 @@ class BfvSum(SumSettings):
     shifts = (0,) if fits_one_limb else (0, _LIMB)
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
-      # Parts of 32 bits, so that the sum stays below the plaintext modulus.
+      # Entries are cut into parts of 32 bits, so that a sum stays below the plaintext modulus.
       wide = vector.astype(np.uint64)
       return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
 
@@ -249,16 +250,16 @@ class BfvSum(SumSettings):
     modulus = next(
       m for most, (_, m) in BFV_PARAMETERS.items() if len(decrypted.survivors) <= most
     )
-    # SEAL returns residues around 0, but the sum is not negative.
+    # SEAL returns residues around 0. A sum is not negative, so they are moved to [0, modulus).
     for shift, row in zip(shifts, decrypted.rows):
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
-    # The type reduces it modulo 2^bits.
+    # The conversion reduces the total modulo 2^bits.
     total = total.astype(self.dtype)
     return Summed(total, decrypted.survivors, _answered(decrypted.cost, total))
 
 
 def _answered(cost: Cost, total: np.ndarray) -> Cost:
-  """Returns the costs with the decrypted sum, which the client sends to the server."""
+  """Returns the cost with the bytes of the decrypted sum, which the client sends to the server."""
   return cost._replace(
     client_bytes=cost.client_bytes + total.nbytes,
     server_bytes=cost.server_bytes + total.nbytes,
@@ -273,9 +274,9 @@ class _Floats(SumSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CkksSum:
-  """The sum of float64 vectors to 1e-7, through CKKS ciphertexts; see the module.
+  """The sum of float64 vectors with an error below 1e-7, through CKKS ciphertexts.
 
-  No `SumProtocol`, which is about integers modulo 2^bits: `Summed.total` is [d] float64.
+  It is no `SumProtocol`: `Summed.total` is [d] float64, not integers modulo 2^bits.
 
   Args:
     min_survivors: fewest vectors in a sum.
@@ -291,10 +292,10 @@ class CkksSum:
     return "ckks"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the survivors, rounded to 7 decimals.
+    """Returns the sum over the clients that upload, rounded to 7 decimals.
 
     Args:
-      vectors: client id -> [d] float64, no entry beyond 2^14 / number of clients.
+      vectors: [d] float64 by client id, with absolute values of at most 2^14 / number of clients.
 
     Raises:
       UserError: as `BfvSum.sum`, or an entry that is too large or not finite.
@@ -302,7 +303,7 @@ class CkksSum:
     bound = _CKKS_LARGEST / max(1, len(vectors))
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
-      # Written so that NaN is refused, too.
+      # The condition is written so that NaN is refused, too.
       if not np.all(np.abs(vector) <= bound):
         raise UserError(
           f"entries must be finite and at most {bound:g} for CKKS", field="vectors"

@@ -14,8 +14,8 @@ import numpy as np
 class Cost(NamedTuple):
   """Cost of one sum; bytes are those of the serialised messages."""
 
-  client_bytes: int  # most that one client sent and received
-  server_bytes: int  # all that the server sent and received
+  client_bytes: int  # largest number of bytes that one client sent and received together
+  server_bytes: int  # all bytes that the server sent and received
   expansions: int  # streams of masks expanded, by all
   operations: int  # public-key operations (agreements, encryptions, decryptions), by all
   seconds: float
@@ -26,14 +26,14 @@ class Drops(NamedTuple):
 
   before_sharing: frozenset[int] = frozenset()
   before_upload: frozenset[int] = frozenset()  # after they have shared their keys
-  before_unmasking: frozenset[int] = frozenset()  # their vector counts
+  before_unmasking: frozenset[int] = frozenset()  # their vectors count
 
 
 class Summed(NamedTuple):
   """Total, survivors and cost of one sum."""
 
   total: np.ndarray  # [d] uint32 or uint64: sum of the survivors' vectors modulo 2^bits
-  survivors: tuple[int, ...]  # whose vectors are in the total, ascending
+  survivors: tuple[int, ...]  # clients whose vectors are in the total, ascending
   cost: Cost
 
 
@@ -47,21 +47,21 @@ class SumProtocol(Protocol):
   def name(self) -> str: ...
 
   @property
-  def bits(self) -> int: ...  # of the modulus: 32 or 64
+  def bits(self) -> int: ...  # bits of the modulus: 32 or 64
 
   @property
-  def min_survivors(self) -> int: ...  # fewer, and the sum is refused: nothing is revealed
+  def min_survivors(self) -> int: ...  # with fewer clients the sum is refused
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """Returns the sum over the clients of `vectors` who do not drop out.
+    """Returns the sum over the clients of `vectors` that do not drop out before upload.
 
     Args:
-      vectors: client id -> [d] unsigned integers below 2^bits; each is looked up once, in
-        ascending order of ids, and not kept, so a mapping may compute them as they are read.
+      vectors: [d] unsigned integers below 2^bits, by client id. Each vector is looked up once, in
+        ascending order of ids, and is not kept. So a mapping may compute vectors as they are read.
       drops: clients that fall silent, by phase.
 
     Raises:
-      UserError: fewer than `min_survivors` clients are left, fewer than two clients at all,
-        vectors of different lengths or types. Nothing of any vector is then revealed.
+      UserError: fewer than `min_survivors` clients are left, there are fewer than two clients at
+        all, or vectors have different lengths or types. Nothing of any vector is then revealed.
     """
     ...

@@ -1,8 +1,9 @@
 """Messages between the parties of a secure sum: bytes of one layout, validated when read.
 
 A message is a header and records. The header states the kind, session, sender, number of records
-and bytes of each. A record is an id and bytes, equally many in all records. Ids ascend, so none
-occurs twice. `read` checks all sizes before it reads a record. Any fault is a `UserError`.
+and bytes of each record. A record is an id and bytes; all records have equally many bytes. Ids
+ascend, so none occurs twice. `read` checks all sizes before it reads a record. Any fault is a
+`UserError`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from dpjax.validate import UserError
 
-# Sender id of the server's messages, which no client may have.
+# Id of the server as a sender. No client may have it.
 SERVER = 2**32 - 1
 KINDS = (
   "keys",  # client: its public keys
@@ -24,27 +25,27 @@ KINDS = (
   "survivors",  # server: whose masked vectors came (1), and whose did not (0)
   "agreed",  # client: its signature of the survivors
   "signatures",  # server: all clients' signatures
-  "revealed",  # client: shares of the living's seeds and of the dead's keys
+  "revealed",  # client: shares of survivors' mask seeds, and of the mask keys of absent clients
   "shares",  # client: a sealed share for each member of a committee
   "sums",  # member: the sum of the shares that it was sent
 )
-# Magic and version, kind, session, sender, count, size.
+# Magic with version, kind, session, sender, number of records, bytes of each record.
 _HEADER = struct.Struct("<8sB16sIII")
 _MAGIC = b"dpjxsum1"
-# Bytes of a message, and of a record, in addition to the records' own.
+# Bytes of a message's header, and of the id of a record.
 OVERHEAD = _HEADER.size
 ID = 4
 
 
 class Message(NamedTuple):
-  """A message that `read` has checked: its sender, and the bytes of each id."""
+  """A message that `read` has checked: its sender, and the bytes of its records by id."""
 
   sender: int
   records: dict[int, memoryview]
 
 
 def size(count: int, record_bytes: int) -> int:
-  """Returns the size of a message in bytes.
+  """Returns the number of bytes of a message with `count` records of `record_bytes` bytes.
 
   >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
   True
@@ -53,7 +54,7 @@ def size(count: int, record_bytes: int) -> int:
 
 
 def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) -> bytes:
-  """Serialises a message; records have one size, and are sorted by id."""
+  """Serialises a message. Its records must have one size, and are sorted by id."""
   sizes = {len(record) for record in records.values()} or {0}
   (each,) = sizes
   head = (_MAGIC, KINDS.index(kind), session, sender, len(records), each)
@@ -67,8 +68,8 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
   """Parses a message of this kind and session.
 
   Raises:
-    UserError: it is no message, of another kind, session or size, or an id is not above the
-      one before it. No part of it is returned.
+    UserError: the data are no message, or one of another kind, session or size; or its ids do not
+      ascend. No part of the message is returned.
 
   >>> read(b"hello", "keys", bytes(16), 96)
   Traceback (most recent call last):
@@ -83,7 +84,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
     raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
   if of != session:
     raise UserError(f"{kind}: from {name(sender)} is of another session")
-  # Checked before any record is read, since a sender may claim any size.
+  # The sizes are checked before any record is read, since a sender may claim any size.
   if (count and each != record_bytes) or len(data) != size(count, each):
     raise UserError(
       f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
@@ -118,5 +119,5 @@ def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, m
 
 
 def name(who: int) -> str:
-  """Returns the name of a party for readers."""
+  """Returns the name of a party for error messages."""
   return "the server" if who == SERVER else f"client {who}"

@@ -1,4 +1,4 @@
-"""The sum without any secrecy, as the reference for the others."""
+"""Sum without any secrecy: the reference for the other protocols."""
 
 from __future__ import annotations
 

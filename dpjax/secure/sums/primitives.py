@@ -1,8 +1,8 @@
 """Cryptographic primitives of secure sums, all from `cryptography` and pycryptodome.
 
-X25519 for agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks, ChaCha20-
-Poly1305 for what passes through the server, Shamir's shares over GF(2^128), Ed25519 for
-signatures. Nothing here is an algorithm of our own. Other files of `sums` import neither library.
+These are X25519 for key agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks,
+ChaCha20-Poly1305 for what passes through the server, Shamir's shares over GF(2^128), and Ed25519
+for signatures. No algorithm here is our own. Other files of `sums` import neither library.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[secure]'"
-# 128 bits are shared: the strength of X25519.
+# Bytes of a shared secret: 128 bits, the strength of X25519.
 SECRET_BYTES = 16
-# Bytes of a stream processed at once, so that they stay in the cache.
+# Number of bytes of a stream that are processed at once, so that they stay in the cache.
 _CHUNK = 1 << 18
 
 
 @functools.cache
 def library() -> Any:
-  """Imports the classes of the two libraries.
+  """Returns a namespace with the parts of the two libraries that are used here.
 
   Raises:
     UserError: one of them is not installed.
@@ -76,7 +76,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes:
-  """Returns the key that only the owners of the two key pairs know (X25519, then
+  """Returns the key [length] that only the owners of the two key pairs know (X25519, then
   HKDF-SHA256).
 
   Raises:
@@ -93,16 +93,19 @@ def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
-  """Encrypts and authenticates (ChaCha20-Poly1305); 16 bytes longer. A key seals only ONCE."""
+  """Encrypts and authenticates a text (ChaCha20-Poly1305). The result is 16 bytes longer.
+
+  A key seals only ONCE.
+  """
   # A nonce of 0 is safe, since a key seals only once.
   return library().aead.ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
-  """Decrypts the text of `seal`.
+  """Decrypts and verifies a result of `seal`.
 
   Raises:
-    UserError: it was changed, or is of another key or context.
+    UserError: the text was changed, or was sealed with another key or context.
   """
   lib = library()
   try:
@@ -127,7 +130,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 def combine(shares: dict[int, bytes]) -> bytes:
   """Returns the secret from `threshold` shares, given by their places in the result of `split`.
 
-  Wrong shares give another secret, not an error: compare with a commitment.
+  Wrong shares give another secret, not an error, so compare the result with a commitment.
   """
   # pycryptodome counts shares from 1.
   return library().shamir.combine([(place + 1, share) for place, share in shares.items()])
@@ -138,7 +141,7 @@ def add_streams(vector: np.ndarray, keystreams: Sequence[tuple[bytes, bool]]) ->
 
   Args:
     vector: [d] uint32 or uint64, contiguous; sums are modulo 2^32 or 2^64.
-    keystreams: (key [32], whether to add); a key is for one stream only, its nonce is 0.
+    keystreams: (key [32], whether to add). Use a key for one stream only, since its nonce is 0.
   """
   lib = library()
   ciphers = [
@@ -167,7 +170,7 @@ def signing_public_key(private: bytes) -> bytes:
 
 
 def sign(private: bytes, text: bytes) -> bytes:
-  """Returns an Ed25519 signature [64]."""
+  """Returns the Ed25519 signature [64] of a text by a private key [32]."""
   return library().ed25519.Ed25519PrivateKey.from_private_bytes(private).sign(text)
 
 

@@ -6,26 +6,25 @@
 | `SecAgg(signed)`   | all others             | the same, and a server that lies with fewer than |
 |                    |                        | 2t - n of the clients (t > 2n / 3)               |
 | `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
-|                    |                        | curious, but with probability 2^-40              |
+|                    |                        | curious, except with probability 2^-40           |
 
-Of the honest clients' vectors nothing is revealed but their sum. A server is honest-but-curious
-if it follows the protocol. Without signatures, a server that lies has two attacks:
+Only the sum of the honest clients' vectors is revealed. A server is honest-but-curious if it
+follows the protocol. Without signatures, a server that lies has two attacks:
 
 - It tells two groups of t clients different lists of survivors, and so gets both secrets of a
   client. A test carries this out. If 2 t > n + colluders, there are no two such groups.
 - It hands out keys of its own making.
 
-Signatures end both, unless 2t - n or more clients sign two lists for the server (n / 3 are always
-too few; t - 1 are enough where t < n). The server can always leave out whom it likes, down to
+Signatures end both attacks, unless 2t - n or more clients sign two lists for the server (n / 3 are
+always too few; t - 1 are enough where t < n). The server can always leave out any clients, down to
 `min_survivors`.
 
-No variant sees whether a client's vector is what it should be. One dishonest client can make the
-sum any number. By shares that do not fit, it can have the sum refused; by envelopes that the
-others cannot open, it silences them. It learns nothing by that, but fewer vectors may be in the
-sum.
+No variant checks a client's vector. One dishonest client can make the sum any number. If its
+shares do not fit, the sum is refused. If others cannot open its envelopes, they fall silent. The
+client learns nothing by that, but fewer vectors may be in the sum.
 
-With many clients, SecAgg's time is that of Shamir's shares: n^2 t steps in Python, whatever the
-length of the vectors. SecAgg+ takes a tenth of it; results/secure/sums.md has numbers.
+With many clients, most of SecAgg's time goes into Shamir's shares: n^2 t steps in Python, whatever
+the length of the vectors. SecAgg+ takes a tenth of that time; results/secure/sums.md has numbers.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
   Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
-  until the end; with fewer it is refused. The server may collude with t - 1 clients. A server
-  without colluders that lies about survivors cannot open a single vector either, if t is above half
-  of the clients and it hands out the right keys.
+  until the end; with fewer it is refused. The server may collude with t - 1 clients. A server may
+  also lie about survivors. Without colluders it still opens no single vector if t is above half of
+  the clients, and if it hands out the right keys.
 
   Args:
-    signed: keys and survivors are signed and compared (figure 4, underlined parts), against
-      a server that lies, in league with fewer than 2t - n clients. `sum` requires t > 2n / 3.
+    signed: True: keys and survivors are signed and compared (figure 4, underlined parts). This is
+      for a server that lies together with fewer than 2t - n clients. `sum` requires t > 2n / 3.
 
   Raises:
     UserError: as `SumSettings`.
@@ -93,7 +92,7 @@ class SecAgg(SumSettings):
     A client that drops out before sharing has sent its keys.
 
     Raises:
-      UserError: also where the extra `secure` is not installed.
+      UserError: as `SumProtocol.sum`, or the extra `secure` is not installed.
     """
     return _sum(self, vectors, drops)
 
@@ -104,12 +103,13 @@ class SecAggPlus(SumSettings):
   (`terms.graph_parameters`).
 
   Server and clients are honest-but-curious. With more corrupt clients than stated, the server may
-  learn the sum of a part of the clients. With more silent clients it could, too, so the sum is then
-  refused. For a cohort too small for a sparse graph the graph is complete, and this is SecAgg.
+  learn the sum of a part of the clients. With more silent clients than stated, the sum is refused,
+  since it could reveal such a part, too. For a small cohort no sparse graph is safe. The graph is
+  then complete, and this is SecAgg.
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
-    dropout: largest fraction that falls silent.
+    dropout: largest fraction of the clients that falls silent.
 
   Raises:
     UserError: as `SumSettings`, or fractions outside [0, 1).
@@ -128,7 +128,7 @@ class SecAggPlus(SumSettings):
     return "secagg_plus"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
-    """Returns the terms of a new sum, whose session determines the neighbours."""
+    """Returns the terms of a new sum with a random session, which determines the neighbours."""
     count = len(clients)
     degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
     staying = count - largest_part(self.dropout, count)
@@ -150,8 +150,8 @@ class SecAggPlus(SumSettings):
     A client that drops out before sharing has sent its keys.
 
     Raises:
-      UserError: also where a client has fewer neighbours left than the threshold, or the
-        extra `secure` is not installed.
+      UserError: as `SumProtocol.sum`, a client has fewer neighbours left than the threshold, or
+        the extra `secure` is not installed.
     """
     return _sum(self, vectors, drops)
 
@@ -159,7 +159,7 @@ class SecAggPlus(SumSettings):
 def begun(
   protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> tuple[Present, Reader, Terms]:
-  """Returns the clients of each phase, their vectors and the terms, without a directory.
+  """Returns (clients of each phase, reader of their vectors, terms without a directory).
 
   Raises:
     UserError: nobody is left to upload.
@@ -189,19 +189,20 @@ def _sum(
 
 
 class _Tally:
-  """Counts of bytes and computations, over one sum."""
+  """Counts of bytes and computations in one sum."""
 
   def __init__(self) -> None:
-    self.bytes: Counter[int] = Counter()  # of each client, both ways
+    self.bytes: Counter[int] = Counter()  # bytes that each client sends and receives
     self.expansions = self.operations = 0
 
   def computed(self, kind: str, member: Member) -> None:
     """Counts a client's computations before it answers with this kind of message."""
     if kind == "envelopes":
-      # One key agreement with each neighbour, for their channel.
+      # One key agreement with each neighbour is for the sealed channel between them.
       self.operations += len(member.roster)
     if kind == "masked":
-      # Another one with each, for their mask; a client's own mask needs only a stream.
+      # Another key agreement with each neighbour is for the mask that both share. A client's own
+      # mask needs only a stream.
       self.operations += len(member.shares) - 1
       self.expansions += len(member.shares)
 
@@ -216,11 +217,12 @@ def run(
 
   Args:
     there: clients that answer, by phase.
-    read: the vector of a client, called once for each that uploads, in ascending order.
-    signing_keys: Ed25519 private keys, where the terms have a directory.
+    read: function that returns a client's vector. It is called once for each client that
+      uploads, in ascending order.
+    signing_keys: Ed25519 private keys by client, if the terms have a directory.
 
   Raises:
-    UserError: as `sum`.
+    UserError: as `SecAgg.sum`.
   """
   tally = _Tally()
   silent = dict[int, UserError]()
@@ -235,13 +237,13 @@ def run(
     for who in speakers:
       if who in silent:
         continue
-      # A vector is read when it is masked, so that two are never in memory at once.
+      # A vector is read when it is masked, so that two vectors are never in memory at once.
       vector = read(who) if kind == "masked" else None
       try:
         message = said[who]
         if kind != "keys":
           members[who], message = secagg_client.answer(members[who], said[who], vector)
-      # The client refuses to continue; to all others it has dropped out.
+      # A client that refuses to continue is a drop-out for all others.
       except UserError as error:
         silent[who] = error
         continue

@@ -1,4 +1,4 @@
-"""A client of SecAgg: (state, message) -> (state, message), until the protocol ends.
+"""A client of SecAgg, as functions (state, message) -> (state, message).
 
 `start` draws the client's keys. From then on `answer` takes each message of the server:
 
@@ -6,21 +6,21 @@
 | ------------ | --------------------------------------------------------------------------- |
 | `roster`     | shares the seeds of its mask key and of its own mask, t of n, sealed        |
 | `forwarded`  | opens the others' shares, masks its vector, sends it                        |
-| `survivors`  | reveals its shares: of the own mask of the living, of the key of the dead;  |
+| `survivors`  | reveals its shares: of survivors' own masks, of absent clients' mask keys;  |
 |              | with a directory it signs this list instead ...                             |
 | `signatures` | ... and reveals when t clients have signed the same                         |
 
-It answers each kind of message once. It does not answer a message that is wrong in any way: the
-error tells why, and the state is unchanged. So it reveals only one kind of share for each
-client, whatever is asked.
+The client answers each kind of message once. It does not answer a message that is wrong in any way:
+the error tells why, and the state is unchanged. So it reveals only one kind of share for each
+client, whatever the server asks.
 
 Client i masks its vector x_i with its own seed b_i and a seed s_ij for each neighbour j, and sends
 
   y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", figure 4; Bell et al. 2020 for neighbours. What is shared are two seeds of 128
-bits (the paper's b and, for its s^SK, the seed of an X25519 key).
+Learning", figure 4; Bell et al. 2020 for neighbours. Two seeds of 128 bits are shared: the
+paper's b and, for its s^SK, the seed of an X25519 key.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# Public keys of channel and mask, and the commitment to the seed of the client's own mask.
+# Bytes of the public keys of channel and mask, and of the commitment to the own mask's seed.
 KEY_BYTES = 96
 SIGNATURE_BYTES = 64
-# Two shares, and the cipher's tag.
+# Bytes of two shares and of the cipher's tag.
 SEALED_BYTES = 2 * SECRET_BYTES + 16
 REVEALED_BYTES = 1 + SECRET_BYTES
-# First byte of a revealed share: which of two secrets it belongs to.
+# First byte of a revealed share: it says which of two secrets is shared.
 OWN_MASK = b"\0"
 MASK_KEY = b"\1"
 DEAD = b"\0"
@@ -51,23 +51,23 @@ ALIVE = b"\1"
 
 
 class Member(NamedTuple):
-  """A client between two messages. Everything except `terms`, `me` and `expects` is secret."""
+  """State of a client between two messages. All but `terms`, `me` and `expects` is secret."""
 
   terms: Terms
   me: int
-  expects: str  # the kind of message that it answers next; "": none
+  expects: str  # the kind of message that the client answers next; "": none
   channel_key: bytes  # [32] X25519
-  mask_seed: bytes  # [16] of its X25519 key for masks
-  own_seed: bytes  # [16] of its own mask: the paper's b
+  mask_seed: bytes  # [16] seed of the X25519 key for masks
+  own_seed: bytes  # [16] seed of the client's own mask: the paper's b
   signing_key: bytes | None
   roster: Mapping[int, bytes]  # neighbour -> its public keys [96]
   channels: Mapping[int, tuple[bytes, bytes]]  # neighbour -> keys (to it, from it)
   shares: Mapping[int, bytes]  # whose -> share of mask seed + share of own seed
-  survivors: Mapping[int, bytes]  # as signed
+  survivors: Mapping[int, bytes]  # the list that the client has signed
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Returns the bytes of one record in a message of this kind."""
+  """Returns the number of bytes of one record in a message of this kind."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,
@@ -89,15 +89,15 @@ def start(
   signing_key: bytes | None = None,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[Member, bytes]:
-  """Starts a client with fresh keys, and returns its message with the public ones.
+  """Returns a client with fresh keys, and its message with the public keys.
 
   Args:
-    signing_key: Ed25519 private key [32], where the terms have a directory.
-    entropy: bytes to draw keys from. Anything but the operating system's is for tests: who
-      knows it sees the vector.
+    signing_key: Ed25519 private key [32], needed if the terms have a directory.
+    entropy: `entropy(n)` returns n random bytes, to make keys. Use another source than the
+      operating system only in tests: anyone who knows the bytes sees the vector.
 
   Raises:
-    UserError: it is not among the clients, its signing key is not that of the directory, or
+    UserError: `me` is not among the clients, the signing key is not that of the directory, or
       the extra `secure` is not installed.
   """
   if me not in terms.clients:
@@ -110,7 +110,7 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
-  # Three secrets: for the sealed channel, for the pairwise masks, and for its own mask.
+  # Three secrets: for the sealed channels, for the pairwise masks, and for the client's own mask.
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
@@ -128,23 +128,27 @@ def start(
 
 
 def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
-  """Derives the X25519 private key [32] of a client's masks."""
+  """Derives the X25519 private key [32] for a client's pairwise masks."""
   return primitives.derive(seed, terms.context(b"mask key", who))
 
 
 def commitment(terms: Terms, who: int, seed: bytes) -> bytes:
-  """Returns the commitment by which the server verifies a rebuilt seed."""
+  """Returns the commitment [32] with which the server verifies the rebuilt seed of an own mask."""
   return primitives.derive(seed, terms.context(b"commitment", who))
 
 
 def own_stream(terms: Terms, who: int, seed: bytes) -> bytes:
-  """Derives the key of the stream PRG(b)."""
+  """Derives the key [32] of a client's own mask, the stream PRG(b) of its seed b."""
   return primitives.derive(seed, terms.context(b"own mask", who))
 
 
 def pair_stream(terms: Terms, me: int, private: bytes, other: int, public: bytes) -> bytes:
-  """Derives the key of the stream that two neighbours share, from the mask key of one of
-  them."""
+  """Derives the key [32] of the stream that two neighbours share.
+
+  Args:
+    private: private mask key of `me`.
+    public: public mask key of `other`.
+  """
   # Both ends derive the key, so the ids are in a fixed order.
   info = terms.context(b"pair mask", min(me, other), max(me, other))
   return primitives.agree(private, public, info)
@@ -155,14 +159,14 @@ def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
 
 
 def is_signed(terms: Terms, who: int, record: bytes) -> bool:
-  """Returns whether a record of public keys is signed by the client in the directory."""
+  """Returns whether client `who` of the directory has signed this record of public keys."""
   public = dict(zip(terms.clients, terms.directory or ()))[who]
   text = _signed_keys(terms, who, record[:KEY_BYTES])
   return primitives.signed_by(public, record[KEY_BYTES:], text)
 
 
 def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
-  """Returns the text that a client signs for a list of survivors."""
+  """Returns the bytes that a client signs for a list of survivors."""
   alive = sorted(who for who, mark in survivors.items() if mark == ALIVE)
   return terms.context(b"signed survivors", *alive)
 
@@ -170,14 +174,14 @@ def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
 def answer(
   member: Member, data: bytes, vector: np.ndarray | None = None
 ) -> tuple[Member, bytes]:
-  """Returns the client's answer to a message of the server, and its next state.
+  """Returns the client's next state, and its answer to a message of the server.
 
   Args:
-    vector: [d] unsigned integers of the terms' type; where `member.expects` is "forwarded".
+    vector: [d] unsigned integers of the terms' type; needed if `member.expects` is "forwarded".
 
   Raises:
-    UserError: the message is not the one it expects, or is wrong. Nothing is revealed, and
-      the sum goes on without this client.
+    UserError: the message is not the one that the client expects, or is wrong. Nothing is
+      revealed, and the sum goes on without this client.
   """
   terms = member.terms
   if not member.expects:
@@ -214,7 +218,7 @@ def _share(member: Member, message: Message) -> tuple[Member, bytes]:
     who: primitives.seal(channels[who][0], shares[who], terms.context(b"shares", me, who))
     for who in roster
   }
-  # It keeps its own share, as any other holder does.
+  # The client holds a share of its own secrets, as its neighbours do.
   member = member._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
@@ -239,7 +243,7 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
 
 
 def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
-  """Returns the session's keys for messages to a neighbour, and from it."""
+  """Returns (key for messages to a neighbour, key for messages from it)."""
   low, high = sorted((member.me, who))
   info = member.terms.context(b"channel", low, high)
   both = primitives.agree(member.channel_key, public, info, 64)
@@ -273,7 +277,7 @@ def _mask(
   keystreams = [(own_stream(terms, me, member.own_seed), True)]
   for who in shares:
     key = pair_stream(terms, me, private, who, member.roster[who][32:64])
-    # Two clients share a stream. The one with the smaller id adds it, the other subtracts it.
+    # Two clients share a stream. The client with the smaller id adds it, the other subtracts it.
     keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, keystreams)
@@ -334,13 +338,13 @@ def _confirm(member: Member, message: Message) -> tuple[Member, bytes]:
 
 
 def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
-  """Reveals for each client the one requested share, and never the other."""
+  """Reveals one share for each client, as the survivors' marks ask, and never the other share."""
   revealed = {
     who: OWN_MASK + member.shares[who][SECRET_BYTES:]
     if mark == ALIVE
     else MASK_KEY + member.shares[who][:SECRET_BYTES]
     for who, mark in survivors.items()
   }
-  # Deleted, so that no later message gets the other shares.
+  # All shares are deleted, so that no later message gets the other ones.
   member = member._replace(expects="", shares={})
   return member, messages.write("revealed", member.terms.session, member.me, revealed)

@@ -41,15 +41,16 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# Any private key finds a low-order point: agreement with it gives zero, which is an error.
+# Agreement with a low-order point gives zero, which is an error, for any private key. So this
+# private key finds such points.
 _ANY_PRIVATE = bytes(31) + b"@"
 
 
 class Collected(NamedTuple):
-  """The server between two messages. Nothing is secret from its operator."""
+  """State of the server between two messages. Nothing is secret from its operator."""
 
   terms: Terms
-  phase: str  # the kind of message that is received now; "": all have been
+  phase: str  # the kind of message that is received now; "": the sum is complete
   keys: Mapping[int, bytes]  # client -> its public keys [96]
   envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed
   total: np.ndarray  # [d] sum of the masked vectors so far
@@ -59,12 +60,12 @@ class Collected(NamedTuple):
 
 
 class Unmasked(NamedTuple):
-  """Result of one sum, and its cost."""
+  """Result of one sum, and what it cost the server."""
 
   total: np.ndarray  # [d] uint32 or uint64
   survivors: tuple[int, ...]
-  expansions: int  # streams that the server expanded
-  agreements: int  # and keys that it agreed on
+  expansions: int  # number of streams that the server expanded
+  agreements: int  # number of the server's key agreements
 
 
 def start(terms: Terms) -> Collected:
@@ -96,11 +97,11 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
   """Returns the state with one more message.
 
   Args:
-    sender: sender by the transport; None: trust the message.
+    sender: id of the sender, as the transport knows it; None: trust the id in the message.
 
   Raises:
-    UserError: not a message of this phase and session; a second message; a sender who is no
-      client, or dropped out before; wrong content. The state stays as it was.
+    UserError: the message is not of this phase and session, is a second one, or is wrong; or its
+      sender is no client, or dropped out before. The state stays as it was.
   """
   terms = state.terms
   kind = state.phase
@@ -150,7 +151,7 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
   if fresh[0] == fresh[1] or known & {*fresh}:
     raise UserError(f"of client {sender} are there already", field="keys")
   for public in fresh:
-    # Raises if no key agreement with it is possible.
+    # This raises an error if no key agreement with the public key is possible.
     primitives.agree(_ANY_PRIVATE, public, b"")
 
 
@@ -188,7 +189,7 @@ def _take_revealed(state: Collected, message: messages.Message) -> Collected:
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
-  """Returns the marks of a client itself and of the neighbours whose shares it holds."""
+  """Returns marks of survival by client: of `who`, and of neighbours whose shares `who` holds."""
   there = holders(state.terms, who, state.envelopes)
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
@@ -287,7 +288,7 @@ def total(state: Collected) -> Unmasked:
     seed = _rebuilt(state, who)
     keystreams.append((own_stream(terms, who, seed), False))
   agreements = 0
-  # Survivors also added masks for clients that shared keys but sent no vector. These do not
+  # Survivors also added masks for clients that shared keys but sent no vector. These masks do not
   # cancel.
   for gone in sorted({*state.envelopes} - state.uploaded):
     alive = [who for who in neighbours(terms, gone) if who in state.uploaded]
@@ -308,7 +309,8 @@ def _rebuilt(state: Collected, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
   A rebuilt seed is compared with the client's commitment or public key. All runs of `threshold`
-  shares around the circle of holders are tried, so one wrong share among enough does no harm.
+  shares around the circle of holders are tried, so that one wrong share does no harm if enough
+  others are right.
   """
   terms = state.terms
   keys = state.keys[whose]

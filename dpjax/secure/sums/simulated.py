@@ -1,7 +1,7 @@
 """SecAgg without its cryptography: the same total, refusals and costs, but NO secrecy.
 
-For sweeps over many rounds: vectors are added as they are, and what the messages, streams and
-agreements would have been is counted by formula. Its name says that it is simulated.
+It is for sweeps over many rounds. Vectors are added as they are. Formulas count the messages, mask
+streams and key agreements that SecAgg would need. The protocol's name says that it is simulated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpjax.validate import UserError
 class Simulated:
   """Total and cost of `protocol` in the time of a plain sum; the server sees every vector.
 
-  `Cost` is what the protocol would count (equal, for equal terms), but for the seconds,
-  which are those of the simulation.
+  `Cost` equals that of the protocol for equal terms, except for the seconds, which are those of
+  the simulation.
 
   >>> protocol = Simulated(SecAgg(min_survivors=2))
   >>> protocol.name
@@ -65,7 +65,7 @@ class Simulated:
 
 
 def _near(terms: Terms, who: int, there: Collection[int]) -> int:
-  """Returns how many neighbours of a client are in the set."""
+  """Returns how many neighbours of a client are in `there`."""
   if terms.degree is None:
     return len(there) - (who in there)
   return sum(other in there for other in neighbours(terms, who))
@@ -76,7 +76,7 @@ def going_on(terms: Terms, there: Present) -> Present:
   continue.
 
   Raises:
-    UserError: where the protocol refuses the sum.
+    UserError: the protocol would refuse the sum.
   """
   named = frozenset(there.named)
 
@@ -97,8 +97,8 @@ def going_on(terms: Terms, there: Present) -> Present:
   unmasking = go_on(there.unmasking, uploading)
   for who in sharing:
     shares = _near(terms, who, unmasking) + (who in unmasking)
-    # Seeds to rebuild: own masks of clients that uploaded, and mask keys of clients that
-    # are gone but were masked against.
+    # The server must rebuild the own mask of a client that uploaded. It must rebuild the mask key
+    # of a client that is gone if a neighbour has added a mask for it.
     needed = who in uploading or _near(terms, who, uploading) > 0
     if needed and shares < terms.threshold:
       raise UserError(
@@ -111,8 +111,8 @@ def going_on(terms: Terms, there: Present) -> Present:
 def predicted(terms: Terms, there: Present) -> Cost:
   """Predicts the cost of a sum in which these clients answer (`going_on`); seconds are 0.
 
-  With all n there, degree k (n - 1 without a graph) and vectors of b bytes: expansions
-  n (k + 2), agreements 2 n k, bytes n (b + O(k)).
+  If all n clients answer, there are n (k + 2) expansions, 2 n k agreements and n (b + O(k)) bytes.
+  Here k is the degree (n - 1 without a graph), and b is the number of bytes of a vector.
 
   >>> terms = Terms(bytes(16), tuple(range(10)), 6, 6, length=1000)
   >>> cost = predicted(terms, Present(*[tuple(range(10))] * 4))
@@ -135,7 +135,7 @@ def predicted(terms: Terms, there: Present) -> Cost:
 
 
 def _client_bytes(terms: Terms, who: int, phases: list[frozenset[int]]) -> int:
-  """Returns the bytes sent and received by one client."""
+  """Returns the number of bytes that one client sends and receives in all phases."""
   named, sharing, uploading, unmasking = phases
   message_bytes = lambda kind, count: messages.size(count, record_bytes(terms, kind))
   total = message_bytes("keys", 1) + message_bytes("roster", _near(terms, who, named))

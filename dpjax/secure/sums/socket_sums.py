@@ -1,23 +1,23 @@
 """Secure sums between processes: server and clients are separate programs.
 
-`serve` is the server, `take_part` a client: the same states and messages as in memory, over
-the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time is a
-drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
+`serve` runs the server, and `take_part` a client. They use the same states and messages as in
+memory, over the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time
+is a drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
 for the messages of each phase. Meanwhile it sends its own messages, to all clients at once. A
-client that takes none of its message for 5 seconds is left out. So a sum ends after at most
-connect_timeout + 5 phase_timeout seconds, and the time that the server computes.
+client that takes no byte of a message for 5 seconds is left out. So a sum ends after at most
+connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
-Strangers are let go at the meeting (`parallel.lobby`), without a line. A client that sends garbage
-or a wrong message is left out, with one line to `report`. That costs nobody else anything, except
-for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so slowly
-that they keep others waiting are left out after a quarter of the phase. With messages above 8 MiB,
-32 such clients use up a phase. The server of a committee holds the shares that its members have not
-taken yet.
+Strangers are disconnected at the meeting (`parallel.lobby`), without a line. A client that sends
+garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
+a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
+keep others waiting are left out after a quarter of the phase. With messages above 8 MiB, 32 such
+clients use up a phase. The server of a committee holds the shares that its members have not taken
+yet.
 
-What is hidden is what `secagg` says, or `committee` for `CommitteeTerms`. Connections are neither
+`secagg` says what is hidden, and `committee` says it for `CommitteeTerms`. Connections are neither
 encrypted nor authenticated, so the network is trusted no more than the server. The protocols need
 neither against listeners. Against anyone who changes messages or takes a client's place, terms with
-a directory are needed, which a committee does not have. The server sees when each message came.
+a directory are needed. A committee has none. The server sees when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
                 or terms = Committee(num_members=5, colluding=2).terms(clients, length)
@@ -58,11 +58,11 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-# Messages that may be half read at once: this many, or more if they fit in _MOST_HALF_READ bytes.
-# So memory does not grow with the number of clients.
+# Number of messages that may be half read at once. More are allowed if they fit in _MOST_HALF_READ
+# bytes. So memory does not grow with the number of clients.
 _AT_ONCE = 8
 _MOST_HALF_READ = 1 << 26
-# A message that keeps others waiting gets 1 / this of a phase.
+# A message that keeps others waiting may take 1 / _SHARE of a phase.
 _SHARE = 4
 # A client is left out after this many seconds without a byte in the middle of a message, in either
 # direction.
@@ -96,7 +96,7 @@ def read(text: str) -> AnyTerms:
   """Parses the terms that `written` made.
 
   Raises:
-    UserError: it is something else, or makes no sense.
+    UserError: the text is not such JSON, or `Terms` refuses its values.
   """
   try:
     fields = json.loads(text)
@@ -130,7 +130,7 @@ def hello(terms: AnyTerms, process: int) -> dict[str, object]:
 
 
 class _Gone(Exception):
-  """The reason why a client will send nothing more."""
+  """Raised with the reason why a client will send nothing more."""
 
 
 class _Line:
@@ -140,7 +140,7 @@ class _Line:
     self._connection = connection
     self._data = bytearray()
     self._wanted = _FRAME.size
-    self._head = True  # whether the length is still to come
+    self._head = True  # whether the next bytes are a message's length
     self._unsent: collections.deque[memoryview] = collections.deque()
     self.bytes_sent = 0
     connection.setblocking(False)
@@ -153,7 +153,7 @@ class _Line:
     return self._connection.fileno()
 
   def more(self, most: int) -> bytes | None:
-    """Reads a message of at most that many bytes; None while it is incomplete."""
+    """Reads a message of at most `most` bytes. Returns None while it is incomplete."""
     try:
       piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
     except BlockingIOError:
@@ -172,7 +172,7 @@ class _Line:
       self._wanted = _FRAME.size
       return data
     (announced,) = _FRAME.unpack(data)
-    # Checked before memory is allocated: an unknown peer may announce any length.
+    # The length is checked before memory is allocated: an unknown peer may announce any length.
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
     self._head = False
@@ -185,7 +185,7 @@ class _Line:
     self._unsent.append(memoryview(data))
 
   def flush(self) -> bool:
-    """Sends without waiting as much as the client takes now; returns whether it took any."""
+    """Sends as much as the client takes now, without waiting. Returns whether it took any byte."""
     piece = self._unsent[0]
     try:
       count = self._connection.send(piece[:_PIECE])
@@ -208,7 +208,7 @@ class _Line:
 
 
 class _Phase:
-  """The clients expected in a phase, and the time since each was last active."""
+  """The clients expected in a phase, and when each of them was last active."""
 
   def __init__(
     self, lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
@@ -218,19 +218,21 @@ class _Phase:
     self._most = most
     self._until = until
     self.waiting = set(wanted)
-    self._begun = dict[int, float]()  # client -> when it last said something
-    self._first = dict[int, float]()  # client -> when it began
+    self._begun = dict[int, float]()  # client -> when it last sent something
+    self._first = dict[int, float]()  # client -> when its message began
     self._taken = dict.fromkeys(wanted, start)  # client -> when it last took something
     self._at_once = max(_AT_ONCE, _MOST_HALF_READ // most)
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # Other messages wait in their sockets while the limit of half-read ones is reached.
+    # At the limit of half-read messages, others wait in their sockets.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
-    """Waits for a moment, within the phase's time. Returns (client, what its line can do now) for
-    each line that is ready."""
+    """Waits at most _TURN seconds, within the phase's time.
+
+    Returns (client, events) for each connection that can be read or written now.
+    """
     with selectors.DefaultSelector() as ready:
       for who, line in self._lines.items():
         # A client that has sent its message may still be sent those of others.
@@ -239,13 +241,13 @@ class _Phase:
         events |= selectors.EVENT_WRITE * line.has_unsent
         if events:
           ready.register(self._lines[who].fileno(), events, who)
-      # Wakes up often enough to notice late clients.
+      # The wait is short, so that late clients are noticed soon.
       left = min(_TURN, max(self._until - time.monotonic(), 0.0))
       return [(key.data, events) for key, events in ready.select(left)]
 
   def move(self, who: int, events: int, now: float) -> bytes | str | None:
-    """Sends and reads what is possible. Returns a message, the reason for its absence, or
-    None so far."""
+    """Sends and reads what is possible now. Returns a message, the reason (a text) why none will
+    come, or None while it is incomplete."""
     try:
       if events & selectors.EVENT_WRITE and self._lines[who].flush():
         self._taken[who] = now
@@ -285,15 +287,14 @@ class _Phase:
 def _heard(
   lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
 ) -> Iterator[tuple[int, bytes | str]]:
-  """Yields (client, its message or the reason for its absence) as they arrive; each of
-  `wanted` once.
+  """Yields (client, its message or the reason for its absence), once for each of `wanted`.
 
-  What was put on their lines is sent meanwhile, to all at once.
+  Messages are yielded as they arrive. Meanwhile queued messages are sent, to all at once.
   """
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # Read before the consumer computes: its time must not count as a client's silence.
+    # The clock is read before the consumer computes: that time is no silence of a client.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -316,15 +317,15 @@ def serve(
   """Runs the server's side of one sum.
 
   Args:
-    coordinator: "HOST:PORT" where it listens until the clients have come.
-    connect_timeout: seconds to wait for the clients; one that comes later is a drop-out.
+    coordinator: "HOST:PORT" where the server listens until the clients have come.
+    connect_timeout: seconds to wait for the clients. A client that comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; a later client is a drop-out, too. It must
-      be enough for the slowest honest client's upload and what all compute.
-    report: gets one line about anyone who is left out, and why.
+      be enough for the slowest honest client's upload and for what all compute.
+    report: function that is given one line about each client that is left out, with the reason.
 
   Returns:
-    the sum. Its cost's expansions and agreements are those of a formula, since clients do not
-    tell. Bytes are counted.
+    The sum. Its cost counts the bytes that were sent. Expansions and agreements come from a
+    formula, since clients do not report theirs.
 
   Raises:
     UserError: too few clients came, or are left, or shares do not fit.
@@ -413,14 +414,17 @@ def take_part(
   connect_timeout: float = 60.0,
   phase_timeout: float = 60.0,
 ) -> None:
-  """Runs a client's side of one sum. Its keys come from the operating system, and are
-  deleted at the end.
+  """Runs a client's side of one sum. Keys are drawn from the operating system, and are deleted
+  at the end.
 
   Args:
     vector: [d] unsigned integers of the terms' type. It leaves this process only masked, or as
-      shares that are sealed.
+      sealed shares.
     coordinator: "HOST:PORT" of the server.
-    phase_timeout: same as the server's. A client waits 2 phase_timeout + connect_timeout seconds.
+    signing_key: Ed25519 private key [32], if the terms have a directory.
+    connect_timeout: seconds to wait for the server.
+    phase_timeout: same as the server's. For each message the client waits at most
+      2 phase_timeout + connect_timeout seconds.
 
   Raises:
     UserError: the server is not there, refuses this client, sends something wrong or nothing,
@@ -435,7 +439,7 @@ def take_part(
       _put(connection, client.first, enough_time)
     while not client.is_done:
       most = client.largest()
-      # Refused before it is read: a server must not fill a client's memory.
+      # A long message is refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
       (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
       if length > most:
@@ -478,10 +482,10 @@ def _read(connection: socket.socket, length: int, until: float) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-  """Runs a client whose vector a function returns: TERMS.json HOST:PORT CLIENT PATH.
+  """Runs a client whose vector a function returns. Arguments: TERMS.json HOST:PORT CLIENT PATH.
 
   Raises:
-    UserError: as `take_part`, or the arguments are not four, or name nothing.
+    UserError: as `take_part`, there are not four arguments, or a file or function is missing.
   """
   if len(arguments) != 4 or not arguments[2].isdecimal():
     raise UserError(

@@ -2,14 +2,14 @@
 
 SecAgg masks each vector pairwise with all other clients. SecAgg+ masks it with `degree` of them, in
 a random regular graph. Clients stand on a ring, in the order of a hash of session and id, which
-nobody can choose. Each is joined to the degree / 2 next ones on either side.
+nobody can choose. Each client is joined to the next degree / 2 clients on either side.
 
 `graph_parameters` finds degree and threshold for a fraction `corrupt` of clients in league with the
 server and a fraction `dropout` that falls silent. Both guarantees hold for any such clients.
 
 - Secrecy, with probability 1 - 2^-security_bits. No two gaps of degree / 2 lost or corrupt clients
-  cut the ring into two, which would reveal the sums of the parts. No client has `threshold` corrupt
-  neighbours, who could rebuild its secrets.
+  cut the ring into two parts: a cut would reveal the sum of each part. No client has `threshold`
+  corrupt neighbours: they could rebuild its secrets.
 - Success of the sum, with probability 1 - 2^-failure_bits. Each client has `threshold` surviving
   neighbours.
 
@@ -39,14 +39,14 @@ class Terms:
 
   Args:
     session: 16 bytes that no other sum has, so that messages of another sum are refused.
-    clients: ids, ascending.
+    clients: ids of the clients, ascending.
     threshold: t, the number of shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
-    length: d, entries of each vector.
+    length: d, the number of entries of each vector.
     bits: bits of the modulus.
-    degree: neighbours of each client; None: all others (SecAgg).
+    degree: number of neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
-      trust: the variant against a server that lies. Only with degree None, where it is proved.
+      trust, against a server that lies. It requires degree None, for which it is proved.
   """
 
   session: bytes
@@ -150,14 +150,14 @@ def graph_parameters(
   failure_bits: float = 20,
 ) -> tuple[int | None, int]:
   """Returns (degree, threshold): the smallest degree with this module's guarantees, and its
-  smallest threshold. Degree None means all others, where no smaller degree works.
+  smallest threshold. Degree None means all others; it is returned if no smaller degree works.
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
-    dropout: largest fraction that falls silent.
+    dropout: largest fraction of the clients that falls silent.
 
   Raises:
-    UserError: fractions outside [0, 1), or so large together that nobody is left to trust.
+    UserError: fractions outside [0, 1), or fewer than two clients that are honest and stay.
 
   >>> graph_parameters(100, corrupt=0.05, dropout=0.33)
   (28, 6)
@@ -173,7 +173,7 @@ def graph_parameters(
       field="corrupt",
       value=Verbatim(f"{corrupt:g}"),
     )
-  # One more bit, since secrecy can be lost in two ways.
+  # Secrecy can be lost in two ways, so each of them gets half of the probability: one bit more.
   chances = (security_bits + 1, failure_bits)
   for degree in range(2, num_clients - 1, 2):
     if _log2_cut(num_clients, degree, bad + gone) < -(security_bits + 1):
@@ -186,7 +186,7 @@ def graph_parameters(
 
 def largest_part(fraction: float, num_clients: int) -> int:
   """Returns the largest number of clients that is at most this fraction of all."""
-  # 0.29 * 100 is 28.999999999999996 in floats.
+  # Adding 1e-9 corrects rounding: 0.29 * 100 is 28.999999999999996 in floats.
   return math.floor(fraction * num_clients + 1e-9)
 
 
@@ -196,7 +196,8 @@ def _log2_choose(n: int, k: int) -> float:
 
 
 def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
-  """Returns log2 of a union bound over pairs of gaps, degree / 2 lost each, that cut the ring."""
+  """Returns log2 of a bound on the probability that two gaps of degree / 2 lost clients cut the
+  ring (union bound over pairs of gaps)."""
   if degree > lost:
     return -math.inf
   pairs = math.log2(num_clients) + math.log2(num_clients - degree - 1) - 1
@@ -205,9 +206,11 @@ def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
 
 
 def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
-  """Yields P[0], P[1], ... of the number of marked clients among those drawn without replacement
-  (hypergeometric)."""
-  # In logarithms, since these binomials leave the range of floats.
+  """Yields P[0], P[1], ... of the number of marked clients among `drawn` clients.
+
+  They are drawn without replacement (hypergeometric).
+  """
+  # Logarithms are used, since these binomials leave the range of floats.
   whole = _log2_choose(num_clients, drawn)
   for k in range(drawn + 1):
     if k > marked or drawn - k > num_clients - marked:
@@ -220,18 +223,18 @@ def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
 def corrupt_and_staying(
   num_clients: int, corrupt: int, staying: int, drawn: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (P[more than k corrupt], P[fewer than k staying]) among those drawn at random.
+  """Returns (P[more than k corrupt], P[fewer than k staying]) among randomly drawn clients.
 
   Args:
     num_clients: number of clients, of whom `corrupt` are corrupt and `staying` stay to the end.
-    drawn: clients drawn without replacement.
+    drawn: number of clients drawn without replacement.
 
   Returns:
     Two arrays [drawn + 1] over k = 0, 1, ... (hypergeometric tails).
   """
   of_corrupt = np.array([*_counts(num_clients, corrupt, drawn)])
   of_staying = np.array([*_counts(num_clients, staying, drawn)])
-  # Each tail adds its own terms: 1 minus the other tail would lose 2^-40 to rounding.
+  # Each tail is the sum of its terms: 1 minus the other tail would lose 2^-40 to rounding.
   above = np.append(np.cumsum(of_corrupt[:0:-1])[::-1], 0.0)
   below = np.append(0.0, np.cumsum(of_staying[:-1]))
   return above, below
@@ -240,8 +243,11 @@ def corrupt_and_staying(
 def _threshold(
   num_clients: int, degree: int, bad: int, gone: int, chances: tuple[float, float]
 ) -> int | None:
-  """Returns the smallest t that corrupt neighbours do not reach but survivors do, if there
-  is one."""
+  """Returns the smallest threshold for these neighbours, or None if there is none.
+
+  Some client has `threshold` corrupt neighbours with probability at most 2^-chances[0]. Some client
+  has fewer surviving neighbours with probability at most 2^-chances[1].
+  """
   above = np.cumsum([*_counts(num_clients, bad, degree)][::-1])[::-1]  # P[>= k]
   safe = [k for k in range(degree + 1) if num_clients * above[k] <= 2 ** -chances[0]]
   staying = np.cumsum([*_counts(num_clients, num_clients - gone, degree)])  # P[<= k]

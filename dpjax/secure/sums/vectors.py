@@ -14,13 +14,12 @@ from dpjax.validate import UserError
 
 MOST_CLIENTS = 10_000
 MOST_ENTRIES = 2**28
-# An id has 32 bits in a message, and the next one is the server's.
+# Largest client id: an id has 32 bits in a message, and the largest of all is the server's.
 LAST_ID = 2**32 - 2
 
 
 def bits_needed(num_clients: int, largest: int) -> int:
-  """Returns the bits of a modulus that no sum of `num_clients` integers in [0, largest]
-  exceeds.
+  """Returns how many bits a modulus above every sum of `num_clients` integers in [0, largest] has.
 
   >>> bits_needed(100, 2**20 - 1)
   27
@@ -42,8 +41,8 @@ class SumSettings:
   Args:
     bits: bits of the modulus, 32 or 64.
     min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
-    largest: bound on every entry. A larger entry is refused, and so is, beforehand, a cohort
-      whose sum could wrap around. None: sums may wrap around, as some encodings intend.
+    largest: bound on every entry. A larger entry is refused. A cohort whose sum could wrap around
+      is refused before vectors are read. None: sums may wrap around, as some encodings intend.
 
   Raises:
     UserError: other bits, `min_survivors` below two, or a `largest` beyond the modulus.
@@ -67,11 +66,11 @@ class SumSettings:
 
 
 class Present(NamedTuple):
-  """Clients in each phase: ids, ascending, each phase a subset of the one before."""
+  """Ids of the clients in each phase, ascending. Each phase is a subset of the phase before."""
 
   named: tuple[int, ...]
   sharing: tuple[int, ...]
-  uploading: tuple[int, ...]  # whose vectors count
+  uploading: tuple[int, ...]  # clients whose vectors count
   unmasking: tuple[int, ...]
 
 
@@ -82,7 +81,7 @@ def present(
 
   Raises:
     UserError: fewer than two clients, invalid ids, drops of an unknown client or of one client
-      twice, a sum that could wrap around. The protocol itself refuses too few survivors.
+      twice, or a sum that could wrap around. The protocol itself refuses too few survivors.
   """
   ids = list(vectors)
   validate.integer_in(2, MOST_CLIENTS, num_clients=len(ids))
@@ -109,7 +108,7 @@ def present(
 
 
 def enough(settings: SumSettings, survivors: int, phase: str) -> None:
-  """Raises UserError where fewer than `min_survivors` are left.
+  """Raises UserError if fewer than `min_survivors` clients are left.
 
   >>> enough(SumSettings(min_survivors=3), 2, "before upload")
   Traceback (most recent call last):
@@ -147,7 +146,8 @@ class Reader:
   """Looks up each vector once, in ascending order, and checks that all have one length and
   type.
 
-  The first is read at once, since all must have its length; none is kept.
+  The first vector is read by the constructor, since all must have its length. Vectors that were
+  returned are not kept.
   """
 
   def __init__(
@@ -173,7 +173,7 @@ class Reader:
     """
     first = who == self._first
     vector = np.asarray(self._held if first else self._vectors[who])
-    # Returned only once: no vector is kept.
+    # The first vector is returned only once, so it need not be kept.
     if first:
       self._held = np.zeros(0)
     wanted = self._settings.dtype

@@ -1,5 +1,8 @@
-"""Vertical learning: parties hold different columns of the same entities. Alignment, split
-networks, two-party regression, encrypted vectors, transfer; and regression from sums."""
+"""Vertical learning: parties hold different columns of the same entities.
+
+Here are alignment, split networks, two-party regression, encrypted vectors, transfer learning, and
+regression from sums of statistics.
+"""
 
 from typing import TYPE_CHECKING
 

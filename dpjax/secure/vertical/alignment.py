@@ -1,8 +1,8 @@
 """Entity alignment: finds the ids that two parties share, by private set intersection.
 
 The protocol is that of the library `openmined-psi` (extra `vertical`): elliptic-curve
-Diffie-Hellman, where each id is hashed to a point and raised to both parties' secret
-exponents, so that equal ids meet and unequal ones look random.
+Diffie-Hellman. Each id is hashed to a point, which is raised to both parties' secret
+exponents. So equal ids give equal points, and the points of other ids look random.
 
 | party     | learns                                                    |
 | --------- | --------------------------------------------------------- |
@@ -40,9 +40,9 @@ class Alignment(NamedTuple):
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """Returns the shared ids of two parties, and each party's places of these entities.
 
-  Exact: the other party's set is sent uncompressed. A compressed set could give false matches.
-  Both parties run in this process, on keys made fresh for the call; what crosses between
-  them is serialised and counted.
+  The result is exact: the other party's set is sent uncompressed. A compressed set could give false
+  matches. Both parties run in this process, on keys made fresh for the call. Their messages are
+  serialised and counted.
 
   Ids are equal where their UTF-8 is: "A" is not "a", and "é" as one character is not "e" with an
   accent after it. Bring both parties' ids to one form first (`unicodedata.normalize`).
@@ -58,7 +58,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """
   places_a = _places(ids_a, "ids_a")
   places_b = _places(ids_b, "ids_b")
-  # A column of a table is indexed by labels, a list by places.
+  # A column of a table is indexed by labels, a list by places, so both become lists.
   ids_a = list(ids_a)
   ids_b = list(ids_b)
   psi = library()
@@ -70,7 +70,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   places = client.GetIntersection(
     _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
   )
-  # Sorted, so that the order reveals nothing about the order of either party's rows.
+  # Ids are sorted, so that the order reveals nothing about the order of either party's rows.
   ids = tuple(sorted(str(ids_a[place]) for place in places))
   return Alignment(
     ids=ids,
@@ -105,7 +105,7 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
 
 
 def library() -> Any:
-  """Returns the package of private set intersection. Raises UserError where it is not installed."""
+  """Returns the package of private set intersection. Raises UserError if it is not installed."""
   try:
     import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
   except ImportError as error:

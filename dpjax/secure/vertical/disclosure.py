@@ -1,4 +1,4 @@
-"""Counts what each party of two-party regression could solve for, and refuses a step in time.
+"""Counts what each party of two-party regression could solve for, and refuses unsafe steps.
 
 Each party has a matrix X [B, d] of the B rows of a step; b's has the column of ones. In the step it
 learns X^T r: d linear equations for the B residuals r. A residual must stay secret, since it tells
@@ -25,11 +25,12 @@ R is the width of its range. R is at most 2 rho sum_i |x_ij|, with rho the large
 The power of two above rho costs 11 bits more. All views of a batch together are then a prefix
 code of at most B / 4 bits, so the entropy of uniform labels stays >= 3 B / 4. By Fano's
 inequality and concavity, a guess errs at >= .2145 of the labels on average: a reads at most
-78.6 % of them, where blind guesses read 50 %. It is an average over rows, not a bound for one.
+78.6 % of them, where blind guesses read 50 %. This is an average over rows, not a bound for one
+row.
 
-A batch in that rule is large: 28 bits and more for each column and step. Where that is too
-few steps, train on shares (`dpjax.secure.vertical_models.train_logistic`): there no party
-sees a gradient. `Disclosure(secret_labels=False)` says instead that a may know the labels.
+That rule needs large batches: each column and step takes 28 bits or more. If it admits too few
+steps, train on shares (`dpjax.secure.vertical_models.train_logistic`): there no party sees a
+gradient. With `Disclosure(secret_labels=False)` both parties agree that a may know the labels.
 
 X^T r fixes r up to the null space of X^T, which holds the share 1 - h_i of the unit vector e_i. So
 X^T r alone determines the residual r_i exactly where h_i = 1. The k features that the other party
@@ -55,7 +56,7 @@ MAX_LEVERAGE = 0.9
 # beside large ones.
 _RANK = 1e-9
 _STEP = 2.0**-28
-# Rounding of the singular values themselves, relative to the largest.
+# Rounding error of the singular values, relative to the largest one.
 _ROUNDING = 1e-14
 # Fraction bits of a sum that the coordinator reveals; CKKS errs by about 1e-6.
 SUM_BITS = 20
@@ -68,7 +69,7 @@ _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
-  """Returns [B], how far matrix^T residuals determine each row's own residual, in [0, 1].
+  """Returns each row's leverage [B] in [0, 1]: how far matrix^T residuals tell its residual.
 
   >>> leverages(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0]])).round(6)
   array([0.5, 0.5, 1. ])
@@ -80,7 +81,7 @@ def leverages(matrix: np.ndarray) -> np.ndarray:
 
 
 def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
-  """Counts the numbers of a party in its rows, with features only up to a rotation.
+  """Returns how many numbers a party holds in its rows, with features only up to a rotation.
 
   >>> numbers_held(10, 3, labels=False), numbers_held(10, 3, labels=True)
   (27, 37)
@@ -90,23 +91,23 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns the bits of matrix^T residuals, each sum rounded to 2^-SUM_BITS.
+  """Returns how many bits matrix^T residuals tell, with each sum rounded to 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.
-    largest_residual: bound on the absolute residuals; 1/2 where all weights are 0.
+    largest_residual: bound on the absolute residuals; 1/2 if all weights are 0.
 
   >>> round(equation_bits(np.ones((8, 2)), 0.5), 3)  # two sums in a range of 8
   57.0
   """
   if not matrix.shape[1]:
     return 0.0
-  # Rounded up to a power of two, so that the width itself reveals only its exponent.
+  # The bound is rounded up to a power of two, so that the width reveals only its exponent.
   power = math.ceil(math.log2(max(largest_residual, 0.5)))
   with np.errstate(divide="ignore"):
-    # -inf for a column of zeros, which reveals nothing.
+    # The logarithm is -inf for a column of zeros, which reveals nothing.
     log_sums = np.log2(np.abs(matrix).sum(axis=0))
-  # In logarithms: a residual near 2^1023 would overflow the width.
+  # The sum is made of logarithms: a residual near 2^1023 would overflow the width.
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
   return float(np.sum(bits)) + _EXPONENT_BITS
 
@@ -114,8 +115,8 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
 def discrete_bits(matrix: np.ndarray) -> float:
   """Returns the bits in columns of few values, by the entropy of their content.
 
-  A column has few values if it has at most two, or if each comes twice on average. Another party
-  may then know the list of them.
+  A column has few values if it has at most two, or if each value comes twice on average. Another
+  party may then know the list of values.
 
   >>> discrete_bits(np.array([[0.0, 0.1], [1.0, 0.2], [0.0, 0.3], [1.0, 0.4]]))
   4.0
@@ -133,7 +134,7 @@ class Disclosure:
   reveals too much.
 
   It is the parties' memory of the protocol, not part of a step's state: a run that starts again
-  from an old state is counted again. Give the same one to every `two_party_logistic` over the
+  from an old state is counted again. Give the same object to every `two_party_logistic` over the
   same entities.
 
   Args:
@@ -170,7 +171,7 @@ class Disclosure:
     y: np.ndarray,
     largest_residual: float = 0.5,
   ) -> None:
-    """Counts one step, or raises.
+    """Counts one step, or refuses it.
 
     Args:
       x_a, x_b: [B, f_a], and [B, f_b + 1] with the column of ones last.
@@ -184,7 +185,7 @@ class Disclosure:
       raise UserError(
         f"has a residual of {largest_residual}; must be finite", field="batch"
       )
-    # + 0.0: 0 and -0 are one number, and must have one fingerprint.
+    # Adding 0.0 turns -0 into 0: both are one number, and must have one fingerprint.
     parts = [
       np.ascontiguousarray(array + 0.0).reshape(len(array), -1)
       for array in (x_a, x_b, np.asarray(y, np.float64))
@@ -224,7 +225,7 @@ class Disclosure:
   def _check_steps(self, batch: bytes, num_rows: int, width_a: int, width_b: int) -> None:
     step = self._steps.get(batch, 0) + 1
     held = {
-      # Numbers of b, which a could solve for.
+      # Party a could solve for the numbers of b, and party b for those of a.
       "a": numbers_held(num_rows, width_b - 1, labels=self._secret_labels),
       "b": numbers_held(num_rows, width_a, labels=False),
     }
@@ -240,11 +241,10 @@ class Disclosure:
   def _check_bits(
     self, step: int, bits: dict[str, float], x_a: np.ndarray, x_b: np.ndarray
   ) -> None:
-    """Refuses a step after which too few bits of labels, or of columns of few values, stay
-    hidden.
+    """Refuses a step after which too few bits of labels, or of columns of few values, stay hidden.
 
     Args:
-      bits: bits of all steps on these rows, by party, with this one.
+      bits: bits that all steps on these rows, with this one, tell each party.
       x_a, x_b: [B, f_a], [B, f_b] different rows.
     """
     # Each secret is counted alone, as if the party knew all the others.

@@ -1,16 +1,16 @@
 """Vectors under additively homomorphic encryption: CKKS, and plain floats with the same
 interface.
 
-What crosses between parties is bytes. Anyone who holds a `Vectors` can encrypt, add and
-multiply by numbers of its own; only the holder of `KeyPair.decrypt` can read.
+Parties exchange bytes. Anyone who holds a `Vectors` can encrypt, add, and multiply by numbers of
+its own; only the holder of `KeyPair.decrypt` can read.
 
 | keys        | library                | for                                   |
 | ----------- | ---------------------- | ------------------------------------- |
 | `plaintext` | none                   | NO secrecy: a reference for tests     |
 | `ckks`      | TenSEAL (`vertical`)   | 128-bit security, errors about 1e-6   |
 
-A CKKS decryption carries the noise of the ciphertext, from which its reader can learn the
-secret key (Li and Micciancio 2021): the key holder must not pass on raw decryptions.
+A CKKS decryption carries noise of the ciphertext. Anyone who reads this noise can learn the secret
+key (Li and Micciancio 2021), so the key holder must not pass on raw decryptions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCALE = 2.0**40
 class Vectors(Protocol):
   """Operations that the public key allows; ciphertexts are bytes."""
 
-  slots: int  # the longest vector
+  slots: int  # largest length of a vector
 
   def encrypt(self, values: np.ndarray) -> bytes: ...
   def add(self, cipher: bytes, values: np.ndarray) -> bytes: ...
@@ -69,7 +69,7 @@ class _Plain:
 
 
 def plaintext() -> KeyPair:
-  """Returns keys that encrypt nothing: float64 unchanged. For tests, and to read the protocol.
+  """Returns keys that encrypt nothing and keep float64 unchanged, to test and read the protocol.
 
   >>> keys = plaintext()
   >>> cipher = keys.public.encrypt(np.array([1.0, 2.0]))
@@ -108,7 +108,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
   """Makes a fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` products in a row (1
   or 2).
 
-  Numbers below about 2^50 fit; a product comes back with an error of about 1e-6.
+  Numbers below about 2^50 fit. A product has an error of about 1e-6.
   Source: Cheon, Kim, Kim and Song 2017; Microsoft SEAL through TenSEAL.
 
   Raises:
@@ -123,7 +123,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
     coeff_mod_bit_sizes=list(moduli),
   )
   secret.global_scale = _SCALE
-  # The secret key stays here; the others get the public part.
+  # The secret key stays in `decrypt`; the others get the public part.
   public = secret.serialize(
     save_secret_key=False, save_galois_keys=False, save_relin_keys=False
   )
@@ -138,7 +138,7 @@ def library(install: str = INSTALL) -> Any:
     install: the command that the error message names.
 
   Raises:
-    UserError: it is not installed.
+    UserError: TenSEAL is not installed.
   """
   try:
     import tenseal  # pyright: ignore[reportMissingImports]

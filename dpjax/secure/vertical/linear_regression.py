@@ -1,11 +1,11 @@
-"""Federated ridge regression, the one problem whose every answer has a closed form.
+"""Federated ridge regression, whose optimum has a closed form.
 
 Over K clients with n_k rows each and n in all, with a column of ones in x for the bias,
 
   F(w) = 1/n sum_k sum_i (y_i - x_i w)^2 + ridge |w|^2 = sum_k (n_k / n) F_k(w),
 
-and the bias is penalised too. A client's part is known by its statistics x^T x, x^T y and
-n_k alone, so that three ways to the optimum can be compared exactly:
+and the bias is penalised too. A client's statistics x^T x, x^T y and n_k determine F_k up to a
+constant. So three ways to the optimum can be compared exactly:
 
 | function          | what the server gets                | result                            |
 | ----------------- | ----------------------------------- | --------------------------------- |
@@ -14,7 +14,7 @@ n_k alone, so that three ways to the optimum can be compared exactly:
 |                   |                                     | unlike clients: a biased point    |
 | `private_ridge`   | the sum of the statistics + noise   | epsilon for one example           |
 
-NumPy in float64: at these sizes it is not worthwhile to compile.
+NumPy computes in float64: at these sizes it is not worthwhile to compile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Statistics(NamedTuple):
 
   xx: np.ndarray  # [d, d] x^T x, the column of ones last
   xy: np.ndarray  # [d] x^T y
-  count: float  # rows
+  count: float  # number of rows
 
 
 def statistics(x: np.ndarray, y: np.ndarray) -> Statistics:
@@ -65,7 +65,7 @@ def _rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total(clients: Sequence[Statistics]) -> Statistics:
-  """Adds the statistics of all clients: all that a secure sum reveals."""
+  """Adds the statistics of all clients. The result is all that a secure sum would reveal."""
   return Statistics(*(np.sum(parts, axis=0) for parts in zip(*clients)))
 
 
@@ -99,9 +99,8 @@ def fed_avg(
 ) -> np.ndarray:
   """Returns [num_rounds + 1, d], the weights before and after each round of FedAvg from zero.
 
-  Steps are full-batch.
-  Every client takes `num_local_steps` gradient steps on its own F_k, and the server averages
-  with weights n_k / n. One local step is gradient descent on F.
+  Every client takes `num_local_steps` full-batch gradient steps on its own F_k. The server averages
+  with weights n_k / n. With one local step this is gradient descent on F.
   Source: McMahan et al. 2017, arXiv:1602.05629, algorithm 1.
 
   >>> line = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
@@ -150,12 +149,13 @@ class PrivateStatistics:
   targets to +-`y_bound`, rows with NaN or infinity dropped. With s = x_bound^2 + 1 (the
   column of ones) one row's (x x^T, x y) has a norm of at most sqrt(s^2 + s y_bound^2).
   The symmetric matrix counts by its Frobenius norm: off-diagonal entries are summed once and
-  weigh sqrt(2). That bound is the sensitivity under add_or_remove_one, and half of that under
-  replace_one. The number of rows is one of the sums, so it is private, too.
+  weigh sqrt(2). That bound is the sensitivity under add_or_remove_one; under replace_one the
+  sensitivity is twice as large. The number of rows is one of the sums, so it is private, too.
 
   Guarantee: one Gaussian release. Everything computed from it (the weights, any ridge, the
-  repair of a matrix that noise made indefinite) is free. The unit is one EXAMPLE, whichever
-  client holds it. Noise is added once, to the sum: the server, or a secure sum, is trusted.
+  repair of a matrix that noise made indefinite) costs no further epsilon. The unit is one EXAMPLE,
+  whichever client holds it. Noise is added once, to the sum: the server, or a secure sum, is
+  trusted.
   Source: Dwork, Talwar, Thakurta and Zhang 2014 ("Analyze Gauss"); Wang 2018,
   arXiv:1803.02596.
 
@@ -187,7 +187,7 @@ class PrivateStatistics:
     y_bound: float,
     neighboring_relation: str = "add_or_remove_one",
   ) -> PrivateStatistics:
-    """Returns the release with the least noise that is (epsilon, delta)-DP."""
+    """Returns the release with the smallest noise that is (epsilon, delta)-DP."""
     needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
     # A replaced row moves the sums by twice as much as an added or removed one.
     factor = 2.0 if neighboring_relation == "replace_one" else 1.0
@@ -201,12 +201,12 @@ class PrivateStatistics:
 
   @property
   def std(self) -> float:
-    """Standard deviation of the noise on each coordinate of the isometric vector."""
+    """Standard deviation of the noise on each entry of the vector of `exact`."""
     return self.noise_multiplier * self.l2_sensitivity
 
   @property
   def event(self) -> accounting.DpEvent:
-    """Event of one Gaussian release; its multiplier is relative to one row."""
+    """Event of one Gaussian release. Its noise multiplier is relative to `l2_sensitivity`."""
     return accounting.gaussian_event(self.noise_multiplier)
 
   def epsilon(self, *, delta: float) -> float:
@@ -216,7 +216,10 @@ class PrivateStatistics:
     )
 
   def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows as they enter the sums; a function of each row alone."""
+    """Returns the bounded rows, without rows that hold NaN or infinity.
+
+    Each bounded row depends on its own row alone.
+    """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
     x = x[kept]
@@ -224,9 +227,9 @@ class PrivateStatistics:
     largest = np.abs(x).max(axis=1, keepdims=True, initial=1e-300)
     # An infinite norm scales its row to zero.
     with np.errstate(over="ignore"):
-      # Divided by the largest entry first: the square of 1e200 is infinite.
+      # Rows are divided by their largest entry first: the square of 1e200 is infinite.
       norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
-    # Slightly inside the bound, so that rounding cannot put a row outside.
+    # Rows are scaled to slightly inside the bound, so that rounding cannot put a row outside.
     scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
     return x * scale, np.clip(y, -self.y_bound, self.y_bound)
 
@@ -245,15 +248,15 @@ class PrivateStatistics:
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
     """Returns the vector of `exact` with noise, float64: everything that is released."""
-    # The sums are float64. Rounding them would add to the change by one row.
+    # Noise is added in float64: rounding the sums first would add to the change by one row.
     with jax.enable_x64(True):
       noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
     return noisy
 
   def read(self, vector: np.ndarray | jax.Array) -> Statistics:
-    """Returns the statistics in a vector of `noisy`."""
+    """Returns the statistics that a vector of `noisy` holds."""
     vector = np.asarray(vector, np.float64)
-    # d (d + 1) / 2 + d = (d^2 + 3 d) / 2
+    # The vector has d (d + 1) / 2 + d = (d^2 + 3 d) / 2 entries, which determines d.
     size = (math.isqrt(9 + 8 * len(vector)) - 3) // 2
     # `_to_vector` multiplied off-diagonal entries, which occur twice, by sqrt(2).
     rows, columns = np.triu_indices(size)
@@ -264,18 +267,20 @@ class PrivateStatistics:
 
 
 def _to_vector(matrix: np.ndarray) -> np.ndarray:
-  """Returns the upper triangle, off-diagonal times sqrt(2): an isometry from the Frobenius
-  norm."""
+  """Returns the upper triangle as a vector, with off-diagonal entries times sqrt(2).
+
+  The norm of the vector is the Frobenius norm of the matrix.
+  """
   rows, columns = np.triu_indices(len(matrix))
   return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))
 
 
 def private_ridge(released: Statistics, *, ridge: float, floor: float) -> np.ndarray:
-  """Returns weights [d] from noisy statistics: `closed_form`, with eigenvalues raised to
+  """Returns weights [d] from noisy statistics, as `closed_form`, with eigenvalues raised to
   `floor`.
 
-  Post-processing of the release: no further epsilon. `floor` is in units of x^T x;
-  `PrivateStatistics.std` is a good one, for below it there is only noise.
+  This only post-processes the release, and costs no further epsilon. `floor` is in units of x^T x.
+  `PrivateStatistics.std` is a good value, since below it there is only noise.
 
   >>> exact = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
   >>> private_ridge(exact, ridge=0.0, floor=1e-9).round(6).tolist()

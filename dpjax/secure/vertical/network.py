@@ -2,17 +2,17 @@
 
 Rows must be aligned first (`alignment.align`): row i is the same entity everywhere.
 
-`split_learning`: each party has a bottom model of its own features, one party has the
-labels and the model on top. What crosses is activations, one way, and their cotangents, the
-other way. The gradient is exactly that of the joint model, by the chain rule.
+`split_learning`: each party has a bottom model of its own features, and one party has the labels
+and the model on top. Parties send activations, and get cotangents back. The gradient is exactly
+that of the joint model, by the chain rule.
 
-`two_party_logistic`: logistic regression in which what crosses is homomorphically
-encrypted and a third party, the coordinator, holds the key (Hardy et al. 2017).
+`two_party_logistic`: logistic regression with homomorphically encrypted messages. A third party,
+the coordinator, holds the key (Hardy et al. 2017).
 
 Neither is differentially private, and no epsilon follows from the encryption: the parties
-learn what the protocol computes. Who learns what is said at each. Noise on the activations
-alone would not help: a bottom model is trained on raw features, so that what it sends for
-one entity also carries what it learnt from all the others.
+learn what the protocol computes. Each function says who learns what. Noise on the activations
+alone would not help. A bottom model is trained on raw features, so what it sends for one entity
+also carries what it learnt from all the others.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Bits of the masks that hide gradients from the coordinator.
 MASK_BITS = 24
-# Largest absolute value of a feature. Times a residual of 1, it moves 3e-5 of the mass of a mask's
-# uniform distribution.
+# Largest absolute value of a feature. Its product with a residual of 1 shifts the uniform
+# distribution of a mask by 3e-5 of the mass.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
@@ -63,7 +63,7 @@ class SplitState(NamedTuple):
 
 
 class SplitInfo(NamedTuple):
-  """Loss and bytes of a step, for readers. Without differential privacy: do not release them."""
+  """Loss and bytes of a step. They are not differentially private: do not release them."""
 
   loss: Array  # mean over the batch, known to the label party
   bytes_up: int  # activations, all parties together
@@ -85,14 +85,15 @@ def party_forward(bottom: Bottom, params: Params, x: Array) -> tuple[Array, Call
 def split_gradient(
   bottoms: Sequence[Bottom], top_loss: TopLoss, params: SplitParams, batch: Example
 ) -> tuple[SplitParams, SplitInfo]:
-  """Computes the gradient of the joint network's loss by messages. It equals `jax.grad` of
-  `top_loss(top, (bottom_1(x_1), ...), y)`.
+  """Returns the gradient of the joint network's loss, computed by messages, and its `SplitInfo`.
+
+  The gradient equals `jax.grad` of `top_loss(top, (bottom_1(x_1), ...), y)`.
 
   Args:
     batch: x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
 
   Raises:
-    UserError: numbers of parties or of rows that differ.
+    UserError: the parties, or their rows, differ in number.
 
   >>> import jax.numpy as jnp
   >>> linear = lambda w, x: x @ w
@@ -120,8 +121,8 @@ def split_learning(
 ) -> Algorithm:
   """Returns (init, step) of a split network; every party runs its own copy of `tx`.
 
-  `init(params)`, `step(state, batch) -> (state, SplitInfo)`. A transformation that looks at
-  the whole gradient (a global norm) looks at one party's part here.
+  `init(params)`, `step(state, batch) -> (state, SplitInfo)`. A transformation that needs the
+  whole gradient (for a global norm) sees only one party's part here.
 
   Who learns what: the label party sees the activations of every entity, from which features
   can be reconstructed; the others see cotangents, which tell labels apart by norm and
@@ -185,8 +186,9 @@ class Traffic(NamedTuple):
 
 
 def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarray:
-  """Returns [B], the derivative of the loss by the score: a polynomial for sigmoid(s), minus y
-  in {0, 1}.
+  """Returns the derivatives [B] of the loss by the scores s: a polynomial for sigmoid(s), minus y.
+
+  Labels y are 0 or 1.
 
   Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
   Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
@@ -227,20 +229,19 @@ def two_party_logistic(
   | a and c, or | everything of the other party: the two must not collude         |
   | b and c     |                                                                 |
 
-  A party's gradient is one equation for each of its columns (b's bias is one), for B
+  A party's gradient is one equation for each of its columns (b's bias is one). Its unknowns are B
   residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
   parties over all steps. It refuses a batch or a step that would let a party solve for a residual,
-  for the other's features, or for more than a share of the labels' bits. With
-  secret labels that is a few steps on thousands of rows: `secure.vertical_models.train_logistic`
-  computes the same steps on shares, where neither party sees a gradient, and has no such
-  limit. Where a may know the labels, give `Disclosure(secret_labels=False)`. Nothing here is
-  differentially private.
+  for the other's features, or for more than a share of the labels' bits. With secret labels it
+  admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` computes the same
+  steps on shares, where neither party sees a gradient, and has no such limit. If a may know the
+  labels, give `Disclosure(secret_labels=False)`. Nothing here is differentially private.
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
-    keys: keys for `encrypted_vectors`; `ckks(depth=2)` for degree 3.
-    degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
-      the features (clip them, or tanh), for beyond that it diverges.
+    keys: keys of `encrypted_vectors`; degree 3 needs `ckks(depth=2)`.
+    degree: 1 or 3. Degree 3 is closer to logistic regression while scores stay within +-8. Beyond
+      that it diverges, so bound the features (clip them, or use tanh).
     disclosure: memory of the parties of earlier runs over the same entities; None for a
       new one. Every step that runs is counted, also from a state that was used before.
 
@@ -264,12 +265,12 @@ def two_party_logistic(
       raise UserError(
         f"has {widths} features, must have {wanted} as the weights", field="batch.x"
       )
-    # Bound on what a party may learn in this step; computed here, and not revealed to
-    # anybody.
+    # The largest residual bounds what a party may learn in this step. It is computed here, and is
+    # revealed to nobody.
     scores = x_a @ state.weights_a + x_b @ state.weights_b
     with np.errstate(over="ignore", invalid="ignore"):
       largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
-    # Counted, or refused, before anything is sent.
+    # The step is counted, or refused, before anything is sent.
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     scores_a = np.tile(x_a @ state.weights_a, copies)
@@ -301,7 +302,7 @@ def two_party_logistic(
 def _encrypted_residuals(
   public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
 ) -> bytes:
-  """Returns `residuals` of scores_a + scores_b with encrypted scores_a: (a + b)^3 expanded."""
+  """Returns `residuals` of scores_a + scores_b for encrypted scores_a, by expanding (a + b)^3."""
   part_of_b = residuals(scores_b, y, degree=degree)
   if degree == 1:
     return public.add(powers[0], part_of_b)
@@ -343,8 +344,8 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
-    # Fresh masks for each ciphertext: two uses of one would reveal a difference. Uniform in
-    # +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
+    # Each ciphertext has fresh masks: two uses of one mask would reveal a difference. Masks
+    # are uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
     bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
     masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
@@ -355,9 +356,9 @@ def masked_sums(
 
 
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
-  """Returns sums over rows, [num_sums]: all that the coordinator computes.
+  """Returns the sums over rows, [num_sums], which are all that the coordinator computes.
 
-  They are rounded, so that a sum has a known number of bits (`disclosure`) with any keys.
+  Sums are rounded, so that each has a known number of bits (`disclosure`) with any keys.
   """
   sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS

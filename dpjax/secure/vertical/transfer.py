@@ -7,12 +7,12 @@ entities that both hold (`alignment.align`): their two embeddings are pulled tog
 source turns its labels into one direction for each class, Phi, and the target scores its own
 rows by them (Liu et al. 2018, arXiv:1812.03337, here with many classes).
 
-Labels and features stay where they are. What crosses at each step is, from the source, the
-embeddings of the shared rows and Phi, and back, their cotangents. No differential privacy:
+Labels and features stay where they are. At each step the source sends the embeddings of the shared
+rows and Phi, and the target sends back their cotangents. This is not differentially private:
 embeddings can be inverted, and Phi is a function of the labels.
 
 Measured on digits: the source has left halves, the target right halves and 20 labels of its own
-(test accuracy, mean of 5 seeds). Where the source may tell the labels of the shared rows, that is
+(test accuracy, mean of 5 seeds). If the source may tell the labels of the shared rows, accuracy is
 better still:
 
 | shared of 900 | target alone | transfer | labels of the shared rows told |
@@ -21,7 +21,7 @@ better still:
 | 100           | .507         | .696     | .773                           |
 | 200           | .507         | .792     | .844                           |
 
-`freeze` is the plain alternative: start from a model trained elsewhere, train part of it.
+`freeze` is the plain alternative: start from a model trained elsewhere, and train a part of it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TransferState(NamedTuple):
 
 
 class TransferInfo(NamedTuple):
-  """Losses and bytes of a step, for readers. Without differential privacy: do not release them."""
+  """Losses and bytes of a step. They are not differentially private: do not release them."""
 
   source_loss: Array
   target_loss: Array  # with the alignment term
@@ -98,7 +98,7 @@ def _cross_entropy(embeddings: Array, directions: Array, y: Array) -> Array:
 def source_part(
   encode: Encoder, params: Params, batch: TransferBatch, num_classes: int
 ) -> tuple[Array, SourceMessage]:
-  """Returns (the source's own loss, its message), from its own fields of the batch only."""
+  """Returns (loss of the source, its message), from the source's fields of the batch only."""
   embeddings = encode(params, batch.source_x)
   directions = class_directions(embeddings, batch.source_y, num_classes)
   loss = _cross_entropy(embeddings, directions, batch.source_y)
@@ -128,8 +128,10 @@ def transfer_gradient(
   num_classes: int,
   alignment: float,
 ) -> tuple[TransferParams, TransferInfo]:
-  """Computes the exact gradient of the sum of both losses, by one message and its
-  cotangents."""
+  """Returns the gradient of the sum of both losses, and the `TransferInfo`.
+
+  The gradient is exact. It takes one message, and its cotangents back.
+  """
   source = lambda p: source_part(encoders[0], p, batch, num_classes)
   (source_loss, message), pull = jax.vjp(source, params.source)
   target = lambda p, m: target_part(encoders[1], p, m, batch, alignment)
@@ -213,7 +215,7 @@ def freeze(
   A name is one key of the path ("conv_0"), not a part of one.
 
   Raises:
-    UserError: at `init`, where a name is in no path, or nothing is left to train.
+    UserError: at `init`, if a name is in no path, or if nothing is left to train.
 
   >>> tx = freeze(optax.sgd(1.0), names=["body"])
   >>> params = {"body": jnp.ones(1), "head": jnp.ones(1)}

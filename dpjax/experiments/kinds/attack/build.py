@@ -43,7 +43,10 @@ def load_data(config: AttackConfig) -> tuple[Any, Any]:
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
-  """Calls a function for the attacked run. Errors name fields of the whole config."""
+  """Returns `call(*args)`, a function for the attacked run.
+
+  If a UserError is about a field of the attacked run, the name of its section is put before it.
+  """
   try:
     return call(*args)
   except UserError as error:
@@ -52,8 +55,10 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 
 
 def digest(config: AttackConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what is computed: without
-  the other section, labels, and locations of data."""
+  """Returns the public digest of the fields that decide what is computed.
+
+  It leaves out the section that is not attacked, the fields of a table, and locations of data.
+  """
   fields = config_names.without_places(to_dict(config))
   for name in (other(config), *config.of_table):
     fields.pop(name)
@@ -69,6 +74,8 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   Args:
     loaded: result of `load_data`, to share it between runs; None: it is loaded.
+
+  Raises UserError if the config is wrong, or has rows or published results.
   """
   check(config)
   for name in ("rows", "beside"):
@@ -121,13 +128,13 @@ def _schedule(
 
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
-  """Returns the privacy part of result.json: that of the attacked run after all its steps."""
+  """Returns the privacy fields of result.json, for the attacked run after all its steps."""
   if guarantee.kind == "none":
     return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()
   ledger = Ledger()
   for step in range(num_steps if guarantee.kind == "simulated" else 0):
-    ledger = ledger.charge(  # a simulation also says what its own small cohorts cost
+    ledger = ledger.charge(  # a simulation also states the epsilon of its own small cohorts
       guarantee.step_event(step),
       l2_clip_norm=guarantee.l2_bound,
       neighboring_relation=guarantee.relation,

@@ -1,4 +1,5 @@
-"""Class inversion as a run: a model of `launch.train`, and its typical inputs of each class."""
+"""Runs class inversion: trains a model of `launch.train`, and searches for typical inputs of each
+class."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _OF_RECORDS = "protects one record, not what the records of a class have in comm
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> central.Run:
   """Builds the run whose model will be inverted.
 
-  Raises UserError for inputs that are no numbers, or a class without training or test records.
+  Raises UserError for inputs that are no numbers, a class without training or test records, or
+  `total_variation` without images.
   """
   train, test = loaded
   if not np.issubdtype(np.asarray(train.x).dtype, np.floating):
@@ -49,19 +51,24 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
 
 
 def phase(config: AttackConfig, attacked: central.Run) -> Phase:
-  """Returns the phase of `launch.train` without its guarantee, which the result states as that of
-  the attacked run."""
+  """Returns the training phase of `launch.train`, without a guarantee.
+
+  result.json states the guarantee of the attacked run separately (`build.promised`).
+  """
   return central.phase(config.train, attacked)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
-  """Returns how many inverted inputs the judge assigns to their class; chance is 1 / K."""
+  """Returns the inverted inputs, and how many of them the judge assigns to their class.
+
+  Chance is 1 / number of classes.
+  """
   attack = config.attack
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
-  key = jax.random.fold_in(run.random.init, 1)  # not that of the target's own first weights
+  key = jax.random.fold_in(run.random.init, 1)  # not the key of the target's first weights
   pictured = attack.method(**prior)(
     run.apply, params, x.shape[1:], classes=classes, count=attack.starts, key=key
   )
@@ -81,7 +88,8 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
-  """Trains a judge of the same shape, from other initial weights, on the test records."""
+  """Returns the weights of a judge: the target's architecture, trained from other initial weights
+  on the test records."""
   first = central.start(config.train, run.train, run.random._replace(init=key))[2]
 
   def loss(params: Params, batch: tuple[Array, Array]) -> Array:
@@ -94,7 +102,9 @@ def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
 
 
 def verdict(score: attacks.InversionScore, num_classes: int) -> str:
-  """Returns the verdict: a defence fails where inputs are recognised more often than by chance.
+  """Returns the verdict: a defence fails if inputs are recognised more often than by chance.
+
+  Chance is 1 / num_classes. The lower end of the interval must exceed it.
 
   >>> from dpjax.attacks.roc import exact_interval
   >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])

@@ -1,8 +1,9 @@
-"""Typed configuration of an attack on a run, and of a table of several (`sweeps.attack_table`).
+"""Typed configuration of an attack on a run, and of a table of attacks (`sweeps.attack_table`).
 
 The attacked run has a config of the public launchers. `train` is a config of `launch.train`: its
-model is copied, or its members are inferred. `federate` is a config of `launch.federate`: messages
-of its clients are inverted, or some clients poison its rounds. So a defence is one flag:
+model is copied or inverted, or its members are inferred. `federate` is a config of
+`launch.federate`: messages of its clients are inverted, or some clients poison its rounds. So a
+defence is one flag:
 `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
 """
 
@@ -35,7 +36,8 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.validate import UserError
 
-# Word -> settings, from the rows of `registry.ATTACKS`: a new attack needs no line here.
+# Maps each attack's name to its settings. A new attack needs a row of `registry.ATTACKS`, and no
+# line here.
 ATTACKS = {row.word: row.find_settings() for row in registry.ATTACKS if row.word}
 
 
@@ -47,7 +49,7 @@ class AttackConfig(WithChoices):
   {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
   "federate.compression": "top_k"}}. Without rows, this config is the only row. In a label, the text
   before the first comma names the attack in the table, and the text after it the defence. `beside`
-  maps labels to results that others have published, which the table shows in a column of its own.
+  maps labels to results that others have published. The table shows them in a separate column.
   """
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
@@ -69,12 +71,12 @@ class AttackConfig(WithChoices):
 
   @property
   def data(self) -> Any:
-    """Returns the data of the attacked section."""
+    """Returns the settings `data` of the attacked section."""
     return attacked_config(self).data
 
   @property
   def model(self) -> Any:
-    """Returns the model of the attacked section."""
+    """Returns the settings `model` of the attacked section."""
     return attacked_config(self).model
 
 
@@ -90,7 +92,7 @@ def other(config: AttackConfig) -> str:
 
 @bounds.names_fields
 def check(config: AttackConfig) -> None:
-  """Raises UserError for errors of one run that can be found without data."""
+  """Raises UserError if the config of one attack is wrong; loads no data."""
   bounds.typed(config)
   _check_attack(config)
   checks = {"train": central.check, "federate": federated.check}
@@ -112,8 +114,9 @@ def check(config: AttackConfig) -> None:
 
 
 def unread(config: AttackConfig) -> unread_lib.Unused:
-  """Returns the fields that one attack does not read: its own, and those of the attacked
-  run.
+  """Returns {field that one attack does not read: condition under which it would be read}.
+
+  The fields are of the attack, of the attacked run, and of the section that is not attacked.
 
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'
@@ -129,7 +132,7 @@ def unread(config: AttackConfig) -> unread_lib.Unused:
 
 
 def _check_attack(config: AttackConfig) -> None:
-  """Raises UserError for a user's class that lacks required parts of an attack."""
+  """Raises UserError if the class of the settings lacks a required part, such as a task."""
   attack = type(config.attack)
   name = fields.name_of(config, "attack")
   facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
@@ -146,14 +149,14 @@ def _check_attack(config: AttackConfig) -> None:
 
 
 class AttackParts(NamedTuple):
-  """The three functions of the module that implements an attack."""
+  """Holds the three functions of the module that implements an attack."""
 
   prepare: Callable[..., Any]  # (config, data, keys) -> what is attacked
   phase: Callable[..., Any]  # (config, what is attacked) -> the `Phase` that attacks it
   measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
 
 
-# Old names of an attack's functions, for one release.
+# Old names of an attack's functions, accepted for one release.
 _OLD_PARTS = {"phase": "work", "measured": "found"}
 
 
@@ -161,7 +164,7 @@ def parts_of(config: AttackConfig) -> AttackParts:
   """Returns the functions that carry out the attack.
 
   Raises:
-    UserError: there is no such module, or it lacks one of them.
+    UserError: the module of the attack cannot be imported, or lacks one of the functions.
   """
   name = fields.name_of(config, "attack")
   wanted = "must name, as module, one with prepare, phase and measured"
@@ -228,7 +231,7 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns the fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
-    if getattr(config.attack, "target", None) is not None:  # whose run is accounted already
+    if getattr(config.attack, "target", None) is not None:  # its run is accounted already
       names += ("privacy.epsilon_budget",)
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:

@@ -1,4 +1,4 @@
-"""Model extraction as a run: a model of `launch.train`, and copies trained on its answers."""
+"""Runs model extraction: trains a model of `launch.train`, and copies of it on its answers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ _OF_RECORDS = "protects the records, not the model: a private model is copied as
 
 
 class Copied(NamedTuple):
-  """The run of a model to copy, and the inputs that the attacker asks about."""
+  """Holds the run of the model to copy, and the inputs that the attacker asks about."""
 
   run: central.Run
-  queries: np.ndarray  # [most queries, ...]
+  queries: np.ndarray  # [largest number of queries, ...]
   held_out: np.ndarray  # [m, ...], never asked; copy and model are compared on them
   guarantee: Guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
-  """Builds the run, and splits the test inputs into queries and inputs that compare the copy."""
+  """Builds the run, and splits the test inputs into queries and held-out inputs.
+
+  Copy and model are compared on the held-out inputs. Raises UserError if there are none.
+  """
   run = central.assemble(config.train, loaded, random)
   asked = max(config.attack.num_queries)
   x = np.asarray(run.test.x)
@@ -50,14 +53,18 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
 
 
 def phase(config: AttackConfig, attacked: Copied) -> Phase:
-  """Returns the phase of `launch.train` without its guarantee, which the result states as that of
-  the attacked run."""
+  """Returns the training phase of `launch.train`, without a guarantee.
+
+  result.json states the guarantee of the attacked run separately (`build.promised`).
+  """
   return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
-  """Returns a copy's fidelity for each number of queries, and that of always guessing the most
-  common answer."""
+  """Returns the fidelity of a copy for each number of queries, and of a constant guess.
+
+  The constant guess is the model's most common answer to the queries.
+  """
   run = attacked.run
   attack = config.attack
   params = training.eval_params(state)
@@ -79,7 +86,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
       num_queries=attack.num_queries,
       seed=run.random.order,
     )
-  # The baseline: agreement of a copy that always gives the commonest answer to the queries.
+  # The baseline is a copy that always gives the most common answer to the queries.
   truth = door(attacked.held_out)
   label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
   guess = attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
@@ -94,7 +101,9 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:
-  """Returns the verdict: a defence fails where the copy agrees more often than a constant guess.
+  """Returns the verdict: a defence fails if the copy agrees more often than a constant guess.
+
+  The two intervals must not overlap.
 
   >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
   ...   num_queries=5)

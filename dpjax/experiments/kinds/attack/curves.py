@@ -1,4 +1,4 @@
-"""Pictures and tables of attacks: ROC on logarithmic axes, beside the guarantee's line."""
+"""Draws ROC curves of attacks on logarithmic axes, beside the curve that a guarantee allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
 Rates = Sequence[float] | np.ndarray
-_LEFT = 0.1  # of both axes, or what one record is worth
+_LEFT = 0.1  # largest left end of both axes
 
 
 def roc_report(
@@ -32,10 +32,11 @@ def roc_report(
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
 
   Args:
-    leakages: results of `attacks.measure`, by attack.
-    line: curve that the target's guarantee allows, drawn beside them.
+    leakages: results of `attacks.measure`, by name of the attack.
+    line: curve that the target's guarantee allows, drawn beside the attacks' curves; None: no line.
+    title: title of the picture.
 
-  Raises UserError for no attacks.
+  Raises UserError if `leakages` is empty.
   """
   if not leakages:
     raise UserError("must hold at least one attack", field="leakages")
@@ -60,8 +61,8 @@ def roc_report(
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
   """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
-  The axes begin at the rate of one record. Further left, so few records cannot resolve a rate, and
-  the curve would seem to cross the line.
+  The axes begin at 1 / n, the rate of one of n records, or at 0.1 if 0.1 is smaller. The records
+  cannot resolve rates below 1 / n, so curves would seem to cross the line there.
   """
   left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
   rates = np.geomspace(min(left, _LEFT), 1, 200)
@@ -79,12 +80,15 @@ def draw_curves(
   *,
   look: Look = PAGE,
 ) -> None:
-  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal. A dashed
-  black line, labelled `words`, shows the rates allowed at `rates`. Logarithmic axes begin
-  at rates[0]."""
+  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal.
+
+  A dashed black line shows `allowed`: the largest allowed true positive rates at the false positive
+  rates `rates`. Its label ends with `words`. If `allowed` is None, there is no such line. The
+  logarithmic axes begin at rates[0].
+  """
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
-    # Black is left for the line of what is allowed.
+    # Black is reserved for the line of the allowed rates.
     color = look.color(index % (len(pictures.PALETTE) - 1))
     axes.plot(
       np.maximum(fpr, left),
@@ -103,6 +107,6 @@ def draw_curves(
 
 
 def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the most true positives for each number of false positives: (fpr, tpr)."""
+  """Returns (fpr, tpr): the largest true positive rate for each number of false positives."""
   last = np.append(np.diff(curve.false_positives) > 0, True)
   return curve.fpr[last], curve.tpr[last]

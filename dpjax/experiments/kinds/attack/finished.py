@@ -1,7 +1,7 @@
-"""An attack on a finished run of `launch.train`, given its folder alone.
+"""Builds the config of an attack on a finished run of `launch.train`, from its folder alone.
 
-In the folder, config.json names data, model and training, params.npz is the target, and result.json
-states the guarantee. Shadow models are trained with the run's own config.
+In the folder, config.json names data, model and training, params.npz holds the target's parameters,
+and result.json states the guarantee. Shadow models are trained with the run's config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import provenance, workdir, writers
 from dpjax.validate import UserError
 
-# Fields reset for shadow models, which have no evaluation, release, checkpoints or budget.
+# Shadow models have no evaluation, release, checkpoints or budget, so these fields get defaults.
 _OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
 
@@ -26,11 +26,13 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
   """Returns the config of membership inference on the model in a folder of `launch.train`.
 
   Args:
+    folder: folder of a finished run.
     num_shadows: number of shadow models, each trained on half of all records.
 
   Raises:
-    UserError: no folder of such a run; or the run is not finished, has no params.npz, is of another
-      version of dpjax, was audited (so canaries are among its records), or was changed.
+    UserError: `folder` holds no run of `launch.train`. Or the run is not finished, has no
+      params.npz, or is of another version of dpjax. Or the run was audited (so canaries are among
+      its records), or its files were changed.
   """
   path = pathlib.Path(folder)
   at = f"run={str(folder)[-100:]!r}"

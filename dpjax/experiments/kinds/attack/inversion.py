@@ -1,8 +1,7 @@
-"""Inversion of clients' messages as a run: each client of the federation is the victim
-once.
+"""Runs the inversion of clients' messages: each client of the federation is the victim once.
 
-With a secure sum, the adversary (the server) gets no single message. It inverts the mean over each
-cohort in turn, by simulating the mean of that many clients.
+With a secure sum, the adversary (the server) gets no single message. It inverts the mean message of
+each cohort in turn, by simulating a mean of equally many messages.
 """
 
 from __future__ import annotations
@@ -40,28 +39,31 @@ _SHOWN = 8  # images in a picture
 
 
 class Victims(NamedTuple):
-  """The clients' messages in one round, and the adversary's simulation of them."""
+  """Holds the clients' messages in one round, and the adversary's simulation of a message."""
 
-  truths: list[Example]  # of each client, leaves [b, ...]
-  params: Any  # that every client has received
+  truths: list[Example]  # examples behind each message, leaves [b, ...]
+  params: Any  # parameters that every client has received
   send: Any  # (client) -> its message, with its own noise and codes
   guess: attacks.View  # the adversary's simulation, without noise and codes
-  batches: LocalBatches  # [S, B], of every client
+  batches: LocalBatches  # [S, B], the same for every client
   num_classes: int
   random: RunKeys
   guarantee: Guarantee
-  note: str  # on the guarantee
+  note: str  # remark on the guarantee
   together: int  # clients in one message: 1, or a cohort with a secure sum
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
-  """Prepares the clients that an attack inverts, with a run's keys, defences and guarantee."""
+  """Returns the clients' messages, made with the keys and defences of the run, and its guarantee.
+
+  Raises UserError unless all clients have equally many examples.
+  """
   federate = config.federate
   federation, test = loaded
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
-    # Papers on inversion attack networks whose weights are uniform in a wide range.
+    # In papers on inversion, the attacked networks have weights that are uniform in a wide range.
     width: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))
@@ -76,7 +78,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
   y = federation.dataset.y
   truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
 
-  @jax.jit  # once for all clients
+  @jax.jit  # compiled once for all clients
   def message(truth: Example, key: jax.Array) -> Any:
     kept = None if memory is None else memory(params)
     return attacks.client_view(client, params, batches, memory=kept, key=key)(truth)
@@ -99,7 +101,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # For "both" the stated epsilon comes from the server's noise, so it gets the note.
+  # With privacy.method="both" the stated epsilon comes from the server's noise alone. The server
+  # sees messages without this noise, so the note applies.
   hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=seen,
@@ -118,7 +121,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
 def _cohorts(
   truths: list[Example], send: Any, aggregator: Any, together: int
 ) -> tuple[list[Example], Any]:
-  """Returns (the examples of each cohort, cohort -> its message to the server)."""
+  """Returns the examples of each cohort, and a function (cohort) -> mean message at the server.
+
+  Raises UserError unless cohorts of `together` clients hold every client once.
+  """
   if len(truths) % together:
     raise UserError(
       f"must divide partition.num_clients={len(truths)}, so that each client is in one sum",
@@ -139,9 +145,11 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a view: examples, dealt equally to a cohort's clients -> the mean of their messages.
+  """Returns a view of a cohort: deals examples equally to its clients, and averages the messages.
 
   Args:
+    view: simulation of one client's message.
+    together: number of clients in the cohort.
     bound: norm to which each message is clipped; None: no clip.
   """
 
@@ -161,7 +169,8 @@ def _mean_view(view: attacks.View, together: int, bound: float | None) -> attack
 
 
 def _size(federation: Any) -> int:
-  """Returns the number of examples of a client. Raises UserError unless all have equally many."""
+  """Returns the number of examples of a client. Raises UserError unless it is the same for all
+  clients, and positive."""
   sizes = sorted({len(rows) for rows in federation.indices})
   if len(sizes) > 1 or sizes[0] == 0:
     raise UserError(
@@ -194,7 +203,7 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
     truth = attacked.truths[place]
     seen = attacked.send(place)
     x, labels = invert(seen, truth, place)
-    order = attacks.matched(truth.x, x)  # a batch comes back in no order
+    order = attacks.matched(truth.x, x)  # inverted examples have no order
     state["found"][place] = x[order]
     state["labels"][place] = labels
     state["error"][place] = np.mean(attacks.mse(truth.x, x[order]))
@@ -207,15 +216,18 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
 
 
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """Returns a function (message, truth, client) -> (examples [b, ...], labels [b]). It uses only
-  the truth's shape, and its labels where the config calls them known."""
+  """Returns a function (message, true examples, index) -> (examples [b, ...], labels [b]).
+
+  It reads only the shape of the true examples, and their labels if `attack.labels` is "known".
+  """
   method = config.attack
   shape = np.shape(attacked.truths[0].x)
 
   def labels(message: Any, truth: Example) -> np.ndarray:
     if method.labels == "known":
       return np.asarray(truth.y)
-    # Labels are read from a gradient. Only a message of one step of SGD is exactly a gradient.
+    # Labels are inferred from a gradient. A message of one SGD step gives it exactly, a message of
+    # several steps only approximately.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
@@ -245,7 +257,10 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   method: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns examples read from the message of a dense first layer, and their labels."""
+  """Returns (examples, labels), with examples read from the first layer's part of the message.
+
+  The examples are 0 if that part of the message is 0.
+  """
   del place
   size = truth.x[0].size
   try:
@@ -271,7 +286,8 @@ def measured(
 ) -> MeasuredAttack:
   """Returns the results of an attack, and a function that writes its picture.
 
-  The results hold successes by each criterion, correct labels and leakage scores.
+  The results hold the number of successes by each criterion, the number of correct labels, and
+  leakage scores. Only images have a picture.
   """
   truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
   recovered = np.asarray(state["found"]).reshape(truth.shape)
@@ -299,7 +315,8 @@ def measured(
       }
       for row in rows
     },
-    # The first criterion by which anything was recovered; the strictest one, "exact", comes first.
+    # Rows begin with the strictest criterion, "exact". The verdict states the first criterion by
+    # which any record was recovered.
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,
@@ -325,7 +342,10 @@ def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
 def _leakage(
   config: AttackConfig, attacked: Victims, truth: np.ndarray, recovered: np.ndarray
 ) -> dict[str, Any]:
-  """Returns the three readings of the gradient leakage score, where they are defined."""
+  """Returns up to three estimates of the gradient leakage score, by name.
+
+  An estimate is missing if there are too few records or messages, or no dense first layer.
+  """
   messages = [attacked.send(place) for place in range(len(attacked.truths))]
   inputs = np.stack([np.asarray(truth_of.x) for truth_of in attacked.truths])  # [N, b, ...]
   scores: dict[str, Any] = {}
@@ -349,7 +369,10 @@ def _leakage(
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
-  """Returns the messages' first kernels, [N, d, units]; None where that layer is not dense."""
+  """Returns the first layer's kernel from each message, [N, d, units].
+
+  Returns None if there is no such layer, or if it does not take `size` numbers, a whole example.
+  """
   name = getattr(config.attack, "layer", "dense_0")
   try:
     kernels = np.stack([recovery.layer(message, name)["kernel"] for message in messages])

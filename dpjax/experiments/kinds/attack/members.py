@@ -1,4 +1,4 @@
-"""Membership inference as a run: models on random halves of the data; each is the target once."""
+"""Runs membership inference: trains models on random halves of the data, each the target once."""
 
 from __future__ import annotations
 
@@ -27,45 +27,47 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# Number of tests behind a verdict (Bonferroni): one for each rate, and one for the AUC.
+# Number of tests behind a verdict (Bonferroni): one for each false positive rate, one for the AUC.
 _LOOKS = len(attacks.FPRS) + 1
 _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
 )  # fmt: skip
-# Smallest rate of the curves in result.json, and their number of points.
+# Smallest false positive rate of a curve in result.json, and the number of points of a curve.
 _LEFT = 1e-4
 _COUNT = 81
 # Largest number of test records that quantile regression learns from; with more, its trees take
 # minutes.
 _MOST_PUBLIC = 2000
 _QUANTILE_FPR = 0.01
-# Least number of test records for quantile regression: half of them must resolve `_QUANTILE_FPR`.
+# Smallest number of test records for quantile regression. Half of the test records must resolve the
+# false positive rate `_QUANTILE_FPR`.
 _LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
 
 class Targets(NamedTuple):
-  """A target and its shadows, before they are trained."""
+  """Holds what an attack needs to train its models: targets, or shadows of a given target."""
 
   records: data.Dataset  # all records whose membership is inferred
-  # [M, n] bool, which model trains on which record. All M models are targets, or none is.
+  # [M, n] bool: whether a model trains on a record. All M models are targets, unless `target` is
+  # given.
   included: np.ndarray
   target: Params | None  # trained elsewhere; then the M models are its shadows
-  members: np.ndarray | None  # [n] bool, of such a target
+  members: np.ndarray | None  # [n] bool, members of a given target
   run: central.Run  # of one half
   test: Any
   train: Any  # (group) -> models
   guarantee: Guarantee
-  facts: dict[str, Any]  # of a target, what its own run says of itself
+  facts: dict[str, Any]  # result.json of a given target's run, the fields on privacy
 
 
-# Old name, for one release: users' attacks import it.
+# Users' attacks import `MeasuredAttack` by its old name, which works for one release.
 __getattr__ = _moved.names_of_module(__name__, Found="MeasuredAttack")
 
 
 class MeasuredAttack(NamedTuple):
-  """The outcome of an attack."""
+  """Holds the outcome of an attack: arrays, fields of result.json, a function that writes files."""
 
   scores: dict[str, Any]  # arrays, for attack.npz
   result: dict[str, Any]
@@ -76,6 +78,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   """Divides the records, and builds the attacked run for one half of them.
 
   The halves depend only on the seed and the data, so that all defences face the same targets.
+
+  Raises UserError for data that do not fit the settings, such as queries of data without images.
   """
   train, test = loaded
   settings = config.attack
@@ -108,7 +112,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     arrays = saved.read(settings.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
     facts = facts_of_run(settings.target, target, config.train)
-    guarantee = NONE  # this config's steps are not what trained it
+    guarantee = NONE  # the steps of this config did not train the target
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )
@@ -134,7 +138,11 @@ def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.n
 
 
 def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
-  """Returns random members [count, n], by coins; exact halves where the sampler needs one size."""
+  """Returns random members, bool [count, n]: a coin for each record, or exact halves.
+
+  Exact halves are for samplers that need a fixed number of records. Raises UserError for too few
+  records, and for an odd number that cannot be halved.
+  """
   least = 2 * config.attack.num_shadows
   if n < least:
     raise UserError(
@@ -143,7 +151,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
       field="data.limit",
       value=config.train.data.limit,
     )
-  drawn_by = privacy.sampler(config.train, n)  # of a half, checked again where it is known
+  drawn_by = privacy.sampler(config.train, n)  # checked again for the exact size of a half
   sized = drawn_by.least_size > 0
   if sized and n % 2:
     raise UserError(
@@ -156,19 +164,21 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
 
 
 def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
-  """Returns the guarantee in the result.json beside the target's params.npz, if that belongs to
-  these exact parameters. The epsilon of any other run does not cover them.
+  """Returns the guarantee of the target, from the result.json beside its params.npz.
 
-  Raises UserError if the target's run had other data, so that `train` names other members.
+  If that file does not belong to exactly these parameters, its epsilon does not cover them. All
+  values are then None, and epsilon_kind is "none".
+
+  Raises UserError if the target's run had other data than `train`, and so other members.
   """
   config = pathlib.Path(path).parent / workdir.CONFIG
   none = dict.fromkeys(_PROMISED)
   result = saved.result_of(path, params)
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
-  # These fields do not change the data: their location, and declared numbers.
+  # These fields (the location of the data, and declared numbers) do not change the data.
   apart = ("data_dir", "num_examples", "num_users")
-  # A config.json that holds no object does not name the data.
+  # A config.json that holds no object names no data, so the comparison below fails.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}
   wanted, known = (
@@ -221,8 +231,11 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
 
 
 def _questions(attacked: Targets, queries: int) -> Any:
-  """Returns a function (params, index) -> one model's answers: log odds [queries * n], top
-  confidences [n] of the original records, accuracy."""
+  """Returns a function (params, index) -> one model's answers.
+
+  The answers are log odds [queries * n], top confidences [n] of the records as they are, and test
+  accuracy. An error names the model by `index`.
+  """
   run = attacked.run
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
@@ -251,18 +264,24 @@ def _questions(attacked: Targets, queries: int) -> Any:
 
 
 def _public(attacked: Targets) -> data.Dataset:
-  """Returns the test records that quantile regression learns from."""
+  """Returns the test records that quantile regression learns from: the first 2,000 at most."""
   return attacked.test.subset(slice(0, min(len(attacked.test), _MOST_PUBLIC)))
 
 
 def _features(records: data.Dataset) -> np.ndarray:
-  """Returns what an attacker knows of a record, [n, d]: its numbers, and its label."""
+  """Returns what an attacker knows of each record, [n, numbers + classes]: the record's numbers,
+  and its label as one-hot vector."""
   x = np.asarray(records.x, np.float64).reshape(len(records), -1)
   return np.column_stack([x, np.eye(records.num_classes)[np.asarray(records.y)]])
 
 
 def _by_quantiles(attacked: Targets, odds: np.ndarray, public: np.ndarray) -> np.ndarray:
-  """Returns the scores of all targets by quantile regression, [targets * n]."""
+  """Returns the scores of all targets by quantile regression, [targets * n].
+
+  Args:
+    odds: log odds of the records, [targets, n].
+    public: log odds of the public test records, [targets, number of public records].
+  """
   features = _features(attacked.records)
   known = _features(_public(attacked))
   return np.concatenate(
@@ -286,7 +305,7 @@ def _scored(
     return attacks.confidence_rule(top)
   if name == "loss_rule":
     losses = -special.log_expit(queries[0].target)
-    mean = float(losses[members].mean())  # which this adversary knows
+    mean = float(losses[members].mean())  # this adversary knows the mean
     return attacks.loss_rule(losses, mean_training_loss=mean)
   return attacks.mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
 
@@ -294,8 +313,11 @@ def _scored(
 def scores(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-  """Returns (scores by method, membership, log odds), each [targets * n]: each model is the
-  target once, or the given target alone."""
+  """Returns (scores by method, membership, log odds), each [targets * n].
+
+  The targets are all trained models, or only the given target. Log odds are of the records as they
+  are, not mirrored or shifted.
+  """
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
   if attacked.target is not None:
@@ -340,9 +362,9 @@ def measured(
   line = None
   private = attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
-  if attacked.target is not None:  # the shadows' plan is not what trained it
+  if attacked.target is not None:  # the shadows' plan did not train the target
     private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
-  elif private:  # whose members were dealt by coins
+  elif private:  # coins dealt the members, as the line assumes
     line = _line(attacked)
   if attacked.target is None:
     accuracy = float(np.mean(state["accuracy"]))
@@ -350,7 +372,8 @@ def measured(
     task = attacked.run.task
     scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
     accuracy = float(scored["accuracy"])
-  # False negative rate -> share of non-members whose loss exceeds that of almost all members.
+  # Maps a false negative rate to the share of non-members that the loss attack then recognises:
+  # their losses exceed the losses of almost all members.
   tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
   result = {
     "test_accuracy": accuracy,
@@ -414,10 +437,10 @@ def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict
 def _lower_bounds(
   by_method: Mapping[str, np.ndarray], members: np.ndarray, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns lower bounds on a target's epsilon, from its scores and from perfect ones.
+  """Returns lower bounds on a target's epsilon, from its scores and from perfect scores.
 
-  They are indicative, not proved: the data set decided who the members are, not coins, and all
-  records share one training. The bounds of all methods hold together at 95 % (Bonferroni).
+  The bounds are indicative, not proved: no coins chose the members, and all records share one
+  training. The bounds of all methods hold together at 95 % (Bonferroni).
   """
   confidence = 1 - 0.05 / len(by_method)
   delta = facts.get("delta") or 0.0
@@ -437,7 +460,7 @@ def _line(attacked: Targets) -> attacks.AllowedRoc:
   plan = attacked.run.plan
   sizes = attacked.included.sum(axis=1)
   line = allowed.by_plan(plan)
-  exact = np.ptp(sizes) == 0  # as `_halves` dealt them: else one record more or less
+  exact = np.ptp(sizes) == 0  # with exact halves, neighbours replace a record
   same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE
   return allowed.replaced(line) if exact and not same else line
 
@@ -473,12 +496,17 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """Returns the verdict on a defence. Recognised members are leakage, which a guarantee bounds
-  but does not forbid; without a guarantee the defence fails. No attack shows that one holds.
+  """Returns the verdict on a defence.
+
+  Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. Without a
+  guarantee, the defence fails. No attack can show that a defence holds.
 
   Args:
-    num_targets: models whose scores were pooled. All are asked about the same records, so the
-      AUC's interval is as wide as for one model.
+    curve: ROC of an attack.
+    judged: comparison of the curve with the line that the guarantee allows; None: no line.
+    private: whether the run has a guarantee.
+    num_targets: number of models whose scores were pooled. All models are asked about the same
+      records, so the AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
   >>> verdict(attacks.curve_of(truth + 0.0, truth), None)
@@ -501,8 +529,11 @@ def verdict(
 
 
 def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
-  """Returns the largest true positive rate at several false positive rates, and the allowed ones.
-  Rates too small for the number of records are left out: curves would seem to cross the line."""
+  """Returns true positive rates of all methods at several false positive rates ("fpr").
+
+  With a line, "allowed" holds the true positive rates that the line allows. False positive rates
+  below the rate of one record are left out, since curves would seem to cross the line there.
+  """
   least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)
   curves = {"fpr": points.tolist()}

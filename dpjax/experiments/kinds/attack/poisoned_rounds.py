@@ -1,5 +1,4 @@
-"""Poisoning of federated rounds as a run: the federation trained honestly, then under
-attack."""
+"""Runs the poisoning of federated rounds: trains the federation honestly, then under attack."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-_NOTES = {  # of where the noise is added
+_NOTES = {  # privacy.method -> how its epsilon is limited under attack
   "local": "binds honest clients; an attacker sends what it likes, without noise",
   "distributed": "binds honest clients; an attacker adds to the sum what it likes",
 }
@@ -35,21 +34,22 @@ _SIMULATED = "is of a larger deployment, not of this run"
 
 
 class Poisoned(NamedTuple):
-  """A federation, and its attackers."""
+  """Holds a federated run, the attack on it, and the clients that attack."""
 
   run: federated.FedRun
   attack: attacks.Poisoning
-  attackers: np.ndarray  # places of clients
-  tolerates: int | None  # attackers in a cohort that the aggregator is made for
+  attackers: np.ndarray  # indices of clients
+  tolerates: int | None  # number of attackers in a cohort that the aggregator tolerates
   guarantee: Guarantee
-  note: str  # on the guarantee
+  note: str  # remark on the guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
   """Builds the attacked run, and chooses attackers by the seed alone, so that all defences face
   the same attackers.
 
-  Raises UserError for no attacker, labels that the data lack, or records that fit no trigger.
+  Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's labels,
+  or if the trigger does not fit the records.
   """
   run = federated.assemble(config.federate, loaded, random)
   settings = config.attack
@@ -71,8 +71,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
   except UserError as error:
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
-  # The note says how far an epsilon of this run binds its own clients. Methods without a note
-  # of their own get one if the guarantee is simulated.
+  # The note says how the epsilon of this run is limited. A method without an entry in `_NOTES` gets
+  # a note only if the guarantee is simulated.
   usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
   return Poisoned(
     run=run,
@@ -85,8 +85,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
 
 
 def _tolerates(config: AttackConfig) -> int | None:
-  """Returns how many attackers in a cohort the aggregator tolerates. None: each client is clipped
-  instead, or the aggregator is a user's own."""
+  """Returns how many attackers in a cohort the aggregator tolerates.
+
+  Returns None if each client is clipped instead, or if the user defined the aggregator.
+  """
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
     return None
@@ -105,7 +107,7 @@ def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) 
 
 
 def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
-  """Returns a phase of two steps, one model each: without attackers, and with them."""
+  """Returns a phase of two steps: one trains a model without attackers, one with attackers."""
   del config
   run = attacked.run
   nobody = np.zeros(0, np.int64)
@@ -121,21 +123,23 @@ def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
     known = total > 0
     return {"accuracy": float(np.mean(right[known] / total[known])) if any(known) else 0.0}
 
-  # [without or with attackers, accuracy or success, (count, total)]
+  # The axes are (without, with attackers), (accuracy, success), and (count, total).
   empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
   return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
 
 
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
-  """Runs all rounds, with these attackers among the clients. Their messages skip the noise and
-  compression of an honest client."""
+  """Returns the parameters after all rounds, with these attackers among the clients.
+
+  Attackers' messages skip the noise and compression of an honest client.
+  """
   run = attacked.run
 
   def colluding(aggregator: Aggregator) -> Aggregator:
     return attacks.colluding(aggregator, attacked.attack)
 
   def algorithm(wrap: Any, memory: Any) -> Any:
-    del memory  # of a client that keeps nothing else
+    del memory  # `lying` adds the attackers' memory to the client's memory
 
     def lying(wrapping: federated.Wrapping) -> federated.Wrapping:
       keeps = wrapping["memory"] or (lambda params: None)
@@ -163,8 +167,7 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
 def measured(
   config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
 ) -> MeasuredAttack:
-  """Returns accuracy and success with and without attackers, and whether the attack moved
-  them."""
+  """Returns accuracy and success with and without attackers, and the verdict on the defence."""
   counts = np.asarray(state["counts"])
   (clean, clean_success), (accuracy, success) = (
     [attacks.counted(int(n), int(total)) if total else None for n, total in model]
@@ -204,9 +207,13 @@ def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
-  """Returns the verdict on a defence, which claims nothing beyond its breakdown point.
+  """Returns the verdict on a defence.
+
+  A defence claims nothing if there are more attackers than its breakdown point. The verdict then
+  names both numbers.
 
   Args:
+    outcome: accuracy and success, with and without attackers.
     private: whether the server adds noise for a user's epsilon, which bounds the effect of one
       client.
 

@@ -1,4 +1,4 @@
-"""Settings of the attacks that need limits of runs (`rules`); see `attack_settings`."""
+"""Settings of attacks whose fields have the limits of `rules`; see `attack_settings`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from dpjax.validate import UserError
 
 # Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
-# The first three use more, or less, than log odds: all confidences, the mean training loss, or
-# the test records.
+# The first three attacks need more than log odds, or something else: all confidences, the mean
+# training loss, or the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
-# With 2 shadows, a record may be in all shadows of some target, or in none. With 4 it cannot.
+# An attack compares shadows with and without a record. Among 2 shadows of a target, one of these
+# groups may be empty, but not among 4.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
@@ -26,18 +27,18 @@ _STEPS = rules.between(1, rules.MOST_STEPS)
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
   """Membership inference, with several attacks on the same targets: models trained on
-  random halves of the records. Each is the target once, with the others as its shadows.
+  random halves of the records. Each model is the target once, with the others as its shadows.
 
   Args:
     queries: how often each model is asked about a record. More than 1 needs images: 2 adds the
       mirror image, and up to 18 add shifts by an eighth of the size. The score of a record is the
-      mean over its queries. Such queries help against models that were trained on such copies, and
-      weaken the attack on other models.
+      mean over its queries. More queries help against models that were trained with mirrored or
+      shifted images, and weaken the attack on other models.
     methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
       about the first 2,000 test records, which no model has seen, and the pixels and labels of all
       records.
     target: params.npz of a model that `launch.train` has trained on all of the data. It is attacked
-      in place of models trained here. Its members are the training data, the others the test data.
+      in place of models trained here. The training data are members, the test data non-members.
   """
 
   methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (
@@ -134,7 +135,7 @@ class ClassSearch(AttackSettings):
     self.method()
 
   def method(self, **prior: Any) -> attacks.ClassInversion:
-    """Returns the search, given mean, low and high of the inputs."""
+    """Returns the search. `prior` holds mean, low and high of the inputs."""
     return attacks.ClassInversion(
       steps=self.steps,
       learning_rate=self.learning_rate,
@@ -147,7 +148,7 @@ class ClassSearch(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class _Inversion(AttackSettings):
-  """Settings of every inversion of messages."""
+  """Settings that all inversions of messages share."""
 
   uniform_init: Annotated[
     float | None,
@@ -160,7 +161,7 @@ class _Inversion(AttackSettings):
   section: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # Fields that no inversion reads: it uses no aggregate.
+  # An inversion reads single messages, so it ignores these fields, which change the aggregate.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",
@@ -177,7 +178,7 @@ class _Inversion(AttackSettings):
     rules.check_settings(self)
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends: an honest server's parameters.
+    """Returns the parameters that the server sends. This server is honest and changes nothing.
 
     Args:
       model: model that has these parameters.
@@ -190,12 +191,12 @@ class _Inversion(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class DenseFirst(_Inversion):
-  """The input of a first dense layer, by one division: exact for one example."""
+  """Reads the input of a first dense layer by one division, exactly for one example."""
 
   layer: Annotated[str, "name of its module"] = "dense_0"
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns one guess for all examples of a message: [B, d], d the layer's inputs."""
+    """Returns one guess for all B examples of a message, [B, d]; d is the layer's input width."""
     guess = attacks.first_dense(seen, self.layer)
     return np.broadcast_to(guess, (batch_size, guess.size))
 
@@ -204,7 +205,7 @@ class DenseFirst(_Inversion):
 class Imprint(DenseFirst):
   """`attacks.imprint`: a server whose model shows a whole batch, one input from each bin.
 
-  The bins are quantiles of the test inputs, which the server is taken to have.
+  The bins are quantiles of the test inputs. The server is assumed to have these inputs.
 
   Args:
     gain: scale of the kernels after the first.
@@ -217,10 +218,10 @@ class Imprint(DenseFirst):
     validate.positive(gain=self.gain)
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends in place of the parameters.
+    """Returns the malicious parameters that the server sends.
 
     Raises:
-      UserError: an activation of the model that is not 0 below the threshold.
+      UserError: the model's activation is not "relu", which is 0 below the threshold.
     """
     activation = getattr(model, "activation", "relu")
     if activation != "relu":
@@ -232,7 +233,7 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns the contents of the fullest bins: [B, d]."""
+    """Returns the inputs in the B fullest bins, [B, d]; B is the batch size."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
@@ -250,12 +251,13 @@ class Fishing(Imprint):
   head: Annotated[str, "name of the last layer"] = "head"
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends in place of the parameters."""
+    """Returns the malicious parameters that the server sends: the parameters of `Imprint` with a
+    changed last layer."""
     trap = super().sent(params, model, public, seed)
     try:
       return attacks.fish(trap, self.label, layer=self.head)
     except UserError as error:
-      # `attacks.fish` calls the last layer `layer`; its setting here is `head`.
+      # Errors of `attacks.fish` call the last layer `layer`. The field for it here is `head`.
       field = "head" if error.field.startswith("layer") else error.field
       raise error.of(field=f"attack.{field}") from error
 
@@ -285,7 +287,7 @@ class DlgInversion(_SearchInversion):
 
 @dataclasses.dataclass(frozen=True)
 class CosineInversion(_SearchInversion):
-  """`attacks.CosineAdam` on images in [0, 1]."""
+  """Settings of `attacks.CosineAdam` on images in [0, 1]."""
 
   total_variation: Annotated[
     float, rules.NON_NEGATIVE, "weight of smoothness in the search"

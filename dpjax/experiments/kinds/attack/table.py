@@ -1,4 +1,4 @@
-"""A table and a picture of many attacks: the success of each under each defence."""
+"""Writes a table and a picture of many attacks: the success of each attack under each defence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTE = (
 )
 # Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
-# Method -> what was counted, for tables of earlier versions, which do not say it.
+# Maps a method to what was counted, since tables of earlier versions do not say it.
 _SHARES = {"inversion": "recovered exactly, of the records"}
 _AT_1_PERCENT = "true positives at 1 % false ones, of members"
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
@@ -44,7 +44,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
   """
   of_all = []
   for result in results:
-    # The result of a user's own task holds its rows.
+    # A task that a user defined puts the rows of the table into its result.
     known = _ROWS.get(result["task"])
     rows = result["rows"] if known is None else known(result)
     of_all += [_common(result) | row for row in rows]
@@ -70,7 +70,15 @@ def _common(result: Row) -> Row:
 
 
 def _counted(counts: Row, method: str, share: str, finds: str, **more: Any) -> Row:
-  """Returns a row whose success is a counted rate."""
+  """Returns a row whose success is the rate count / total, with its interval.
+
+  Args:
+    counts: count, total and interval.
+    method: name of the method.
+    share: what was counted, and of what.
+    finds: text of the cell "finds".
+    more: further cells.
+  """
   low, high = counts["interval"]
   row = {
     "method": method,
@@ -96,7 +104,7 @@ def _inferred(result: Row) -> list[Row]:
         "high": high,
         "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
         "auc": rates["auc"],
-        # Results of earlier versions have no such entry.
+        # Results of earlier versions have no entry "loss_tail".
         "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
         "verdict": rates["verdict"],
       }
@@ -144,8 +152,8 @@ def _poisoned(result: Row) -> list[Row]:
     text = f"misled {_rate(misled)} ({clean} unattacked), {text}"
   text += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
   row = _counted(misled, result["poisoning"], share, text, verdict=result["verdict"])
-  clean = result["clean_accuracy"]["count"]  # of as many test records
-  # share of accuracy that remains
+  clean = result["clean_accuracy"]["count"]
+  # Share of the accuracy that remains under attack. Both counts are of the same test records.
   ratio = result["accuracy"]["count"] / clean if clean else None
   return [row | {"accuracy_ratio": ratio}]
 
@@ -189,7 +197,7 @@ _ROWS = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """Returns the rows as a Markdown table."""
+  """Returns the rows as a Markdown table. Its column "published" is left out if it is empty."""
   columns = [*_COLUMNS] + ["published"] * any(row["beside"] for row in rows)
   lines = []
   for row in rows:
@@ -199,7 +207,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def strengths(results: Sequence[Row]) -> str:
-  """Returns one line for each result that says how strong its strongest attack was.
+  """Returns Markdown lines on the strongest attack of each result; "" if no result names it.
 
   >>> print(strengths([{"attack": "a", "defence": "b", "strongest": {"words": "weak"}}]))
   <BLANKLINE>
@@ -236,7 +244,7 @@ def _epsilon(row: Row) -> str:
 
 
 def summary(result: Row) -> str:
-  """Summarises a run in one line."""
+  """Returns one line on a run: the method with the most success, its verdict, and epsilon."""
   rows = rows_of([result])
   best = max(rows, key=lambda row: row["success"])
   return f"{best['method']}: {best['finds']}; {best['verdict']}; epsilon {_epsilon(best)}"
@@ -258,9 +266,9 @@ def summary_of_run(result: Row) -> str:
 
 
 def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
-  """Writes attacks.md, attacks.csv and attacks.png; nothing where no run has finished.
+  """Writes attacks.md, attacks.csv and attacks.png; writes nothing if no run has finished.
 
-  Where results hold ROC curves, curves.csv holds them, too.
+  If results hold ROC curves, it writes them to curves.csv.
   """
   if not results:
     return
@@ -275,7 +283,7 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
 
 
 def points_of(results: Sequence[Row]) -> list[Row]:
-  """Returns the ROC curves of results, a row for each point of each method.
+  """Returns the ROC curves of results, one row for each point of each method.
 
   The method "allowed" is the line that no attack may cross.
   """
@@ -299,7 +307,7 @@ def points_of(results: Sequence[Row]) -> list[Row]:
 def figure(
   rows: Sequence[Row], points: Sequence[Row], *, title: str = "", look: Look = PAGE
 ) -> Figure:
-  """Returns the picture of a table: a panel for each ROC, and one for each rate that was counted.
+  """Returns the picture of a table: panels of ROC curves, and panels of counted rates.
 
   Args:
     rows: rows of attacks.csv.
@@ -314,7 +322,7 @@ def figure(
   rates = _panels_of_rates(rows, beside=bool(rocs))
   number = len(rocs) + len(rates)
   high = -(-number // look.across(2.2))
-  # Panels are spread evenly over the lines of the grid.
+  # Panels are spread evenly over the rows of the grid, so that the last row is not nearly empty.
   wide = -(-number // high)
   lines = max(map(len, rates.values()), default=0)
   panel = max(2.3 * bool(rocs), lines * look.font_size * 1.6 / 72 + 0.55)
@@ -325,7 +333,7 @@ def figure(
     handles |= _draw_points(axes, alike, place, look)
   for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
     handles |= _draw_rates(axes, alike, share, name, look, panel_width=look.width / wide)
-  # Where all panels count the same, only the lowest of each column has a label.
+  # If all panels show the same rate, only the lowest panel of each column has a label.
   if not rocs and len({share for share, _ in rates}) == 1:
     for axes in grid[: max(0, number - wide)]:
       axes.set_xlabel("")
@@ -339,7 +347,9 @@ def figure(
 def _panels_of_rates(
   rows: Sequence[Row], *, beside: bool
 ) -> dict[tuple[str, str], list[Row]]:
-  """Returns (what was counted, attack) -> rows; the attack is "" where a panel holds them all.
+  """Returns a dict (what was counted, attack) -> rows of one panel.
+
+  The attack is "" if the panel holds all attacks.
 
   Args:
     rows: rows of attacks.csv.
@@ -355,7 +365,7 @@ def _panels_of_rates(
   panels: dict[tuple[str, str], list[Row]] = {}
   for share, alike in counted.items():
     attacks = list(dict.fromkeys(row["attack"] for row in alike))
-    # Many rows would be illegible in one panel, so each attack gets its own.
+    # Many rows would be illegible in one panel, so each attack gets its own panel.
     if len(alike) <= _MANY or len(attacks) == 1:
       panels[share, ""] = alike
       continue
@@ -367,7 +377,7 @@ def _panels_of_rates(
 def _draw_points(
   axes: Axes, points: Sequence[Row], place: tuple[str, str, str], look: Look
 ) -> dict[str, Any]:
-  """Draws ROC curves from their points; returns what a key needs."""
+  """Draws ROC curves from their points. Returns a dict label -> line for the picture's key."""
   attack, defence, epsilon = place
   curves: dict[str, tuple[list[float], list[float]]] = {}
   for point in points:
@@ -376,7 +386,7 @@ def _draw_points(
     tpr.append(point["tpr"])
   allowed = curves.pop("allowed", None)
   rates = next(iter(curves.values()))[0] if curves else []
-  # The line of what is allowed was written at the same false positive rates.
+  # The allowed rates were computed at the false positive rates of the curves.
   line = allowed[1] if allowed else None
   attack_report.draw_curves(axes, curves, rates, "no attack may cross", line, look=look)
   heading = f"{attack}: {defence}\nepsilon: {epsilon}" if defence else attack
@@ -394,7 +404,9 @@ def _draw_rates(
   *,
   panel_width: float,
 ) -> dict[str, Any]:
-  """Draws rates with their intervals below each other; returns what a key needs.
+  """Draws rates with their intervals, one row each.
+
+  Returns a dict label -> handle for the picture's key.
 
   Args:
     axes: axes of the panel.
@@ -417,7 +429,7 @@ def _draw_rates(
     label = "the defence fails" if fails else "not shown to fail"
     handles[label] = pictures.sample(label, look, **how)
   attacks = {row["attack"] for row in rows}
-  # The only attack of a panel stands above it, not in every name.
+  # If a panel has one attack, its title names the attack, and the names of rows do not.
   attack = attack or (attacks.pop() if len(attacks) == 1 else "")
   runs = [
     row["defence"] if attack else f"{row['attack']}: {row['defence']}" for row in rows
@@ -433,7 +445,7 @@ def _draw_rates(
   # A label that is wider than its axes would be cut at the edge of the picture.
   longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
   characters = max(14, int((panel_width - longest) / pictures.letter(look.font_size)))
-  # Spaces that are not broken at keep the words in brackets on one line.
+  # No-break spaces keep the words in brackets on one line.
   bars = "(bars: 95 %)".replace(" ", "\N{NO-BREAK SPACE}")
   label = textwrap.fill(f"{what}, share {of} {bars}", characters)
   pictures.dress(axes, look, title=attack, xlabel=label)

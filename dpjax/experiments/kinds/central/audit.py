@@ -22,7 +22,7 @@ NOTE = (
 
 
 def check(config: AuditConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError for wrong or incompatible settings of an audit; needs no data."""
   audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
   if not config.enabled:
     return
@@ -42,22 +42,24 @@ def check(config: AuditConfig) -> None:
 
 
 def score(config: AuditConfig) -> str:
-  """Returns the score of canaries: for `auto`, "sums" for kind "gradient", else "loss"."""
+  """Returns the name of the score. "auto" means "sums" for kind "gradient", else "loss"."""
   if config.score != "auto":
     return config.score
   return "sums" if config.kind == "gradient" else "loss"
 
 
 def in_gradients(config: TrainConfig) -> bool:
-  """Whether the canaries are gradients along parameters of their own."""
+  """Returns whether the canaries are gradients, for which the model gets extra parameters."""
   return config.audit.enabled and config.audit.kind == "gradient"
 
 
 def beside(
   config: TrainConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply). If canaries have parameters of their own, these are added beside the
-  model's, under other keys."""
+  """Returns (params, apply). If canaries are gradients, parameters for them are added.
+
+  `apply` then reads only the model's parameters, under the key "model".
+  """
   if not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -72,7 +74,12 @@ def loss(
   num_classes: int,
   plan: Plan,
 ) -> LossFn:
-  """Returns the loss of one example of the data with canaries; `apply` is the model's own."""
+  """Returns the loss of one example, which may be a canary.
+
+  Args:
+    make: function (apply) -> loss of one example.
+    apply: the model, as a function of parameters without parameters for canaries.
+  """
   if not in_gradients(config):
     return make(apply)
   return auditing.canary_loss(
@@ -83,7 +90,7 @@ def loss(
 def watched(
   config: TrainConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Returns the optimizer; where canaries are gradients, noisy gradients are summed before it."""
+  """Returns the optimizer. If canaries are gradients, it also sums the noisy gradients."""
   return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
 
 
@@ -98,7 +105,13 @@ def facts(
   canaries: auditing.Canaries,
   epsilon: float | None,
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json, at the delta of the claim."""
+  """Returns the audit's part of result.json, at the delta of the claim.
+
+  Args:
+    before, after: parameters before and after training.
+    state: last training state; it holds the noisy sums along canaries that are gradients.
+    epsilon: epsilon of the steps that ran; None: nothing is claimed.
+  """
   scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
   if in_gradients(config):
     scores = auditing.sum_scores(state, canaries)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 class OnData(Config, Protocol):
-  """A config of a run with one training on the data that it names."""
+  """A config that names the data and the model of one training."""
 
   @property
   def data(self) -> DataConfig: ...
@@ -88,8 +88,8 @@ class OnData(Config, Protocol):
 def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of all fields of the config that decide what the run computes.
 
-  Left out are the places of data, the devices and the writer, so that a run can be repeated on
-  another machine; and an audit that is switched off.
+  It leaves out locations of data, devices and the writer, so that a run can be repeated on another
+  machine. It also leaves out an audit that is switched off.
   """
   fields = config_names.without_places(to_dict(config))
   for name in config.where:
@@ -109,13 +109,13 @@ def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
 
 
 class Run(NamedTuple):
-  """Every object of a training run."""
+  """Holds every object of a training run."""
 
   plan: Plan
   guarantee: Guarantee
   algorithm: Algorithm
-  # (key of the noise, key of examples' draws) -> the same algorithm with other keys. The second key
-  # is None where the examples bring their own keys.
+  # Function (key of the noise, key of examples' draws) -> the same algorithm with other keys. The
+  # second key is None if the examples bring their own keys.
   with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -124,16 +124,18 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  # Loss of ONE example, with augmentation, whose gradient is clipped. A contrastive loss is no
+  # Loss of ONE example, augmentation included. Its gradient is clipped. A contrastive loss is no
   # loss of one example, so this function then refuses every call.
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  # Algorithm of first steps that train less, on the same states; None: all steps are alike.
+  # Algorithm of the first steps if they train fewer parameters. It uses the same states as
+  # `algorithm`. None: all steps are alike.
   first_steps: Algorithm | None = None
-  # Data that the first parameters were trained on, the last data first.
+  # Names of the data that the first parameters were trained on, the most recent first. Names of the
+  # data behind the model's features follow.
   pretrained_on: Sequence[str] = ()
-  # Statistics that normalise `train` and `test`.
+  # Private statistics that normalise `train` and `test`; None: there are none.
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
@@ -144,7 +146,7 @@ class Run(NamedTuple):
 
 @bounds.names_fields
 def check(config: TrainConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   bounds.training(config)
   privacy.check_names(config.privacy)
@@ -154,7 +156,7 @@ def check(config: TrainConfig) -> None:
     )
   audit.check(config.audit)
   if config.loss == CONTRASTIVE:
-    # Imported here: few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
     embeddings.check(config)
@@ -206,7 +208,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
   kept = data.cache.folder()
-  # Checked first, since reading the data and computing features may take an hour.
+  # The cache's folder is checked first, since reading data and computing features may take an hour.
   if features and kept is not None and models.needs_features(config.model.name):
     data.cache.check_folder(kept)
   train, test = data_section.load(
@@ -220,7 +222,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
 def preprocessed(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """Returns loaded (train, test) centred and limited as the config says, without features."""
+  """Returns loaded (train, test), centred and limited as the config says, without features."""
   if config.data.center:
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
@@ -229,7 +231,7 @@ def preprocessed(
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """Adds the features of the model to loaded (train, test), as `load_data` returns them."""
+  """Adds the features of the model to loaded (train, test). Returns what `load_data` returns."""
   per_example = normalization.per_example(config)
   kept = data.cache.folder()
   options: Any = per_example, kept, config.resident
@@ -268,15 +270,15 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 def init_params(
   config: ModelConfig, model: Any, key: jax.Array, first: ArrayLike
 ) -> Params:
-  """Calls `model.init(key, first)`.
+  """Returns the parameters `model.init(key, first)`.
 
   Raises:
-    UserError: the model cannot be built with its options on examples of this shape, whatever the
-      error (modules check their fields when first applied); or its parameters exceed the memory.
+    UserError: `model.init` raises an error of any type, since modules check their options only when
+      they are first applied. Or the parameters exceed the memory of this machine.
   """
   try:
     with bounds.of_model(config):
-      # Shapes first, so that a model that is too large is refused before it takes memory.
+      # Shapes are computed first. So a model that is too large is refused before it takes memory.
       shapes = jax.eval_shape(model.init, key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
@@ -304,7 +306,7 @@ def init_params(
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Returns the learning rate by step; fixed in advance, so it costs no privacy."""
+  """Returns the function step -> learning rate. It is fixed in advance, so it costs no privacy."""
   rate = config.learning_rate
   if config.schedule == "cosine":
     return optax.cosine_decay_schedule(rate, num_steps)
@@ -316,14 +318,14 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
-  """Returns the Optax optimizer of a config; `noise` is for those that need it."""
+  """Returns the Optax optimizer of a config. `noise` is for rules that must know the noise."""
   if isinstance(config.rule, str):
     return user_code.optimizer(config.rule, schedule)
   return config.rule.make(schedule, noise)
 
 
 def memory_budget(config: TrainConfig) -> float | None:
-  """Returns the bytes that a microbatch may take; None where no budget is set."""
+  """Returns the bytes that a microbatch may take; None if no budget is set."""
   return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
 
 
@@ -335,7 +337,7 @@ def start(
   name = config.model.name
   # `load_data` has already standardised scattering features, so the model must not.
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
-  # Zeros of an example's shape: the first parameters must not depend on any record.
+  # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_users(dataset) else first
@@ -351,10 +353,10 @@ def start(
     check = models.libraries.draws if names.is_path(name) else linen_modules.draws
     drawing = check(model, params, first, name)
     whole = task
-    # Dropout: each example has its own key in training.
+    # With dropout, each example needs its own key in training.
     if drawing:
       whole = task._replace(loss=keyed_loss(task.loss), keyed=True)
-    # A user's model is a classifier here: text has only models of dpjax.
+    # Only dpjax has models of text, so a user's model is a classifier, with one output per class.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
       models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
@@ -373,7 +375,7 @@ def assemble(
 
   Args:
     loaded: result of `load_data`; None: the data that the config names are loaded.
-    random: keys; None: those of config and data (`run_keys`).
+    random: keys; None: keys that follow from config and data (`run_keys`).
   """
   check(config)
   if config.privacy.method == "least_squares":
@@ -391,9 +393,9 @@ def assemble(
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
-  # Computed before canaries are inserted, which remove or replace rows.
+  # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
-  # Batches check the capacity for this number, also where the config declares it.
+  # Batches check their capacity against this number, even if the config declares it.
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
@@ -402,7 +404,7 @@ def assemble(
   )
   claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
-  # Statistics of the training data, with canaries in them.
+  # The statistics cover the training data with canaries, as they are trained on.
   statistics = normalization.released(plan, random, train)
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
@@ -488,14 +490,14 @@ def inputs_writer(
 ) -> Callable[[pathlib.Path], None]:
   """Returns a function that writes the public facts of a model's inputs into the run's folder.
 
-  The facts are read now, since a declaration may be gone at the end of the run.
+  The facts are read now, since the file that declares them may be gone at the end of the run.
   """
   # Imported here, to keep the launcher's start fast.
   from dpjax.data.identity import source_shape
   from dpjax.experiments.run import model_inputs
 
   shape = source_shape(dataset)
-  # A service takes one array for each example: `launch.serve` refuses such a run.
+  # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return lambda folder: model_inputs.write(folder, None)
   if not models.needs_features(model.name):
@@ -512,7 +514,8 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
-  # Compared again once the weights are read: the keys must follow from the weights that are used.
+  # `whole` compares these digests again once the weights are read, since the keys must follow from
+  # the weights that are used.
   sources = names.sources({"pretrained": config.pretrained})
 
   def whole(*parts: Any) -> Phase:
@@ -544,9 +547,11 @@ def job_on_data(
   """Returns the job of a run with one training on the data of its config.
 
   Args:
-    named: digest of the config. load: reads its data, like `load_data`. complete: adds
-      features to them, like `with_features`. loaded: data with features, or None.
-    phase: (data, keys) -> phase.
+    named: digest of the config.
+    load: function that reads the data of the config, like `load_data`.
+    complete: function that adds features to the data, like `with_features`.
+    loaded: data with features; None: they are loaded.
+    phase: function (data, keys) -> phase.
   """
   # The digest and the start both need the data, which are read only once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
@@ -554,9 +559,10 @@ def job_on_data(
   def start(random: RunKeys) -> Schedule:
     if loaded is not None or not models.needs_features(config.model.name):
       return single(phase(read(), random))
-    # Computed only here: a digest needs no features, so a finished run never computes them.
+    # Features are computed only here, since a digest needs none. So a finished run never computes
+    # them.
     complete_data = complete(config, read())
-    # The inputs of the features need not stay in memory.
+    # Only the features are read from here on, so their inputs may leave the memory.
     read.cache_clear()
     return single(phase(complete_data, random))
 
@@ -595,7 +601,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """Lowers a jitted step for the devices of a target, on a batch of the run's shape."""
+  """Lowers a jitted step for the target's devices (`parallel.made_for`), on a batch of the run."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
@@ -603,7 +609,7 @@ def _program(run: Run, step: Any) -> StepProgram:
   if mesh is None:
     state, batch = processes.made_for.on_device((state, batch))
   else:
-    # State and batch are placed like in `dp_sgd` and `batches`.
+    # State and batch are placed as `dp_sgd` and `batches` place them.
     apart = gradients.row_sharding(mesh)
     rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
     batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
@@ -621,21 +627,21 @@ def _program(run: Run, step: Any) -> StepProgram:
 
 
 def phase(config: TrainConfig, run: Run) -> Phase:
-  """Returns the training itself, step by step."""
+  """Returns the phase that trains, evaluates and reports, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
-  # The old state is no longer needed, so its memory is reused for the new one.
+  # The old state is no longer needed, so its memory is reused for the new state.
   later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
-  # Process 0 evaluates alone, so it needs whole arrays of its own.
+  # Process 0 evaluates alone, so it needs its own copy of whole arrays.
   copy = processes.own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
     with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
-      # A step is complete after its last slice.
+      # A batch comes in slices, and the step is complete after the last slice.
       for batch in slices:
-        # Reading `state.step` waits for the device, so only runs with special first steps do.
+        # Reading `state.step` waits for the device, so only runs with special first steps read it.
         early = num_first and int(state.step) < num_first
         state, info = (first if early else later)(state, batch)
     return state, info

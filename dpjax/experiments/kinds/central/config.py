@@ -27,7 +27,7 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
-# Name of the loss of a whole batch, from two views of each image: `kinds.central.embeddings`.
+# Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
 _AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 
@@ -36,7 +36,7 @@ CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CL
 
 @dataclasses.dataclass(frozen=True)
 class PerExample:
-  """The model's own normalisation, of each example by itself: it costs no privacy."""
+  """Normalises each example by itself, in the model. This costs no privacy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +44,25 @@ class ByStatistics:
   """Normalises by mean and variance of each channel over the training data, at a cost from
   the run's budget."""
 
-  noise_multiplier: float = 8.0  # of each of two sums, over all examples
-  median_epsilon: float = 0.05  # of each clip norm, where they are private medians
-  # public norms of an example's (means, mean squares) over positions; (): private medians
+  noise_multiplier: float = 8.0  # for each of two sums over all examples
+  median_epsilon: float = 0.05  # for each clip norm that is a private median
+  # Public bounds on the norms of an example's (means, mean squares) over positions. If there are
+  # none, private medians of these norms are the bounds.
   clip_norms: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Whitened:
   """Applies a linear map that evens out the directions of the training data, at a cost from
-  the run's budget. Before it, each example is normalised by itself, or each channel is
+  the run's budget. Before the map, each example is normalised by itself, or each channel is
   divided by its typical size."""
 
-  noise_multiplier: float = 16.0  # of each of five sums, over all examples
-  median_epsilon: float = 0.02  # of each clip norm, where they are private ninth deciles
-  # public norms of an example's (mean, channels, positions, variances, covariance); ():
-  # private ones
+  noise_multiplier: float = 16.0  # for each of five sums over all examples
+  median_epsilon: float = 0.02  # for each clip norm that is a private ninth decile
+  # Public bounds on the norms of an example's (mean, channels, positions, variances, covariance).
+  # If there are none, private ninth deciles of these norms are the bounds.
   clip_norms: tuple[float, ...] = ()
-  num_directions: int = 300  # whose covariance is released
+  num_directions: int = 300  # number of directions whose covariance is released
   floor_rank: int = 100  # variances above the one of this rank are brought down to it
 
 
@@ -79,7 +80,7 @@ class AllWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """Trains the last layer alone; the layers below keep their first values, such as
+  """Trains the last layer alone; the layers below keep their first values, such as those of
   `pretrained`."""
 
 
@@ -92,8 +93,8 @@ class HeadFirst:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Trains low-rank adapters (LoRA) of the matrices whose path matches; all other weights
-  stay fixed."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; all other
+  weights stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0
@@ -209,7 +210,7 @@ class LeastSquaresConfig:
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
-  """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
+  """The guarantee of a run. Give one of `epsilon`, `noise_multiplier` and `attacker`."""
 
   method: Annotated[
     str,
@@ -288,7 +289,7 @@ class PrivacyConfig(WithChoices):
 
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
-  """The Optax optimizer after the private gradient."""
+  """The Optax optimizer that is given the private gradient."""
 
   rule: Annotated[
     Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
@@ -328,9 +329,9 @@ class AuditConfig:
 
 @dataclasses.dataclass
 class TrainConfig(WithChoices):
-  """A whole training run."""
+  """Configuration of a whole training run of `launch.train`."""
 
-  # Fields that may change when a run continues: it keeps its noise and batches.
+  # Fields that may change when a run resumes, since noise and batches do not depend on them.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

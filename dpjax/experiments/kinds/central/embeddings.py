@@ -1,7 +1,7 @@
-"""`loss='contrastive'`: embeddings of two views, for public data; such a run is never private.
+"""Trains embeddings of public images with `loss='contrastive'`. Such a run is never private.
 
-The outputs of the network are the embedding. A run that starts from it (`pretrained`) has other
-outputs, so it takes all layers except the last, which starts afresh.
+The outputs of the network are the embedding. A run that starts from such a network (`pretrained`)
+has other outputs. So it takes all layers except the last one, which gets random weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse(config: TrainConfig, section: str) -> None:
-  """Raises UserError: the caller needs a loss of one example."""
+  """Raises UserError for the contrastive loss, since the caller needs a loss of one example.
+
+  Args:
+    section: name of the section that holds `config`, for the message.
+  """
   if config.loss == NAME:
     raise UserError(f"must be another: it {_WHY}", field=f"{section}.{_SETTING}")
 
@@ -68,8 +72,11 @@ def evaluate(
   *,
   batch_size: int = 500,
 ) -> dict[str, float]:
-  """Returns {"accuracy", "loss"}: how often the nearest other image has the same class, and the
-  mean loss of batches of two views. Every call uses the same views."""
+  """Returns {"accuracy", "loss"} of an embedding. Every call uses the same views.
+
+  "accuracy" is how often the nearest other image has the same class. "loss" is the mean contrastive
+  loss over batches.
+  """
   scored = _compiled(apply, augment_fn)
   # Every evaluation uses the same views, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
@@ -84,7 +91,7 @@ def evaluate(
   return {"accuracy": accuracy, "loss": float(nats)}
 
 
-# Bounded, so that a long session frees its models.
+# The cache is bounded, so that a long session frees old models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
   @jax.jit

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
-  """Returns {name: clip norm of the next step}; {} where the norm is constant (`scale` None).
-  The norm is public, or an output of the mechanism."""
+  """Returns {name: clip norm of the next step}; {} if the norm is constant (`scale` None).
+
+  The norm may be reported: it is public, or an output of the mechanism.
+  """
   return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
@@ -44,7 +46,10 @@ def observed(
 
 
 def pretrained(run: Run) -> dict[str, Any]:
-  """Returns the data that the first parameters were trained on, by key of result.json."""
+  """Returns {key of result.json: names of the data that first parameters or features depend on}.
+
+  Returns {} if there are no such data.
+  """
   if not run.pretrained_on:
     return {}
   from dpjax.experiments.run import saved  # most runs begin from random numbers
@@ -72,7 +77,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if plan.statistics is not None:
     facts["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
-    # Without an epsilon, the noise of the statistics belongs to no guarantee.
+    # Without an epsilon, the noise of the statistics belongs to no guarantee, so it is left out.
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:
@@ -93,7 +98,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
 def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
-  """Returns the parts of the result that are known only at the end."""
+  """Returns the parts of a central run's result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
@@ -102,7 +107,7 @@ def of(
   return facts | audit.facts(
     config,
     plan=run.plan,
-    # The loss without augmentation, whose randomness would add noise to the score.
+    # This loss has no augmentation, which would add randomness to the score.
     loss_fn=run.task.loss(run.apply),
     before=run.params,
     after=training.eval_params(state),

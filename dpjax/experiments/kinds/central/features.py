@@ -1,4 +1,4 @@
-"""The inputs of models that take features; computed once, or read from a cache.
+"""Computes the inputs of models that take features, or reads them from a cache.
 
 Features of scattering and of patches depend on no one's data. Features of public networks depend
 on the data that the networks were trained on (`public_features`).
@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
-  """Raises UserError for examples that are no images."""
+  """Raises UserError unless examples are images [H, W, C]; `needed_by` begins the message."""
   shape = dataset.x.shape[1:]
   if len(shape) != 3:
     raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
@@ -35,33 +35,39 @@ def check_images(dataset: data.Dataset, needed_by: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ComputedFeatures:
-  """Features of one data set, before they are computed."""
+  """Describes the features of one data set; `make` computes them."""
 
   shape: tuple[int, ...]
-  # everything that decides a feature, so that a changed setting never reads old ones
+  # Everything that decides a feature. It enters the key of the cache, so that a run with a changed
+  # setting never reads old features.
   settings: tuple[Any, ...]
   code: tuple[str, ...]  # modules that decide the last bit
   make: Callable[[], Iterator[np.ndarray]]
 
 
-# Kind of features -> the module of this package that computes them; neither kind depends on
-# anyone's data. All other kinds are features of public networks.
+# Maps a kind of features to the module of this package that computes them. These two kinds depend
+# on no one's data. All other kinds are features of public networks.
 _OF_NO_DATA = {"scattering": "scattering_features", "patches": "patch_features"}
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns the data that a model's features were trained on; () for none, or no features."""
+  """Returns names of the data that a model's features were trained on.
+
+  Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
+  run's data `data_name` hold records of those data.
+  """
   kind = models.needs_features(model)
   if kind is None or kind in _OF_NO_DATA:
     return ()
-  # Few runs need it.
+  # Imported here, since few runs need features of public networks.
   from dpjax.experiments.kinds.central import public_features
 
   return public_features.trained_on(model, data_name)
 
 
 def noted(config: Any, promised: Any) -> Any:
-  """Returns the guarantee, with the assumptions on the data behind features and tokenizer."""
+  """Returns the guarantee, with assumptions on the data that features and tokenizer were learnt
+  from."""
   if known := trained_on(config.model.name, config.data.name):
     from dpjax.experiments.kinds.central import public_features
 
@@ -71,14 +77,14 @@ def noted(config: Any, promised: Any) -> Any:
 
 
 def tokenizer_facts(config: Any) -> dict[str, Any] | None:
-  """Returns `public_tokenizers.facts`: the tokenizer that reads the texts of the data."""
+  """Returns facts of the tokenizer that reads the texts of the data; None without a tokenizer."""
   tokens = _tokens(config)
   return None if tokens is None else tokens.facts(config.data)
 
 
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
-  # A tokenizer is named in the declaration of the data.
+  # Only the declaration of the data can name a tokenizer.
   if not data.takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
@@ -91,7 +97,7 @@ def featured(
   kept: pathlib.Path | None = None,
   resident: bool | None = True,
 ) -> Any:
-  """Returns the data set as inputs of the model: its features, where the model takes features.
+  """Returns the data set as inputs of the model: with features if the model takes features.
 
   Args:
     standardized: for scattering features, whether each example is standardised by itself; if
@@ -106,7 +112,7 @@ def featured(
   kind = models.needs_features(config.name)
   if kind is None:
     return dataset
-  # Imported by name: few runs need features, and none needs every kind.
+  # The module is imported by name, since few runs need features, and no run needs every kind.
   home = _OF_NO_DATA.get(kind, "public_features")
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.computed(config, dataset, standardized)
@@ -120,7 +126,7 @@ def featured(
         field="resident",
         value=False,
       )
-    # One array from the start: joining the blocks would hold all features twice.
+    # Blocks are written into one array, since joining them would hold all features twice.
     out = np.empty(shape, np.float32)
     done = 0
     for block in computed.make():
@@ -134,8 +140,8 @@ def featured(
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
-  """Returns what decides a feature's bits beside the settings: code, library, device."""
-  # Modules come from sys.modules, since `dpjax.models.scattering` is a function as an attribute.
+  """Returns what decides a feature's bits beside the settings: code, jaxlib's version, device."""
+  # Modules are read from sys.modules, since the attribute `dpjax.models.scattering` is a function.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -1,4 +1,4 @@
-"""DP-FTRL from a config: the strategy that correlates the noise, and the sampler that
+"""Makes the parts of DP-FTRL from a config: the correlation of the noise, and the sampler that
 bounds participation."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SAMPLERS = sampling.used_for("correlated noise")
 
 
 def check_levels(privacy: PrivacyConfig) -> None:
-  """Raises UserError for noise levels that are no valid factors, or that have no noise to scale."""
+  """Raises UserError for noise levels that are no valid factors, are too many for the accountant,
+  or have no noise to scale."""
   levels = privacy.noise_levels
   validate.factors(**{"privacy.noise_levels": levels})
   if privacy.method == "dp_sgd":
@@ -30,7 +31,7 @@ def check_levels(privacy: PrivacyConfig) -> None:
 
 
 def check(privacy: PrivacyConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if a pass has no whole number of steps, or is shorter than the separation."""
   ftrl = privacy.ftrl
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
@@ -45,13 +46,13 @@ def check(privacy: PrivacyConfig) -> None:
 
 
 def cyclic(privacy: PrivacyConfig) -> bool:
-  """Whether every pass takes each example once."""
+  """Returns whether the sampler takes each example once in every pass."""
   return _kind(privacy).takes_whole_passes
 
 
 def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
-  """Returns the class of the sampler; for a user's own, the base class, which claims
-  nothing."""
+  """Returns the class of the sampler. For a sampler that the user defined, it is the base
+  class, which claims nothing."""
   return SAMPLERS.get(privacy.ftrl.sampler, sampling.Sampler)
 
 
@@ -61,7 +62,7 @@ def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
 
 
 def _size(privacy: PrivacyConfig) -> sampling.Sizing:
-  """Returns the numbers of the config that a sampler needs."""
+  """Returns the numbers of the config that a sampler needs; `num_examples` is still 0."""
   return sampling.Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
@@ -71,9 +72,9 @@ def _size(privacy: PrivacyConfig) -> sampling.Sizing:
 
 
 def separation(privacy: PrivacyConfig) -> int:
-  """Returns the least number of steps between two participations of one example.
+  """Returns the smallest number of steps between two participations of one example.
 
-  This is a pass, unless the sampler allows an example again after `separation` steps.
+  It is the length of a pass, unless the sampler allows an example again after `separation` steps.
 
   >>> from dpjax.experiments.kinds.central.config import FtrlConfig
   >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
@@ -106,7 +107,10 @@ def sampler(
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
-  """Returns the strategy, optimised for this run's steps where it has coefficients.
+  """Returns the correlation of the noise. Its coefficients, if any, are optimised for this run's
+  steps.
+
+  Raises UserError if the sampler amplifies privacy, and the correlation has too many bands.
 
   >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
   2
@@ -128,7 +132,11 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
-  """Returns the shape of the noise over the steps, and over groups of layers by their shares."""
+  """Returns the shape of the noise over the steps, and over groups of layers.
+
+  Args:
+    shares: result of `PerLayer.shares`; None: all layers have the same noise.
+  """
   privacy = config.privacy
   steps = config.num_steps
   return NoiseShape(
@@ -145,7 +153,7 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
   (1.5, 1.5, 1.5, 0.5, 0.5)
 
   Raises:
-    UserError: more levels than steps, of which some would be left out.
+    UserError: there are more levels than steps, so some levels would be left out.
   """
   if len(levels) > num_steps:
     raise UserError(
@@ -153,5 +161,5 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
       field="privacy.noise_levels",
       value=levels,
     )
-  # Integer arithmetic, so that rounding loses no level.
+  # Integer arithmetic is exact, so rounding loses no level.
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

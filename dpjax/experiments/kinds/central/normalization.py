@@ -1,4 +1,4 @@
-"""Normalisation of a model's inputs: each by itself, or by private statistics.
+"""Normalises the inputs of a model: each input by itself, or all by private statistics.
 
 Statistics are computed from the training data, canaries included. They also normalise test data and
 canaries. The released params.npz holds them, as an output of the mechanism; normalised inputs are
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
   Released = mechanisms.ChannelMoments | mechanisms.Spread
 
-# Option of a config -> name of its mechanism, so that other runs import neither.
+# Maps settings to the name of their mechanism. Runs without these settings import no mechanism.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
 # Name of the statistics beside the parameters in params.npz.
 RELEASED = "statistics"
@@ -42,30 +42,34 @@ _CHUNK = 1000  # examples
 
 
 def is_private(config: TrainConfig) -> bool:
-  """Whether statistics of the data are part of the run."""
+  """Returns whether the run releases private statistics of the data."""
   return type(config.privacy.normalization) in _MECHANISMS
 
 
 def per_example(config: TrainConfig) -> bool:
-  """Whether the model's own groups normalise the features of each example by itself."""
+  """Returns whether the features of each example are normalised by themselves.
+
+  This is so without private statistics, and before whitening if the model has `num_groups`.
+  """
   groups = config.model.options.get("num_groups")
   chosen = config.privacy.normalization
   return not is_private(config) or (isinstance(chosen, Whitened) and groups is not None)
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if private statistics do not fit the rest of the config; loads no data."""
   if not is_private(config):
     return
   if config.privacy.method == "sgd":
-    # Refused, not dropped like other privacy fields: the model would get other inputs.
+    # Other privacy fields are ignored with "sgd". This field is refused, since the model would get
+    # other inputs.
     chosen = name_of(config.privacy, "normalization")
     raise UserError(
       "must be 'per_example' with privacy.method='sgd', which releases no statistics",
       field="privacy.normalization",
       value=chosen,
     )
-  # The mechanism checks its own numbers.
+  # The mechanism checks its numbers when it is made.
   mechanism(config, 1)
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):
@@ -79,7 +83,13 @@ def check(config: TrainConfig) -> None:
 def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
 ) -> NoisyMeans | None:
-  """Returns the mechanism of the statistics, for a public number of examples."""
+  """Returns the mechanism of the private statistics; None if the run has none.
+
+  Args:
+    num_examples: public number of examples.
+    sampler: sampler that must support the config's neighboring relation; None: the relation is
+      add_or_remove_one.
+  """
   chosen = config.privacy.normalization
   relation = "add_or_remove_one"
   if not is_private(config):
@@ -97,9 +107,9 @@ def mechanism(
 
 
 def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:
-  """Returns the statistics of the training data; empty records are left out.
+  """Returns the private statistics of the training data; None if the plan has none.
 
-  Raises UserError for tokens, which have no channels.
+  Empty records are left out. Raises UserError for tokens, which have no channels.
   """
   if plan.statistics is None:
     return None
@@ -124,8 +134,8 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
 
 
 def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
-  """Returns the data set with normalised inputs: a copy made in chunks. Rows in files are
-  normalised as they are read."""
+  """Returns the data set with normalised inputs, as a copy made in chunks. Rows in files are
+  normalised when they are read."""
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
@@ -133,7 +143,8 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
     chunk = np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
-      # Padded to one shape for any number of rows, to compile once and get equal last bits.
+      # Every chunk has one padded shape. So the step compiles once, and the last bits do not depend
+      # on the number of rows.
       chunk[: len(rows)] = rows
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
@@ -145,14 +156,14 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
 def of_canaries(
   canaries: auditing.Canaries | None, statistics: Released
 ) -> auditing.Canaries | None:
-  """Returns the canaries, normalised like all inputs of the model."""
+  """Returns the canaries, normalised like all inputs of the model; None without canaries."""
   if canaries is None:
     return None
   return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
 def beside(params: Params, statistics: Released | None) -> Params:
-  """Returns the parameters with the statistics of their inputs, if there are any."""
+  """Returns the parameters, with the statistics under the key `RELEASED` if there are any."""
   if statistics is None:
     return params
   return {**dict(params), RELEASED: statistics._asdict()}

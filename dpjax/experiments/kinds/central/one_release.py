@@ -1,4 +1,4 @@
-"""privacy.method='least_squares': a linear model from noisy sums of the data, in one release.
+"""Runs privacy.method='least_squares': fits a linear model to noisy sums of the data.
 
 There are no steps and no batches. Every example is in the one release of `LeastSquares`, which is
 accounted as one Gaussian sum over all examples. Private statistics of the inputs
@@ -53,7 +53,7 @@ class WholeData(sampling.UnamplifiedSampler):
   """Sampler that draws every example in every step, without amplification.
 
   Args:
-    capacity: public bound on the number of examples; the release itself needs none.
+    capacity: public bound on the number of examples; the release itself needs no bound.
 
   >>> WholeData(capacity=4).draw(3, seed=0, step=0).tolist()
   [0, 1, 2]
@@ -81,7 +81,7 @@ class WholeData(sampling.UnamplifiedSampler):
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError for settings that this method does not support; loads no data."""
   reason = f"with privacy.method={LEAST_SQUARES!r}"
   if config.audit.enabled:
     raise UserError(
@@ -93,7 +93,8 @@ def check(config: TrainConfig) -> None:
   if config.privacy.noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
   chosen = config.privacy.least_squares
-  # The mechanism checks its own fields; any noise will do here.
+  # The mechanism checks its fields when it is made. The noise multiplier is not known yet, so any
+  # valid number serves.
   with bounds.within("privacy.least_squares"):
     mechanisms.LeastSquares(
       noise_multiplier=1.0,
@@ -104,7 +105,7 @@ def check(config: TrainConfig) -> None:
 
 
 def unread(config: TrainConfig) -> Unused:
-  """Returns the fields that a release does not read, each with the condition that it needs."""
+  """Returns {field that a release does not read: condition under which it would be read}."""
   matrix = config.privacy.least_squares.moment_weight > 0
   return needs(False, "steps, as of privacy.method='dp_sgd'", *_OF_STEPS) | needs(
     matrix, "privacy.least_squares.moment_weight > 0", "privacy.least_squares.ridge"
@@ -112,9 +113,9 @@ def unread(config: TrainConfig) -> Unused:
 
 
 def bound(config: TrainConfig) -> float:
-  """Returns the bound on one record's part of both sums, in units of their norms.
+  """Returns the bound on one record's part of both sums, each divided by its clip norm.
 
-  Under replace_one this is half of the joint sensitivity, since the accountant doubles the bound.
+  Under replace_one the bound is half of the joint sensitivity, since the accountant doubles it.
   """
   chosen = config.privacy.least_squares
   relation = config.privacy.neighboring_relation
@@ -147,7 +148,8 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
   """Returns the mechanism with the noise of the plan."""
   chosen = config.privacy.least_squares
   relation = str(plan.neighboring_relation)
-  # A plan's multiplier is relative to one record's bound, a mechanism's to the sensitivity.
+  # A plan's noise multiplier is relative to one record's bound. A mechanism's noise multiplier is
+  # relative to the sensitivity, which under replace_one is twice this bound.
   hops = 2 if relation == _REPLACE else 1
   return mechanisms.LeastSquares(
     noise_multiplier=plan.noise_multiplier / hops,
@@ -163,7 +165,7 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 def started(
   config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
 ) -> Phase:
-  """Returns the phase of a run on (train, test), as `build.load_data` returns them."""
+  """Returns the phase of a run. `loaded` is (train, test), a result of `build.load_data`."""
   train, test = loaded
   _, model, params = build.start(config, train, random)
   plan = privacy.make_plan(config, privacy.public_size(config, train))
@@ -186,7 +188,7 @@ def phase(
 
   Args:
     train, test: inputs of the model, before private statistics normalise them.
-    apply: (params, x [B, ...]) -> outputs [B, K] of the model.
+    apply: function (params, x [B, ...]) -> outputs [B, K] of the model.
     params: first parameters of the model; only their shapes are read.
   """
   _check_model(config, train, params)
@@ -201,7 +203,7 @@ def phase(
   def step(state: Any, draw: Any) -> tuple[Any, None]:
     del draw
     targets = mechanisms.centred_labels(released.y, train.num_classes)
-    # The key of step 0, which the statistics of the inputs do not use.
+    # This is the key of step 0. The statistics of the inputs use another key.
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
     directions = None
@@ -213,7 +215,7 @@ def phase(
       directions = np.linalg.qr(np.asarray(drawn, np.float64))[0]
       inputs = releasing.projected(released.x, directions)
     weights = releasing(key, inputs, targets).ridge(strength)
-    # A linear model of projected inputs is one of the inputs themselves.
+    # A linear model of projected inputs is also a linear model of the inputs themselves.
     weights = weights if directions is None else directions @ weights
     head = state["params"]["params"][saved.HEAD]
     kernel = jnp.asarray(weights, jnp.float32).reshape(head["kernel"].shape)
@@ -230,7 +232,7 @@ def phase(
     draws=lambda start: range(start, 1),
     released=lambda state: normalization.beside(state["params"], statistics),
     evaluate=scores,
-    # A server reads these facts, so that it needs no training data.
+    # A server reads the written facts of the inputs, so that it needs no training data.
     write=lambda folder, state: write_inputs(folder),
     guarantee=promised(config, plan, releasing),
     save_every=1,
@@ -244,11 +246,11 @@ def phase(
 def promised(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> Guarantee:
-  """Returns the guarantee of the run, whose statement describes what is released."""
+  """Returns the guarantee of the run. Its statement describes what is released."""
   asked = guarantee.asked(attack_of(config.privacy), plan.delta)
   words = [asked, paragraph(releasing.statement())]
   if config.release:
-    # The sums of a release have their own grid, finer than that of a step.
+    # The sums of this method are rounded to a finer grid than the gradients of a step.
     fine = min(finite.fine_step(std) for std in releasing.stds)
     grid = f"is rounded to multiples of {fine:g} or more, in units of the norms,"
     text = " ".join(guarantee.released(plan).split())
@@ -261,12 +263,15 @@ def promised(
     ),
     "\n\n".join(text for text in words if text),
   )
-  # Features or a tokenizer add the same assumptions as in a training.
+  # Features or a tokenizer add the same assumptions as in a run with steps.
   return features.noted(config, noted)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
-  """Raises UserError unless targets are classes, inputs are numbers and the model is linear."""
+  """Raises UserError unless targets are classes, inputs are numbers and the model is linear.
+
+  Also raises UserError for more directions than an example has numbers.
+  """
   reason = f"privacy.method={LEAST_SQUARES!r}"
   data.needs_classes(train, reason)
   if train.x.dtype == np.int32:
@@ -295,7 +300,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
 def _planned(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
-  """Returns facts that are known before the release."""
+  """Returns the parts of result.json that are known before the release."""
   facts: dict[str, Any] = {
     "task": "classification",
     "dataset": config.data.name,

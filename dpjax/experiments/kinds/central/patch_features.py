@@ -1,4 +1,4 @@
-"""Features of patches in a run: their dictionary is learnt from images of random processes."""
+"""Computes features of patches. Their dictionary is learnt from images of random processes."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ _IMAGES = 125  # of each process
 def computed(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
-  """Returns the features of a data set, before they are computed.
+  """Returns a description of the features of a data set; its `make` computes them.
 
   Raises:
     UserError: no images, or images that are too small or too large.
   """
-  # Unused: features of patches are always standardised.
+  # Features of patches are always standardised.
   del standardized
   features.check_images(dataset, f"model.name={config.name!r}")
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
-    # Checked first, since learning takes a minute or two.
+    # Images are checked first, since learning takes a minute or two.
     patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
     chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
     with writers.progress(100, 0, "patch features, percent") as bar:
       yield from features.counted(chunks, len(dataset), bar)
 
-  # Their matrix decompositions decide the last digits of the directions.
+  # Matrix decompositions of NumPy and SciPy decide the last digits of the directions.
   libraries = (np.__version__, scipy.__version__)
   settings: tuple[Any, ...] = (shape, dataset.x.shape[1:], config.mirrored, *libraries)
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 
-# Cached, since training and test data have one shape, and learning takes a minute or two.
+# The network is cached, since training and test data have the same shape, and learning takes a
+# minute or two.
 @functools.lru_cache(maxsize=1)
 def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   """Returns the network for images of a shape, learnt from random images of that shape."""

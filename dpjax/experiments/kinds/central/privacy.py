@@ -1,4 +1,4 @@
-"""The guarantee of a training run and the plan that keeps it, from a `TrainConfig`."""
+"""Makes the plan of a training run from a `TrainConfig`, and checks its privacy settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_names(privacy: PrivacyConfig) -> None:
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for incompatible fields, as far as data are not needed."""
+  """Raises UserError for incompatible fields; loads no data."""
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
@@ -200,7 +200,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 
 
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
-  """Returns the sampler of a run, padded for all examples and one more."""
+  """Returns the sampler of a run. Its batches are padded for all examples and one more."""
   privacy = config.privacy
   # A neighbouring data set may have one more record, and a batch of all records must fit.
   capacity = num_examples + 1
@@ -264,8 +264,10 @@ def maker(
   noise_multiplier: float | None,
   attack: accounting.AttackBound | None = None,
 ) -> Callable[..., Plan]:
-  """Returns a function that makes a plan from its other arguments. Its noise is
-  `noise_multiplier` if given, else calibrated to `attack` if given, else to `epsilon`."""
+  """Returns a function that makes a plan from all arguments except its noise.
+
+  The noise is `noise_multiplier` if given, else calibrated to `attack` if given, else to `epsilon`.
+  """
   if attack is not None and noise_multiplier is None:
     return functools.partial(Plan.calibrated, attack=attack)
   if noise_multiplier is None:
@@ -292,7 +294,8 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   noise_shape = ftrl.noise_shape(config, shares)
-  # Padded for all examples, a batch cannot overflow; `_with_capacity` fits a smaller one.
+  # A batch that is padded for all examples cannot overflow. `_with_capacity` then chooses a smaller
+  # capacity.
   whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
   plan = make(
@@ -326,14 +329,16 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   if privacy.capacity is not None:
     sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
   plan = dataclasses.replace(plan, sampler=sampler)
-  # A configured capacity may overflow more often than the share of delta covers.
+  # A capacity of the config may overflow more often than its share of delta allows.
   plan.check_capacity(num_examples)
   return plan
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Refuses a capacity for a user's sampler that cannot overflow. `unused` refuses it for dpjax's
-  samplers."""
+  """Raises WouldBeIgnored for a capacity if the user defined the sampler, and it cannot overflow.
+
+  `unused` refuses a capacity for samplers of dpjax.
+  """
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
     raise WouldBeIgnored(

@@ -1,4 +1,4 @@
-"""Features of frozen public networks in a run, and the assumption that they add to its guarantee.
+"""Computes features of frozen public networks; they add an assumption to the guarantee.
 
 The features depend on the data that the network was trained on (`dpjax.models.public_trunks`). So
 the guarantee is a claim, as for a run that starts from public weights (`saved.assumed`): it assumes
@@ -39,10 +39,10 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   """Returns the data that a model's features were trained on; () for features without training.
 
   Args:
-    data_name: the run's own data.
+    data_name: name of the run's data.
 
   Raises:
-    UserError: the run's own data hold records of those data.
+    UserError: the run's data hold records that the features were trained on.
 
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
@@ -66,7 +66,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
 def noted(
   promised: guarantee.Guarantee, model: str, known: Sequence[str]
 ) -> guarantee.Guarantee:
-  """Returns the guarantee, as a claim that names the data that the features were trained on.
+  """Returns the guarantee as a claim, which names the data that the features were trained on.
 
   Args:
     known: result of `trained_on`; () leaves the guarantee as it is.
@@ -88,12 +88,12 @@ def noted(
 def computed(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
-  """Returns the features of a data set, before they are computed.
+  """Returns a description of the features of a data set; its `make` computes them.
 
   Raises:
-    UserError: no images, or for a network of sentences no texts as bytes.
+    UserError: examples are no images, or no texts as bytes if the network reads sentences.
   """
-  # Unused: features of a public network are always standardised.
+  # Features of a public network are always standardised.
   del standardized
   trunk = models.needs_features(config.name) or ""
   if trunk in sentence_encoder.ENCODERS:
@@ -106,7 +106,7 @@ def computed(
     with writers.progress(100, 0, f"{trunk} features, percent") as bar:
       yield from features.counted(chunks, len(dataset), bar)
 
-  # The digest of the weights is a part, since other weights give other features.
+  # The settings hold the digest of the weights, since other weights give other features.
   network = public_trunks.TRUNKS[trunk]
   settings = (shape, trunk, network.sha256, network.size, config.mirrored)
   return features.ComputedFeatures(shape, settings, _CODE, make)

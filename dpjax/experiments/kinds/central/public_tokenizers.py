@@ -1,7 +1,7 @@
-"""Tokenizers of a run's texts, and the assumption that they add to its guarantee.
+"""Finds the tokenizer of a run's texts, and adds its assumption to the guarantee.
 
-A vocabulary reveals something of the texts that it was learnt from, and those are unknown. So the
-guarantee is a claim, as for a run that starts from public weights (`saved.assumed`).
+A vocabulary reveals something of the texts that it was learnt from, and these texts are unknown. So
+the guarantee is a claim, as for a run that starts from public weights (`saved.assumed`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from dpjax.validate import UserError
 
 
 def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
-  """Returns the tokenizer that the declaration of a table or a text names; None for none."""
+  """Returns the tokenizer that the declaration of a table or a text file names.
+
+  Returns None if no tokenizer is named, or if the data are no such file.
+  """
   path = registry.user_path(config.name, config.data_dir)
   is_text = tables.is_table(config.name) or config.name.endswith(text_files.SUFFIX)
-  # Data that a program hands over have a name and no file.
+  # Data that a program passes directly have a name, but no file.
   if not is_text or not path.exists():
     return None
   declared = registry.declared_at(config.declaration, config.data_dir)
@@ -31,7 +34,7 @@ def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
 
 
 def facts(config: DataConfig) -> dict[str, Any] | None:
-  """Returns facts of the tokenizer for result.json; None for none."""
+  """Returns path, digest and size of the tokenizer for result.json; None without a tokenizer."""
   tokenizer = of(config)
   if tokenizer is None:
     return None
@@ -40,8 +43,9 @@ def facts(config: DataConfig) -> dict[str, Any] | None:
 
 
 def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
-  """Raises UserError for data with more tokens than the model has embeddings: JAX would silently
-  read another row.
+  """Raises UserError for data with more tokens than the model has embeddings.
+
+  JAX would silently read the embedding of another token.
 
   Args:
     name: name of the model.
@@ -57,7 +61,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
 
 
 def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
-  """Returns the guarantee, as a claim that names the tokenizer of the texts if there is one."""
+  """Returns the guarantee. If the texts have a tokenizer, it becomes a claim that names it."""
   tokenizer = of(config)
   if tokenizer is None:
     return promised

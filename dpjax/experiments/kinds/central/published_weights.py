@@ -1,4 +1,4 @@
-"""First parameters from a safetensors file in the layout of a published model, or from a
+"""Reads first parameters from a safetensors file in the layout of a published model, or from a
 checkpoint of Flax or Orbax by the model's own names."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpjax.models import checkpoint_files
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Model -> the loader of its published layouts in safetensors, beside GPT-2's.
+# Maps a model to the function that loads its published layouts. GPT-2 has a different loader.
 _LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 
 
@@ -45,6 +45,7 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
   """Returns the weights of a file or folder for the config's model.
 
   Args:
+    path: a file, or a folder with a checkpoint.
     params: the first parameters of the model.
   """
   if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
@@ -63,7 +64,8 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
 
 
 def _first_id(config: TrainConfig) -> int:
-  """Returns the token id in the data that the first embedding of the weights belongs to."""
+  """Returns the token id, in the data, of the first embedding of the weights; 0 without a
+  tokenizer."""
   tokenizer = public_tokenizers.of(config.data)
   return 0 if tokenizer is None else tokenizer.first_id
 

@@ -1,4 +1,4 @@
-"""Scattering features of a run's images, standardised by public constants."""
+"""Computes scattering features of a run's images, standardised by public constants."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _CODE = (
   "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images",
   "dpjax.experiments.kinds.central.features", __name__,
 )  # fmt: skip
-# Examples standardised at a time. The shape of a block decides the last bit.
+# Number of examples standardised at a time. It is constant, since the shape decides the last bit.
 _BLOCK = 1000
 
 
 def computed(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
-  """Returns the scattering features of a data set, before they are computed.
+  """Returns a description of the scattering features of a data set; its `make` computes them.
 
   Args:
     standardized: whether each example is standardised by itself; if not, each channel is divided
       by its typical size.
 
   Raises:
-    UserError: no images, or opponent colours of images without 3 channels.
+    UserError: examples are no images, or "opponent" colours are asked of images without 3 channels.
   """
   features.check_images(dataset, f"model.name={config.name!r}")
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
@@ -70,7 +70,7 @@ def _blocks(
 
 
 def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-  """Yields the same rows in arrays of `size` rows; the last may have fewer."""
+  """Yields the rows of all chunks in arrays of `size` rows; the last array may have fewer."""
   held: list[np.ndarray] = []
   for chunk in chunks:
     held.append(chunk)

@@ -1,8 +1,7 @@
-"""First parameters of a run, and the part that is trained: public weights, a last layer,
-adapters.
+"""Chooses the first parameters of a run, and the part that is trained: all, last layer, adapters.
 
 All keys of a run depend on the sha256 of its public weights (`dpjax.names.sources`), so runs from
-other weights never share its noise. The weights must not depend on the private data; nothing here
+different weights never share noise. The weights must not depend on the private data; nothing here
 can check that.
 """
 
@@ -36,7 +35,7 @@ _ADAPTERS = 1
 
 
 class Trained(NamedTuple):
-  """The parameters that steps change, and the model that they form."""
+  """Holds the parameters that steps change, and the model as a function of these parameters."""
 
   params: Params  # at step 0
   loss: Callable[[Any], LossFn]  # apply -> the loss; for adapters the argument is ignored
@@ -45,7 +44,8 @@ class Trained(NamedTuple):
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if `pretrained` or `trainable` is wrong, or does not fit the rest of the
+  config; loads no data."""
   _check_file(config)
   trainable = config.trainable
   if isinstance(trainable, LowRank):
@@ -83,8 +83,9 @@ def _check_first_steps(config: TrainConfig, trainable: HeadFirst) -> None:
 
 
 def _check_file(config: TrainConfig) -> None:
-  """Refuses a file that is not there, or weights of a layout that the model does not have."""
-  # os.path, since pathlib raises for names too long for a file.
+  """Raises UserError if the file of weights does not exist, or its layout does not fit the
+  model."""
+  # os.path is used, since pathlib raises for names that are too long for a file.
   if config.pretrained is not None:
     path = names.weights_file(config.pretrained)
     if not os.path.exists(path):
@@ -95,7 +96,7 @@ def _check_file(config: TrainConfig) -> None:
         value=config.pretrained,
       )
   if str(config.pretrained).endswith(".safetensors") or config.safetensors:
-    # Few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import published_weights
 
     published_weights.check(config)
@@ -116,17 +117,21 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
 
 
 def pretrained_on(config: TrainConfig, train: data.Dataset) -> list[str]:
-  """Returns the data sets that the first parameters depend on, as `saved.pretrained_on`."""
+  """Returns names of the data that the first parameters depend on (`saved.pretrained_on`).
+
+  Returns [] if the first parameters are random.
+  """
   if config.pretrained is None:
     return []
-  # Most runs begin from random numbers, and need none of that file.
+  # Imported here, since most runs begin from random numbers and do not need this module.
   from dpjax.experiments.run import saved
 
   return saved.pretrained_on(config.pretrained, config.data.name, train)
 
 
 def notes(config: TrainConfig, known: list[str]) -> tuple[str, str]:
-  """Returns the text before a run's statement, and the assumption of its guarantee; "" for none.
+  """Returns (text before the run's statement, assumption of its guarantee); "" for both if the
+  first parameters are random.
 
   Args:
     config: config of the run.
@@ -143,7 +148,7 @@ def notes(config: TrainConfig, known: list[str]) -> tuple[str, str]:
 def of_head(
   loss_fn: LossFn, tx: optax.GradientTransformation
 ) -> tuple[LossFn, optax.GradientTransformation]:
-  """Returns a loss and an optimizer that move the last layer alone, as `training.of_part`."""
+  """Returns a loss and an optimizer that change the last layer alone (`training.of_part`)."""
   from dpjax.experiments.run import saved
 
   return training.of_part(loss_fn, tx, saved.in_head)
@@ -208,12 +213,12 @@ def _check_head(config: TrainConfig, params: Params) -> None:
 
 
 def first_steps(config: TrainConfig) -> int:
-  """Returns the number of first steps that train only the last layer."""
+  """Returns the number of first steps that train only the last layer; 0 unless "head_first"."""
   return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
 
 
 def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
-  """Writes model.safetensors, if the config asks for it: adapters are merged into their
+  """Writes model.safetensors if the config asks for it. Adapters are merged into their
   matrices."""
   if config.safetensors:
     from dpjax.experiments.kinds.central import published_weights
@@ -222,7 +227,7 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
-  """Returns facts of the trained part for result.json; {} where every weight is trained."""
+  """Returns facts of the trained part for result.json; {} if every weight is trained."""
   trainable = config.trainable
   if isinstance(trainable, LowRank):
     return {"trainable": f"lora, rank {trainable.rank}, {trainable.pattern}"}

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 class Task(NamedTuple):
-  """A task: its loss and its scores."""
+  """Holds the parts of a learning task: loss, scores, and number of outputs of a model."""
 
   name: str  # `task` in result.json
   loss: Callable[[Any], LossFn]  # of model.apply
@@ -30,7 +30,7 @@ def _num_outputs(dataset: data.Dataset) -> int:
   return dataset.num_classes
 
 
-# Target of the data (None: classes) -> its task. A new kind of target needs one entry here.
+# Maps the type of the data's target (None: classes) to a task. A new type needs one entry here.
 TASKS: dict[type | None, Task] = {
   None: Task(
     "classification", losses.softmax_cross_entropy, metrics.evaluate, _num_outputs
@@ -39,7 +39,7 @@ TASKS: dict[type | None, Task] = {
     "multi_label", losses.sigmoid_cross_entropy, metrics.evaluate_labels, _num_outputs
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
-  # error is at most 2, so gradients are about as long as those of classification.
+  # error is at most 2, so gradients are about as long as in classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, metrics.evaluate_regression, _num_outputs
   ),
@@ -55,11 +55,14 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Returns the task of the data's target (`TASKS`); the next token for a language model;
-  embeddings of two views for loss="contrastive". A user's loss replaces only the loss of the task,
-  not its scores."""
+  """Returns the task of a run.
+
+  It follows from the data's target (`TASKS`). Language models predict the next token instead, and
+  loss="contrastive" trains embeddings of two views. A user's loss replaces only the loss of the
+  task, not its scores. Raises UserError for a language model if the data are no text.
+  """
   if config.loss == CONTRASTIVE:
-    # Imported here: few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
     data.needs_classes(dataset, f"loss={config.loss!r}")
@@ -81,7 +84,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
 
 
 def of_users(dataset: data.Dataset) -> bool:
-  """Whether an example is several sequences of tokens, [m, T], all of one user."""
+  """Returns whether an example holds several sequences of tokens of one user, [m, T]."""
   return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
 
 
@@ -99,11 +102,12 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
 
 
 def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
-  """Returns a loss whose model draws from `example.key`, and is evaluated without draws if that is
-  None.
+  """Returns a function apply -> loss, where the model draws random numbers from `example.key`.
+
+  If the key of an example is None, the model draws none, as in evaluation.
 
   Args:
-    make: `apply -> loss`, with apply(params, x).
+    make: function apply -> loss, which calls apply(params, x).
   """
 
   def of(apply: Callable[..., Array]) -> LossFn:

@@ -84,7 +84,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
 
   def read_digest() -> bytes:
     if config.method == "joint":
-      # The student of "joint" reads no pool.
+      # The student of "joint" reads no pool, so its run does not depend on public data.
       return data_lib.digest(read()[0])
     return public_pool.digest(config, *read())
 
@@ -102,14 +102,14 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
   )
 
 
-# Wrapped, so that errors which only the data reveal name the config's fields, too.
+# The decorator puts the config's fields into errors that only the data reveal.
 @bounds.names_fields
 def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
   return _Run(config, train, public, random).phase()
 
 
 class _Run:
-  """The parts of one run."""
+  """Holds the data, networks and plan of one run, and makes its phase."""
 
   def __init__(self, config: DistillationConfig, train: Any, public: Any, random: RunKeys):
     self.config = config
@@ -148,7 +148,8 @@ class _Run:
     temperature = self.config.temperature
     logits = jnp.asarray(self.student.apply(student, x)) / temperature
     losses = optax.softmax_cross_entropy(logits, self._answers(teacher, x))
-    # Softer answers have smaller gradients, by the square of the temperature (Hinton et al. 2015).
+    # Dividing logits by the temperature divides gradients by its square (Hinton et al. 2015). The
+    # factor undoes this.
     return temperature**2 * jnp.mean(losses)
 
   # --- the two methods
@@ -177,7 +178,7 @@ class _Run:
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
       state, info = both.step(state, batch)
       update = lambda _, state: both.student_step(state)
-      # A loop, so that the update is compiled only once.
+      # `both.step` makes the first update of the student. This loop compiles the others only once.
       return jax.lax.fori_loop(1, config.student_updates, update, state), info
 
     return both.init, step
@@ -209,12 +210,12 @@ class _Run:
     """Returns the state before the first step."""
     key = jax.random.fold_in(self.random.init, _PARAMETERS)
     teacher_key, student_key = jax.random.split(key)
-    # Zeros of an image's shape: the first parameters must not depend on any record.
+    # Parameters are initialised on zeros, since they must not depend on any record.
     x = jnp.zeros((1, *self.train.x.shape[1:]))
     return self.init(self.teacher.init(teacher_key, x), self.student.init(student_key, x))
 
   def networks(self, state: Any) -> dict[str, Any]:
-    """Returns the parameters of both networks."""
+    """Returns the parameters of both networks, by "teacher" and "student"."""
     if self.config.method == "joint":
       return state.params
     return {"teacher": state.teacher.params, "student": state.student}
@@ -236,11 +237,11 @@ class _Run:
     }
 
   def draws(self, start: int) -> Iterator[Any]:
-    """Yields the batches of the steps that are left."""
+    """Yields the batches of the steps from `start` on."""
     yield from self.plan.batches(self.train, rng=self.random.sampler, start=start)
 
   def phase(self) -> Phase:
-    """Returns the phase of the run."""
+    """Returns the phase that trains both networks, with its guarantee and its reports."""
     config = self.config
     plan = self.plan
     # `Plan.for_data` has refused a secret number of records that is not declared.
@@ -272,7 +273,7 @@ class _Run:
         "teacher_hidden": config.teacher_hidden,
         "student_hidden": config.student_hidden,
       },
-      # The last row belongs to the last step.
+      # The last row belongs to the last step, so it holds the final accuracy.
       describe=lambda state, facts, rows: {
         "teacher_accuracy": rows[-1]["test_teacher_accuracy"]
       },

@@ -15,7 +15,8 @@ METHODS = {
   "joint": "both learn from private records, under one clip and one noise",
 }
 _WIDTH = rules.between(1, 10**4)
-# Float32 loses differences of softer answers, and the student's gradients for harder ones.
+# Float32 loses the differences of answers at higher temperatures, and the student's gradients at
+# lower temperatures.
 _TEMPERATURE = rules.within_range(1e-4, 1e4)
 
 
@@ -23,8 +24,8 @@ _TEMPERATURE = rules.within_range(1e-4, 1e4)
 class DistillationConfig:
   """Configuration of a run: a teacher under DP-SGD, and a smaller student.
 
-  The test set is the public side: its first `num_pool` images, without labels, are public, and the
-  others score both networks.
+  The test set is taken as public. Its first `num_pool` images, without labels, are for the student.
+  The other images score both networks.
   """
 
   method: Annotated[str, rules.among(METHODS), "what the student reads"] = "public"
@@ -62,7 +63,7 @@ class DistillationConfig:
 
 
 def unread(config: DistillationConfig) -> Unused:
-  """Returns the fields that a run does not read, each with the condition that it needs.
+  """Returns {field that a run does not read: condition under which it would be read}.
 
   >>> sorted(unread(DistillationConfig(method="joint")))
   ['data_dir', 'pool_is_public', 'student_batch', 'student_updates']
@@ -75,6 +76,6 @@ def unread(config: DistillationConfig) -> Unused:
 
 @bounds.names_fields
 def check(config: DistillationConfig) -> None:
-  """Raises UserError for errors of a run that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   unread_lib.refuse(config, unread(config))

@@ -44,7 +44,7 @@ class AuditTarget(NamedTuple):
 
 
 class Audited(NamedTuple):
-  """The canaries of a run; `directions` is None where canaries train on rows of their own."""
+  """Holds the canaries of a run. `directions` is None if canaries train on rows, as clients do."""
 
   canaries: auditing.CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
@@ -53,18 +53,17 @@ class Audited(NamedTuple):
 
   @property
   def opposite(self) -> bool:
-    """Whether a canary that is out sends the opposite of what it would send if it were in."""
+    """Returns whether a canary that is out sends the opposite of what it sends if it is in."""
     return self.target.claim.relation == NeighboringRelation.REPLACE_ONE
 
   @property
   def hears(self) -> bool:
-    """Whether canaries send a direction that their clients' own noise hides."""
+    """Returns whether canaries send a direction to which the client's noise is added."""
     return self.directions is not None and self.target.sees == MESSAGES
 
 
 def resolved(config: FedConfig) -> FedConfig:
-  """Returns the config with all audit fields decided; unchanged where no audit is
-  requested."""
+  """Returns the config with all audit fields decided; unchanged without an audit."""
   if not config.audit.enabled:
     return config
   return dataclasses.replace(config, audit=privacy.audit_settings(config))
@@ -79,8 +78,10 @@ def inserting(config: FedConfig) -> Callable[..., Any]:
 def beside(
   config: FedConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply). If canaries have parameters of their own, these are added beside the
-  model's, under other keys."""
+  """Returns (params, apply). If canaries change extra parameters, these are added to `params`.
+
+  `apply` then reads only the model's parameters, under the key "model".
+  """
   if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -88,7 +89,7 @@ def beside(
 
 
 def of_model(audited: Audited | None, params: Any) -> Params:
-  """Returns the parameters without those of canaries."""
+  """Returns the parameters of the model, without parameters of canaries."""
   if audited is None or not isinstance(audited.directions, canary_clients.OwnParameters):
     return params
   return params["model"]
@@ -162,12 +163,14 @@ def target_of(
 ) -> AuditTarget:
   """Returns the guarantee and adversary that an audit of this run tests.
 
-  | privacy.method          | the claim              | the adversary sees                       |
-  | ----------------------- | ---------------------- | ---------------------------------------- |
-  | central, dp_ftrl, none  | that of the sum        | every noisy sum                          |
-  | local                   | that of a message      | every noisy message, and who sent it     |
-  | both                    | the tighter of the two | as for the one that is tighter           |
-  | distributed             | that of the shares     | every decoded integer sum, who is in it  |
+  | privacy.method         | the claim              | the adversary sees                          |
+  | ---------------------- | ---------------------- | ------------------------------------------- |
+  | central, dp_ftrl, none | guarantee of the sum   | every noisy sum                             |
+  | local                  | guarantee of a message | every noisy message, and who sent it        |
+  | both                   | the tighter of the two | what the row of the tighter guarantee says  |
+  | distributed            | guarantee of shares    | every decoded integer sum, and who is in it |
+
+  Without an audit, the row of the sum stands for "local" and "both", too.
 
   Args:
     plan: plan that runs.
@@ -200,9 +203,11 @@ def prepared(
   params: Params,
   num_clients: int,
 ) -> Audited | None:
-  """Returns the canaries with their directions among these parameters.
+  """Returns the canaries with the directions that they send; None without canaries.
 
   Args:
+    target: guarantee and adversary that the audit tests.
+    params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
   if canaries is None:
@@ -226,7 +231,10 @@ def marked(
 
 
 def sending(audited: Audited | None, map_clients: Any) -> Any:
-  """Returns the execution in which canaries send only their directions."""
+  """Returns the execution of clients, in which canaries send only their directions.
+
+  It is unchanged if canaries send no directions, or if they send in `hidden`.
+  """
   if audited is None or audited.directions is None or audited.hears:
     return map_clients
   bound = audited.target.l2_clip_norm
@@ -236,8 +244,8 @@ def sending(audited: Audited | None, map_clients: Any) -> Any:
 def hidden(
   audited: Audited | None, client: federated.ClientAlgorithm
 ) -> federated.ClientAlgorithm:
-  """Wraps a client before its own noise is added. Canaries send there if the audit tests that
-  noise."""
+  """Returns the client as it is before it adds noise. If the audit tests this noise, canaries
+  send their directions here."""
   if audited is None or audited.directions is None or not audited.hears:
     return client
   bound = audited.target.l2_clip_norm
@@ -247,8 +255,8 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the wrapper of a FedAvg client, and its client state. Where the adversary sees
-  messages, each is scored when it is sent."""
+  """Returns the wrapper and the memory of a FedAvg client. If the adversary sees messages, each
+  message is scored when it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
@@ -277,7 +285,8 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """Returns the server's optimizer; where aggregates are scored, each is scored before it."""
+  """Returns the server's optimizer. If the audit scores sums, it scores each sum before the
+  optimizer changes it."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target
@@ -295,8 +304,8 @@ def watched(
 def seeing(
   config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
 ) -> federated.FederatedAlgorithm:
-  """Returns the algorithm; where the guarantee assumes that the server knows who is in a sum, its
-  state records that."""
+  """Returns the algorithm. If the guarantee assumes that the server knows who is in a sum, the
+  algorithm's state records it."""
   if audited is None or not _scores_sums(config, audited):
     return algorithm
   if audited.target.sees != MEMBERS_SUMS:
@@ -320,7 +329,13 @@ def facts(
   state: ArrayTree,
   epsilon: float | None,
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json, at the delta of the claim."""
+  """Returns the audit's part of result.json, at the delta of the claim.
+
+  Args:
+    before: parameters before the first round.
+    state: state after the last round.
+    epsilon: epsilon of the rounds that ran; None: nothing is claimed.
+  """
   canaries = audited.canaries
   after = federated.params_of(state)
   directions = audited.directions
@@ -334,7 +349,8 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # With both noises, `epsilon` is that of the sums, so the messages' claim replaces it.
+  # With both noises, `epsilon` is about the sums. If the audit is about messages, the epsilon of
+  # their claim replaces it.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   facts_of_audit = audits.facts(

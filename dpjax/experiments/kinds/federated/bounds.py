@@ -1,4 +1,4 @@
-"""Checks of the fields of a run over clients: type first, then range."""
+"""Checks of fields of a federated run that rules of single fields cannot express."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def federation(config: FedConfig) -> None:
     refuse(**named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, fields.Setting):
-      # Each function checks its own arguments.
+      # Making a function checks its arguments.
       chosen.make()
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
 

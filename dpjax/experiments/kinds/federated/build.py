@@ -54,13 +54,13 @@ from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Arguments of `execution.by_name`.
+# Fields that are passed to `execution.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 Wrapping = dict[str, Any]
 
 
 class FedRun(NamedTuple):
-  """Every object of a federated run."""
+  """Holds every object of a federated run."""
 
   plan: Plan  # plan that runs: sampler and server noise
   guarantee: Guarantee
@@ -69,12 +69,12 @@ class FedRun(NamedTuple):
   apply: Any
   random: RunKeys
   federation: Federation
-  num_clients: int  # that the mechanism depends on; see `privacy.public_size`
+  num_clients: int  # number that the mechanism depends on; see `privacy.public_size`
   work: federated.LocalWork
   test: Any
   task: tasks.Task
-  # (around, before=) -> this run's algorithm under attack, as in `_algorithm`: `around` changes a
-  # client's {"wrap", "memory"}, if the algorithm wraps clients; `before` changes the aggregator.
+  # Function (around, before=) -> the run's algorithm under attack (`_algorithm`). `around` changes
+  # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
   mechanism: secure.SkellamSum | None = None  # for privacy.method="distributed"
@@ -82,7 +82,7 @@ class FedRun(NamedTuple):
 
 @bounds.names_fields
 def check(config: FedConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
@@ -110,9 +110,9 @@ def _check_natural(config: FedConfig) -> None:
   wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
-    # The task declares the number of classes.
+    # The task declares the number of classes, so the config must not.
     wanted["data.num_classes"] = None
-    # The only language model for clients.
+    # There is no other language model for clients.
     wanted["model.name"] = "transformer"
   sections = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
@@ -126,7 +126,10 @@ def _check_natural(config: FedConfig) -> None:
 
 
 def _check_stop(config: FedConfig) -> None:
-  """Raises UserError for a private run that would stop by its results, which nothing accounts."""
+  """Raises UserError for a private run that would stop by its results.
+
+  The guarantee does not account for such a stop.
+  """
   target = config.stop_at_accuracy
   if target is None:
     return
@@ -215,8 +218,8 @@ def _check_client_optimizer(config: FedConfig) -> None:
 def digest(config: FedConfig) -> bytes:
   """Returns the public digest of all fields of the config that decide what the run computes.
 
-  Left out are the places of data, the execution, the location of client state, the writer, and an
-  audit that is switched off. Processes of one run may differ in their execution.
+  It leaves out locations of data, the execution, the location of client state, the writer, and an
+  audit that is switched off. So processes of one run may differ in their execution.
   """
   fields = config_names.without_places(to_dict(audit.resolved(config)))
   for name in ("execution", *_EXECUTED, *config.where):
@@ -236,7 +239,7 @@ def run_keys(config: FedConfig, data: bytes) -> RunKeys:
 
 
 def _is_summed(config: FedConfig) -> bool:
-  """Whether the server sees only the sum of the messages."""
+  """Returns whether the server sees only the sum of the messages."""
   return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
 
 
@@ -255,7 +258,7 @@ def secure_aggregator(
   """Returns the aggregator whose server sees only the sum of the messages.
 
   Args:
-    num_clients: largest number of clients in a sum, where the sampler does not fix it.
+    num_clients: largest number of clients in a sum if the sampler does not fix this number.
   """
   chosen = config.secure_sum
   cohort = config.clients_per_round
@@ -263,7 +266,7 @@ def secure_aggregator(
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
-  # A Poisson cohort may hold every client, and the modulus must exceed their sum.
+  # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
@@ -288,12 +291,14 @@ def _aggregator(
 def client_of(
   config: FedConfig, loss_fn: Any, *, guessed: bool = False
 ) -> tuple[federated.ClientAlgorithm, Any]:
-  """Returns (the client of a FedAvg run with this config, its state before the first round
-  as a function of the parameters, or None).
+  """Returns (client, memory) of a FedAvg run.
+
+  `memory` is a function parameters -> the client's state before the first round; None: it keeps
+  no state.
 
   Args:
-    guessed: whether this is an attacker's simulation, from the config without any key: its
-      message is clipped, but neither noised nor compressed.
+    guessed: whether this is the simulation of an attacker, who has no key. Its messages are
+      clipped, but neither noised nor compressed.
   """
   tx = optimizer(config.client_optimizer)
   weighting = config.weighting.make()
@@ -305,8 +310,9 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Returns a client's wrapper: first its noise, then compression, which is post-processing."""
-  # Without feedback a coordinate that is always small would never be sent.
+  """Returns a client's wrapper and memory. The wrapper adds the client's noise, then compresses,
+  which is post-processing."""
+  # Without feedback, "top_k" would never send a coordinate that is always small.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
   noise = privacy.local_noise(config)
@@ -329,7 +335,7 @@ def _wrapping(
 
 
 def optimizer(config: OptimizerConfig) -> Any:
-  """Returns a client's Optax optimizer; it starts afresh in every round, at one rate."""
+  """Returns a client's Optax optimizer, with a constant rate and a new state in every round."""
   if isinstance(config.rule, str):
     return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
   return config.rule.make(config.learning_rate, None)
@@ -347,7 +353,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  # Rate 1, scaled afterwards: `fed_opt` takes a number, but the schedule is a function.
+  # `fed_opt` takes a number as its rate, but a schedule is a function. So its rate is 1, and its
+  # updates are scaled afterwards.
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
@@ -367,9 +374,10 @@ def _algorithm(
   """Returns the algorithm of a run, or its form under attack.
 
   Args:
-    num_clients: public number before canaries, so that no divisor reveals how many are in.
-    around: wraps the work of a client and the state it keeps.
-    before: wraps the aggregator, to change messages before it.
+    num_clients: public number of clients before canaries are inserted, so that no divisor reveals
+      how many canaries are in.
+    around: function that wraps the work of a client, and the state that the client keeps.
+    before: function that wraps the aggregator, to change messages before it.
   """
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
@@ -399,10 +407,10 @@ def _algorithm(
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
-      # The actual size is secret only with a privacy guarantee.
+      # With a privacy guarantee the actual size of a cohort is secret, so the expected one is used.
       expected_cohort=config.clients_per_round if private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
-      # A rule without momentum has no such field.
+      # A rule without momentum has no field `momentum`.
       client_momentum=getattr(config.client_optimizer.rule, "momentum", 0.0),
     )
   )
@@ -425,14 +433,14 @@ def assemble(
 
   Args:
     data: result of `load_data`; None: the data that the config names are loaded.
-    random: keys; None: those of config and data (`run_keys`).
+    random: keys; None: keys that follow from config and data (`run_keys`).
   """
   check(config)
   config = audit.resolved(config)
   federation, test = load_data(config) if data is None else data
-  # Before canaries: no divisor may reveal how many of them are in.
+  # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
-  # Cohorts check their capacity for this number, also where the config declares it.
+  # Cohorts check their capacity for this number, even if the config declares it.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
@@ -470,7 +478,7 @@ def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   task, model, params = build_central.start(
     loading.central(config), federation.dataset, random
   )
-  # A client's examples have no keys, so its loss would silently be that of evaluation.
+  # A client's examples have no keys, so the loss would silently make no draws, as in evaluation.
   if task.keyed:
     raise UserError(
       "draws random numbers in training (dropout), for which clients have no keys; must be a "

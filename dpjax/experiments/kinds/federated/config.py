@@ -29,14 +29,14 @@ from dpjax.federated import described
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
-  """Shakespeare's roles as clients, with data.name="shakespeare"; roles with less text are
-  left out."""
+  """Shakespeare's roles as clients, with data.name="shakespeare"; roles with fewer than
+  min_chars characters are left out."""
   return shakespeare.shakespeare_federation(data.data_dir, min_chars=min_chars)
 
 
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
-  """Clients by the values of a field, client_id, of prepared data, of an .npz or of a table; or
-  those of a function of yours, data.name=package.module:name."""
+  """Clients by the values of the field client_id in prepared data, an .npz file or a table; or the
+  clients that your function data.name=package.module:name returns."""
   options = {"client_id": client_id, "max_examples": max_examples}
   return natural.natural_federation(
     data.name, **_read(data), **options, declaration=data.declaration
@@ -44,14 +44,14 @@ def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any
 
 
 def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
-  """The users of a folder that LEAF wrote, data.name: FEMNIST, Sent140, Shakespeare; shape of
-  one example, where LEAF holds it as a row."""
+  """The users of a folder that LEAF wrote (data.name): FEMNIST, Sent140, Shakespeare; shape is the
+  shape of one example if LEAF stores examples as rows of numbers."""
   options: dict[str, Any] = {"shape": shape, "max_examples": max_examples}
   return leaf.leaf_federation(data.name, **_read(data), **options)
 
 
 def _tff(data: DataConfig, max_examples: int | None) -> Any:
-  """The clients of a file of TensorFlow Federated, data.name, .sqlite or _train.h5: EMNIST by
+  """The clients of a file of TensorFlow Federated (data.name, .sqlite or _train.h5): EMNIST by
   writer, StackOverflow by user."""
   return tff.tff_federation(data.name, **_read(data), max_examples=max_examples)
 
@@ -92,10 +92,10 @@ PARTITIONS = {
 }
 # Partitions that need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
-# Functions for clients that the data name: `DataConfig` -> (train, test).
+# Functions `DataConfig` -> (train, test), for data that name their clients.
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
-  # max_examples: number of examples kept of each client, the first ones; None: all
+  # `max_examples` is the number of first examples kept of each client; None keeps all.
   "natural": settings(_by_field, client_id="", max_examples=None),
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
@@ -103,7 +103,7 @@ NATURAL = {
     _pfl, image_size=None, fine_grained=False, test_split="val", max_examples=None
   ),
 }
-# Facts that each algorithm declares, so a new algorithm needs no line here.
+# Every algorithm declares its facts, so a new algorithm needs no line here.
 _DESCRIBED = described.algorithms()
 ALGORITHMS = {
   name: settings(row.make, **row.options)
@@ -119,7 +119,7 @@ def _uncompressed() -> None:
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
-  # Weight min(n, cap) / cap.
+  # A client with n examples has weight min(n, cap) / cap.
   "capped": settings(federated.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
@@ -129,7 +129,7 @@ AGGREGATORS = {
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
-  # Always with error feedback: without it, small coordinates would never be sent.
+  # "top_k" always has error feedback. Without feedback, small coordinates would never be sent.
   "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
@@ -162,7 +162,7 @@ class FedOptimizerConfig(OptimizerConfig):
 
 @dataclasses.dataclass
 class FedPrivacyConfig(WithChoices):
-  """The guarantee to one user. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
+  """The guarantee to one user. Give one of `epsilon`, `noise_multiplier` and `attacker`."""
 
   method: Annotated[
     str,
@@ -227,9 +227,9 @@ class FedAuditConfig(AuditConfig):
 
 @dataclasses.dataclass
 class FedConfig(WithChoices):
-  """A whole federated run."""
+  """Configuration of a whole federated run of `launch.federate`."""
 
-  # Fields that may change when a run continues: it stays equal bit for bit.
+  # Fields that may change when a run resumes, since no bit of its result depends on them.
   where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -263,11 +263,11 @@ class FedConfig(WithChoices):
     Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
   ] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # Its state starts afresh in every round, and its rate is constant.
+  # The client's optimizer has a new state in every round, and a constant learning rate.
   client_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
-  # Its learning rate schedule runs over num_rounds.
+  # The schedule of the server's learning rate runs over num_rounds.
   server_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
@@ -315,7 +315,7 @@ class FedConfig(WithChoices):
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
-  """Returns the facts of a config's algorithm; a user's own gets `described.user_defined`.
+  """Returns the facts of a config's algorithm; `described.user_defined` if a user defined it.
 
   >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
   False
@@ -334,7 +334,7 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
 
 
 def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
-  """Returns the facts of a config's aggregator; None for a user's own, whose facts are
+  """Returns the facts of a config's aggregator; None if a user defined it, so that they are
   unknown.
 
   >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)

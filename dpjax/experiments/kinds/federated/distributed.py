@@ -53,7 +53,7 @@ _RELEASE = (
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for fields that do not fit this method, as far as data are not needed."""
+  """Raises UserError for fields that do not fit this method; loads no data."""
   if config.privacy.method != METHOD:
     return
   if isinstance(config.secure_sum, NoSecureSum):
@@ -80,7 +80,8 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
-  # The norm and noise cover one difference; other parts of a message would need their own.
+  # Clip norm and noise cover one difference of parameters. Other parts of a message would need a
+  # clip norm and noise, too.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
@@ -92,8 +93,11 @@ def check(config: FedConfig) -> None:
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
-  """Returns a round's mechanism, with the given noise, or noise calibrated to epsilon or attacker;
-  None for another privacy.method."""
+  """Returns the mechanism of one round; None for another privacy.method.
+
+  Its noise is `noise_multiplier` if given, else calibrated to `attacker` if given, else to
+  `epsilon`. Raises UserError if `secure_sum.bits` are too few for this calibration.
+  """
   privacy = config.privacy
   if privacy.method != METHOD:
     return None
@@ -179,7 +183,7 @@ def guarantee(
     relation=_RELATION,
     unit="user",
     accountant="rdp",
-    # Not amplified: the server, against whom the guarantee holds, knows who takes part.
+    # Sampling amplifies nothing: the guarantee is against the server, which knows who takes part.
     step_event=lambda step: noise_in_shares.event,
     remaining_event=lambda start: accounting.composed(
       noise_in_shares.event, config.num_rounds - start

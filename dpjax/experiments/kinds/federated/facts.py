@@ -34,21 +34,23 @@ def _clip_scale(state: ArrayTree) -> Array | None:
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
-  """Returns target -> first evaluated round whose test accuracy reaches it, or None.
+  """Returns a dict from each target to the first evaluated round whose test accuracy reaches it.
+
+  The value is None if no round reaches the target.
 
   >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  # A regression has no accuracy.
+  # A regression has no accuracy, so none of its rows counts.
   scored = [row for row in rows if "test_accuracy" in row]
   first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Returns facts about the noise. `noise_multiplier` is that of the stated epsilon; clients'
-  own noise has its own key."""
+  """Returns facts about the noise. The stated epsilon follows from `noise_multiplier`. If clients
+  add noise, `local_noise_multiplier` is its multiplier."""
   if fed.mechanism is not None:
     mechanism = fed.mechanism
     return {
@@ -88,7 +90,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   if behind:
     facts[saved.PRETRAINED_ON] = list(behind)
   if fed.mechanism is not None:
-    # `largest_value` is not used: messages are clipped by their norm.
+    # `largest_value` is not used, since messages are clipped by their norm.
     facts["secure_sum"].pop("largest_value")
   return facts
 
@@ -98,10 +100,10 @@ def of(
 ) -> dict[str, Any]:
   """Returns the parts of the result that are known only from the data or at the end."""
   facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
-  # Heterogeneity is an exact function of the users' labels. With a guarantee, its name says
-  # "not_private", and it is left out together with the other diagnostics.
+  # Heterogeneity is an exact function of the users' labels. In a run with a guarantee, its name
+  # begins with "not_private", and it is left out if other diagnostics are left out.
   public = config.privacy.method == "none"
-  # It compares the class shares of clients, so it needs classes.
+  # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
   if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"

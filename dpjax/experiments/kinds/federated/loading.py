@@ -1,4 +1,4 @@
-"""The data of a federated run, with clients named by the data or made by a partition."""
+"""Loads the data of a federated run, with clients named by the data or made by a partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   """Loads (the federation, the test set) of a config; `build` takes them as `data`.
 
   Args:
-    features: as in `central.build.load_data`.
+    features: whether to compute the features of the model (`central.build.load_data`).
 
   Raises:
     UserError: data that are missing; the message says how to get them.
@@ -36,15 +36,15 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
 def with_features(
   config: FedConfig, loaded: tuple[Federation, Any]
 ) -> tuple[Federation, Any]:
-  """Adds the features of the model to (federation, test), as `load_data` returns them."""
+  """Adds the features of the model to (federation, test). Returns what `load_data` returns."""
   federation, test = loaded
   sets = build_central.with_features(central(config), (federation.dataset, test))
   return dataclasses.replace(federation, dataset=sets[0]), sets[1]
 
 
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
-  """Loads clients named by the data. Test clients are scored together, and may be others than
-  the training clients."""
+  """Loads clients named by the data. Test clients are scored together, and may differ from the
+  training clients."""
   with data_section.errors_of_data():
     train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
@@ -52,7 +52,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users
-  # Two declared numbers would give two sampling probabilities.
+  # Two different declared numbers would give two sampling probabilities.
   if None not in (known, asked) and known != asked:
     raise UserError(
       f"{config.data.name!r} declares {known}", field="data.num_users", value=asked

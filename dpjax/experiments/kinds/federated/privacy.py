@@ -1,4 +1,4 @@
-"""The guarantee of a federated run and the plan that keeps it, from a `FedConfig`."""
+"""Makes the plan and the guarantee of a federated run from a `FedConfig`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-# Default numbers of canary clients. For epsilon 4 at delta 1e-3 with all guesses right,
-# `claim_p_value`, which assumes no independence, gives .0056 with 600 canaries and .0038 with
-# 1,000; a claim is refuted at .005.
+# Default numbers of canary clients, if they join the federation or replace clients. A claim is
+# refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right, `claim_p_value`
+# gives .0056 for 600 canaries and .0038 for 1,000. It does not assume that guesses are independent.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -45,7 +45,7 @@ SUMMED = ("none", "local", distributed.METHOD)
 
 
 def relation(config: FedConfig) -> str:
-  """Returns the neighboring relation of the guarantee of the server's noise."""
+  """Returns the neighboring relation under which the server's noise is accounted for."""
   privacy = config.privacy
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
@@ -74,7 +74,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
 
 
 def canaries_join(config: FedConfig) -> bool:
-  """Whether the canary clients of this run can join all others, so that no client is replaced.
+  """Returns whether the canary clients can join all other clients, so that none is replaced.
 
   Under add_or_remove_one, the guarantee covers federations of any size. Samplers that depend on
   the number of clients, and guarantees from clients' own noise, need canaries that replace clients.
@@ -130,7 +130,7 @@ def _check_release(config: FedConfig) -> None:
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for incompatible fields, as far as data are not needed."""
+  """Raises UserError for incompatible fields; loads no data."""
   _check_release(config)
   _check_promise(config)
   distributed.check(config)
@@ -205,8 +205,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # A neighbouring federation may have one more client. All canaries are counted, also those
-    # that are out, since a refusal would reveal which are in.
+    # A neighbouring federation may have one more client. All canaries are counted, also canaries
+    # that are out, since a refusal would reveal which canaries are in.
     padded_batch_size=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -215,7 +215,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   if names.is_path(name):
     return user_code.sampler(name, "privacy.sampler", size)
   kind = SAMPLERS[name]
-  # Silent rounding would make the run sample more than the config says.
+  # Silent rounding would make the run sample other numbers of clients than the config says.
   if kind.nearest_prob(prob, num_clients) != prob:
     raise UserError(
       f"must be an integer for {name}",
@@ -226,7 +226,12 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """Makes a plan over clients; noise None: calibrated to the config's epsilon or attacker."""
+  """Makes a plan over clients.
+
+  Args:
+    divisor: number by which the server divides a sum.
+    noise: noise multiplier; None: it is calibrated to the config's attacker or epsilon.
+  """
   privacy = config.privacy
   make = maker(privacy.epsilon, noise, attack_of(privacy))
   return make(
@@ -241,8 +246,8 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
 
 
 def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
-  """Makes the plan of DP-FTRL on the server: like `central.privacy.make_plan`, with clients
-  for examples."""
+  """Makes the plan of DP-FTRL on the server, like `central.privacy.make_plan` with clients in place
+  of examples."""
   privacy = PrivacyConfig(
     method="dp_ftrl",
     sampling_prob=config.clients_per_round / num_clients,
@@ -277,8 +282,10 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
 
 @bounds.names_fields
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
-  """Makes (the plan that runs, the plan that is reported). They differ only for a simulated
-  cohort, and both have the same noise on the mean, z C / simulated_cohort.
+  """Makes (the plan that runs, the plan that is reported).
+
+  The plans differ only for a simulated cohort. Both have the same noise on the mean: the reported
+  noise multiplier times l2_clip_norm / simulated_cohort.
   """
   privacy = config.privacy
   check_cohort(config, num_clients)
@@ -305,7 +312,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     return plan, plan
   whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
   reported = _plan(config, whole, cohort, noise)
-  # Scaled so that the noise on the mean stays z C / simulated_cohort for any actual cohort.
+  # The multiplier is scaled, so that the noise on the mean is the same for any actual cohort.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
@@ -321,7 +328,7 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Returns the noise multiplier on a client's message; None where clients add no noise. For
+  """Returns the noise multiplier on a client's message; None if clients add no noise. For
   method "local" without a given multiplier, it is calibrated for a message in every round."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):
@@ -397,9 +404,12 @@ def make_promise(
   num_clients: int,
   mechanism: secure.SkellamSum | None = None,
 ) -> Guarantee:
-  """Returns the guarantee for one of `num_clients`.
+  """Returns the guarantee for one client of `num_clients`.
 
-  The plans are those of `make_plan`, the mechanism is that of `distributed.mechanism`.
+  Args:
+    ran, reported: results of `make_plan`.
+    num_clients: public number of clients.
+    mechanism: result of `distributed.mechanism`.
   """
   asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:

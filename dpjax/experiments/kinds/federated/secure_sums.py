@@ -29,8 +29,8 @@ class SharesAmongClients:
   Args:
     bits: bits of each integer of the sum; the protocol may use more.
     largest_value: coordinates of messages are clipped to this absolute value.
-    threshold: fewest clients of a sum, as a share of `clients_per_round`, and at least two. A round
-      with fewer is refused, and changes nothing.
+    threshold: smallest number of clients in a sum, as a share of `clients_per_round`; at least two
+      clients. A round with fewer clients is refused, and changes nothing.
     simulated: whether integers are added without a protocol, which is fast and hides nothing from
       whoever runs it. False: the protocol runs in every round, with its cryptography.
   """
@@ -49,20 +49,20 @@ class SharesAmongClients:
     validate.share(dropout_prob=self.dropout_prob)
 
   def min_survivors(self, clients_per_round: float) -> int:
-    """Returns the fewest clients of a sum.
+    """Returns the smallest number of clients that a sum may have; at least 2.
 
     >>> PairwiseMasks(threshold=0.5).min_survivors(9), PairwiseMasks().min_survivors(1)
     (5, 2)
     """
-    # A sum over one client would be its message.
+    # A sum over one client would show the message of that client.
     return max(2, math.ceil(self.threshold * clients_per_round))
 
   def settings(self) -> dict[str, Any]:
-    """Returns the settings of the protocol alone."""
+    """Returns arguments of the protocol that other protocols do not have; here none."""
     return {}
 
   def protocol(self, clients_per_round: float) -> sums.SumProtocol:
-    """Returns the protocol that adds the vectors."""
+    """Returns the protocol that adds the vectors, or a simulation of it if `simulated`."""
     least = self.min_survivors(clients_per_round)
     protocol = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
@@ -72,7 +72,7 @@ class SharesAmongClients:
     return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError for settings that would refuse every sum."""
+    """Raises UserError if every round would be refused; this protocol has no such settings."""
 
   def dropout(self, seed: int) -> secure.Dropout:
     """Returns the simulation that decides which clients drop out of a round."""
@@ -81,7 +81,7 @@ class SharesAmongClients:
 
 @dataclasses.dataclass(frozen=True)
 class PairwiseMasks(SharesAmongClients):
-  """`secure.sums.SecAgg`.
+  """`secure.sums.SecAgg`. Masks of pairs of clients cancel in the sum.
 
   Args:
     dropout_prob: chance that a client drops out in a round. Who drops out is public: it follows
@@ -101,14 +101,14 @@ class SharesForServers(PairwiseMasks):
 
 @dataclasses.dataclass(frozen=True)
 class SharesForCommittee(PairwiseMasks):
-  """`secure.sums.Committee`: some clients of each round add up the others' shares.
+  """`secure.sums.Committee`: some clients of each round add up the shares of the other clients.
 
   In a simulated committee any member may fall silent. With `simulated=false`, a round with too few
   members left is refused, and changes nothing.
 
   Args:
-    num_members: members of the committee, drawn from the clients of each round.
-    colluding: members who may tell the server all they know.
+    num_members: number of members of the committee, drawn from the clients of each round.
+    colluding: number of members who may tell the server all they know.
     packed: number of secrets in one polynomial; shares are that many times shorter.
   """
 
@@ -122,11 +122,11 @@ class SharesForCommittee(PairwiseMasks):
     check_committee(self.num_members, self.colluding, self.packed)
 
   def min_survivors(self, clients_per_round: float) -> int:
-    """Returns the fewest clients of a sum: at least its committee."""
+    """Returns the smallest number of clients that a sum may have; at least `num_members`."""
     return max(self.num_members, super().min_survivors(clients_per_round))
 
   def settings(self) -> dict[str, Any]:
-    """Returns the settings of the protocol alone."""
+    """Returns arguments of the protocol that other protocols do not have."""
     return {
       "num_members": self.num_members,
       "colluding": self.colluding,
@@ -134,7 +134,7 @@ class SharesForCommittee(PairwiseMasks):
     }
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError for settings that would refuse every sum."""
+    """Raises UserError if a round has fewer clients than the committee has members."""
     if self.num_members > clients_per_round:
       raise UserError(
         f"must be <= clients_per_round={clients_per_round!r}, who are its members",
@@ -145,11 +145,11 @@ class SharesForCommittee(PairwiseMasks):
 
 @dataclasses.dataclass(frozen=True)
 class SparseMasks(PairwiseMasks):
-  """`secure.sums.SecAggPlus`.
+  """`secure.sums.SecAggPlus`. Masks of neighbours in a sparse graph of clients cancel in the sum.
 
   Args:
     corrupt: largest fraction of corrupt clients that the graph of masks is made for.
-    dropout_share: largest fraction of clients who drop out that the graph is made for.
+    dropout_share: largest fraction of dropouts that the graph of masks is made for.
   """
 
   corrupt: float = 0.1
@@ -161,11 +161,11 @@ class SparseMasks(PairwiseMasks):
     validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
 
   def settings(self) -> dict[str, Any]:
-    """Returns the settings of the protocol alone."""
+    """Returns arguments of the protocol that other protocols do not have."""
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError for settings that would refuse every sum."""
+    """Raises UserError if too many corrupt clients and dropouts leave fewer than two clients."""
     most = int(clients_per_round)
     bad, gone = (largest_part(f, most) for f in (self.corrupt, self.dropout_share))
     if bad + gone > most - 2:
@@ -179,8 +179,8 @@ class SparseMasks(PairwiseMasks):
 
 @dataclasses.dataclass(frozen=True)
 class SharedKey(PairwiseMasks):
-  """`secure.sums.BfvSum`: ciphertexts under one key of all clients, whom the server must not
-  collude with."""
+  """`secure.sums.BfvSum`: ciphertexts under one key of all clients; the server must not collude
+  with any client."""
 
   kind: ClassVar[str] = "bfv"
 
@@ -197,7 +197,7 @@ SECURE_SUMS: dict[str, type] = {
 
 
 def facts(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
-  """Returns the part of result.json; {} where there is no secure sum."""
+  """Returns the part of result.json on the secure sum; {} without a secure sum."""
   if isinstance(chosen, NoSecureSum):
     return {}
   fields = dataclasses.asdict(chosen)
@@ -206,7 +206,7 @@ def facts(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
 
 
 def in_words(result: dict[str, Any]) -> str:
-  """Describes the secure sum of a result, for its printed line.
+  """Returns words on the secure sum of a result, for its printed line; "" without a secure sum.
 
   >>> in_words({"secure_sum": {"protocol": "secagg", "simulated": True}})
   ', secure sum secagg (SIMULATED: added in the clear)'
@@ -225,7 +225,7 @@ def check(
 
   Args:
     clients: `clients_per_round`.
-    allowed_by_field: field of the config -> (its value, the allowed values).
+    allowed_by_field: dict from a field of the config to (its value, the allowed values).
   """
   if isinstance(chosen, NoSecureSum):
     return

@@ -1,4 +1,4 @@
-"""Settings of a federated run that nothing would read."""
+"""Finds settings of a federated run that nothing would read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpjax.names import is_path
 
 
 def of_federation(config: FedConfig) -> Unused:
-  """Returns the fields that this run does not read, each with the condition that it needs.
+  """Returns {field that this run does not read: condition under which it would be read}.
 
   >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
   "privacy.method='both'"
@@ -44,7 +44,7 @@ def of_federation(config: FedConfig) -> Unused:
 def _algorithm(config: FedConfig) -> Unused:
   algorithm = algorithm_of(config)
   aggregation = aggregation_of(config)
-  # A user's own aggregator may read the weights.
+  # An aggregator that a user defined may read the weights.
   weighs = aggregation is None or aggregation.weighted
   weighing = " or ".join(map(repr, aggregators_that(lambda row: row.weighted)))
   return (

@@ -1,4 +1,4 @@
-"""User-defined parts of a federated run, by import path: see `config.user_code`."""
+"""Loads user-defined parts of a federated run by import path; see `config.user_code`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dpjax.validate import UserError
 
 
 def aggregator(path: str) -> federated.Aggregator:
-  """Loads `make()`. Its aggregator never counts as private, even if it says so."""
+  """Returns the aggregator that a user's function `make()` at `path` returns.
+
+  The aggregator never counts as private, even if it says so. Raises UserError for another result.
+  """
   field = "aggregator"
   built = names.call(path, field)
   if not isinstance(built, federated.Aggregator):
@@ -41,18 +44,19 @@ def aggregator(path: str) -> federated.Aggregator:
   parts = {"init": init, "update": like_a_message(built.update), "partial": built.partial}
   parts |= {"finish": built.finish and like_a_message(built.finish), "check": built.check}
   guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
-  # A user's statement is not a proof.
+  # A user's aggregator that says it is private proves nothing, so `private` is set to False.
   return built._replace(private=False, plan=None, **guarded)
 
 
 def _client(
   users_client: federated.ClientAlgorithm, path: str
 ) -> federated.ClientAlgorithm:
-  """Wraps a user's client: checks that `step` can be repeated and what `finish` returns."""
+  """Wraps a user's client. Raises UserError if `step` changes the shapes of the state, or if
+  `finish` returns something else than (Sent, memory, ClientInfo)."""
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = users_client.step(received, local, *batch)
-    # Steps run in a compiled loop, whose state must keep its shapes.
+    # Steps run in a compiled loop, so the state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
     return after
@@ -75,7 +79,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Wraps a user's whole algorithm: checks what its `init` and its rounds return."""
+  """Wraps a user's whole algorithm. Raises UserError for wrong results of `init` or a round."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)
@@ -103,14 +107,14 @@ def algorithm(
   private: bool,
   **common: Any,
 ) -> federated.FederatedAlgorithm:
-  """Loads `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
-  key=)`.
+  """Returns the algorithm that a user's function `make` at `path` returns.
 
-  A `ClientAlgorithm` says what ONE client does. Message, clip, noise and server are dpjax's own, so
-  the guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
+  It is called as `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
+  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds message, clip, noise and server,
+  so the guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
 
   Raises:
-    UserError: neither is returned, or a whole algorithm in a private run.
+    UserError: `make` returns neither of the two, or a `FederatedAlgorithm` in a private run.
   """
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   built = names.call(path, "algorithm", loss_fn, client_tx, **offered)

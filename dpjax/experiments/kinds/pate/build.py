@@ -1,7 +1,8 @@
 """Builds the job of one run of PATE from a `PateConfig`.
 
-The first phase counts the votes of all teachers, some teachers in each step. The second answers
-one query in each step; only it publishes anything. Votes are stored only in secret checkpoints.
+The first phase counts the votes of all teachers, some teachers in each step. The second phase
+answers one query in each step, and only this phase publishes anything. Votes are stored only in
+secret checkpoints.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
 
-# Teachers in a step, whose padded parts are in memory at once.
+# Number of teachers in a step. Their padded parts are in memory at once.
 _AT_ONCE = 10
 # Label of a query that was not asked, because all answers were used.
 _NOT_ASKED = -2
 
 
 class _Sides(NamedTuple):
-  """The private side and the public one."""
+  """Holds the private records and the public examples."""
 
   private: data_lib.Dataset
   public: data_lib.Dataset
@@ -88,11 +89,12 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     guarantee = public_pool.noted(
       vote_costs.promised(config, num_records), config, sides.public
     )
-    # Checked here, so that a refused run claims no folder.
+    # The budget is checked here, so that a refused run claims no folder.
     guarantee.check_budget(Ledger())
 
     def schedule(train_phase: TrainPhase) -> RunOutcome:
-      # Cached: both phases read the features, but a resumed run may need only the second phase.
+      # Both phases read the features, so these are cached. They are computed on demand, since a
+      # resumed run may need only the second phase.
       public = functools.cache(lambda: _features(config, sides.public))
       votes = train_phase(_votes_phase(config, sides, public))
       counts = np.asarray(votes.state["counts"])
@@ -114,9 +116,9 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
-  """Returns features [n, d]. Each row depends on its own example and public constants only."""
+  """Returns features [n, d]. Each row depends only on one example and on public constants."""
   if config.features == "pixels":
-    # Not -1: a neighbour of a single record is an empty data set, whose width -1 cannot infer.
+    # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
     shape = (len(dataset), math.prod(dataset.x.shape[1:]))
     return np.reshape(np.asarray(dataset.x, np.float32), shape)
   options = {"num_groups": config.num_groups}
@@ -135,7 +137,7 @@ def _votes_phase(
 
   @functools.cache
   def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Returns (features, part of each record, queries); computed for the first teacher."""
+    """Returns (features, part of each record, queries), computed once for the first teachers."""
     if config.neighboring_relation == "add_or_remove_one":
       parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
     else:
@@ -202,13 +204,14 @@ class _Student:
     return spread, weights
 
   def released(self, state: Any) -> dict[str, np.ndarray]:
-    """Returns the outputs that may be published."""
+    """Returns the outputs that may be published: answers, labels of the pool, student's weights."""
     labels = np.asarray(state["labels"])
     spread, weights = self._of(labels.tobytes())
     return {"labels": labels, "pool_labels": spread, "student": weights}
 
   def scores(self, state: Any) -> Scores:
-    """Returns the student's accuracy, and that of the labels it learned from."""
+    """Returns the accuracies of the student, of the answers and of the pool's labels, and the
+    number of answers."""
     labels = np.asarray(state["labels"])
     pool = self.config.num_pool
     truth = self.sides.public.y
@@ -239,7 +242,7 @@ def _queries_phase(
     query, row = draw
     label = mechanism(jax.random.fold_in(random.noise, query), row)
     left = jnp.sum(state["labels"] >= 0) < config.most_answers
-    # With no answer left the query is not asked. All answers were accounted for in advance.
+    # If no answer is left, the query is not asked. All answers were accounted for in advance.
     label = jnp.where(left, label, _NOT_ASKED)
     return {"labels": state["labels"].at[query].set(label)}, None
 

@@ -20,8 +20,8 @@ FEATURES = ("scattering", "pixels")
 class PateConfig:
   """Configuration of a run: teachers on private parts, noisy votes, a student.
 
-  The test set is the public side: its first `num_pool` examples are the student's unlabelled
-  pool, and the others score it.
+  The test set is taken as public. Its first `num_pool` examples are the student's unlabelled pool.
+  The other examples score the student.
   """
 
   dataset: Annotated[str, "digits | mnist | any name of dpjax.data.load"] = "digits"
@@ -103,7 +103,8 @@ class PateConfig:
 
   @property
   def aggregate(self) -> GNMax | ConfidentGNMax:
-    """Returns the mechanism that publishes labels."""
+    """Returns the mechanism that publishes labels; if `std` is None, with the noise that `epsilon`
+    allows."""
     relation = self.neighboring_relation
     std = self.std
     confident = self.aggregator == "confident_gnmax"
@@ -121,12 +122,12 @@ class PateConfig:
 
   @property
   def most_answers(self) -> int:
-    """Returns how many labels are accounted."""
+    """Returns how many answers the guarantee accounts for, whether they are given or not."""
     return self.max_answers if self.aggregator == "confident_gnmax" else self.num_queries
 
 
 def unread(config: PateConfig) -> Unused:
-  """Returns the fields that a run does not read, each with the condition that it needs.
+  """Returns {field that a run does not read: condition under which it would be read}.
 
   >>> sorted(unread(PateConfig()))[:2]
   ['check_std', 'cost_beta']
@@ -147,7 +148,7 @@ def unread(config: PateConfig) -> Unused:
 
 @bounds.names_fields
 def check(config: PateConfig) -> None:
-  """Raises UserError for errors of a run that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   unread_lib.refuse(config, unread(config))
   if config.num_queries > config.num_pool:
@@ -186,5 +187,5 @@ def check(config: PateConfig) -> None:
       field="cost_order",
       value=config.cost_order,
     )
-  # Raises UserError where no noise reaches epsilon.
+  # This raises UserError if no noise reaches epsilon.
   _ = config.aggregate

@@ -1,4 +1,4 @@
-"""The cost of a run of PATE: its guarantee, and the cost that depends on its actual votes."""
+"""Accounts for a run of PATE: its guarantee, and the cost that depends on its actual votes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _COST_STEP = 2.0**-12
 def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
-  Where answers are limited, the event of the first query includes all answers. How many are used,
-  and when, depends on the votes, so accounting must not depend on that.
+  If answers are limited, the event of the first query includes all answers. How many answers are
+  used, and when, depends on the votes, so the events must not depend on it.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation
@@ -51,7 +51,7 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
 
 
 def promised(config: PateConfig, num_records: int | None) -> Guarantee:
-  """Returns the guarantee of a run. It is independent of the votes.
+  """Returns the guarantee of a run. It does not depend on the votes.
 
   Args:
     num_records: public size of the private data; None: it is a secret.
@@ -128,11 +128,12 @@ def of_votes(
 ) -> dict[str, Any]:
   """Returns the cost of these actual votes. PRIVATE: it is computed from the votes without noise.
 
-  For Confident-GNMax it sums over the answers that were given; the paper reports the expectation
-  of this sum. Nobody has proved it to be an epsilon.
+  For Confident-GNMax the cost is a sum over the answers that were given. The paper reports the
+  expectation of this sum. Nobody has proved that this cost is an epsilon.
 
   Args:
-    counts: [num_queries, K]. answered: [num_queries], whether a label was given.
+    counts: votes for each of K classes, [num_queries, K].
+    answered: whether a label was given, [num_queries].
   """
   orders = np.asarray(ORDERS)
   mechanism = config.aggregate
@@ -153,11 +154,11 @@ def of_votes(
 def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
-  The number estimates a private quantity and is not a guarantee. The run's own epsilon is, and it
-  includes the cost of this release.
+  The number estimates a private quantity and is not a guarantee. The epsilon of the run is a
+  guarantee, and includes the cost of this release.
 
   Args:
-    counts: [num_queries, K], all answered.
+    counts: votes for each of K classes, [num_queries, K]; all queries were answered.
     key: noise key of the run.
   """
   order = config.cost_order
@@ -173,7 +174,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   local = np.zeros(config.num_teachers)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
   for row in counts:
-    # A cost depends only on the sorted counts, so equal ones are computed once.
+    # A cost depends only on the sorted counts, so the costs of equal counts are computed once.
     name = tuple(sorted(row.tolist()))
     if name not in known:
       log_q = votes.log_prob_of_others(row, std)
@@ -187,11 +188,12 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
   smooth = release.sensitivity(local)
   of_cost = jax.random.fold_in(key, np.uint32(_OF_COST))
-  # The noise is not on a grid: times a private scale, its grid would reveal that scale.
+  # The noise is multiplied by a private scale. If the noise were on a grid, the spacing of the
+  # products would reveal this scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
   noisy = cost + smooth * config.cost_noise * drawn
-  # Rounded to a public grid, far coarser than the spacing of floats. So the set of numbers that can
-  # be published does not depend on the votes.
+  # The sum is rounded to a public grid, far coarser than the spacing of floats. So the set of
+  # numbers that can be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
   epsilon = (
     rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (order - 1)

@@ -1,16 +1,16 @@
-"""Attacks on the methods of `dpjax.relevance`, each a lower bound on the true epsilon.
+"""Attacks the methods of `dpjax.relevance`; each attack gives a lower bound on the true epsilon.
 
 | attack | what it tells apart                                    | where                       |
 | ------ | ------------------------------------------------------ | --------------------------- |
-| U1     | a record's noisy features at the worst pair, by their  | noise of its own per record |
-|        | likelihood ratio                                       |                             |
-| U2     | a record, by subtracting another one that is known     | noise shared by records     |
+| U1     | noisy features of two records that differ the most, by | independent noise for each  |
+|        | their likelihood ratio                                 | record                      |
+| U2     | a record, by subtracting a known record                | noise shared by records     |
 | U3     | canaries with a wrong label, by their loss (one run)   | where labels are private    |
 | U4     | members among random canaries, by their loss (one run) | every method                |
 
-Each bound holds with confidence 1 - 0.05 / (number of attacks), so the largest of them
-holds with 95 %. U1 attacks the local release; under shuffling it is compared with the local
-epsilon, and does not count towards the central one.
+Each bound holds with confidence 1 - 0.05 / (number of attacks), so the largest bound holds with
+95 %. U1 attacks the local release. Under shuffling, its bound is compared with the local epsilon,
+and not with the central epsilon.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from dpjax.relevance import rigorous
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
 _LOCAL = "features, local"
-# Decimals kept of a log likelihood ratio, since float32 noise has no more precision.
+# Number of decimals kept of a log likelihood ratio. Float32 noise has no more precision.
 _DIGITS = 4
 
 
 class Bound(NamedTuple):
-  """Result of an attack."""
+  """Holds the result of an attack: a lower bound, which epsilon it bounds, and a description."""
 
   epsilon_lower: float
-  target: str  # which epsilon it is a bound of: "total" | "features, local"
+  target: str  # epsilon that is bounded: "total" | "features, local"
   what: str
 
 
 def facts(
   config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json; {} where no attack applies."""
+  """Returns the audit's part of result.json; {} if no attack applies."""
   attacks = _attacks(config, job, outcome)
   if not attacks:
     return {}
-  # A union bound over the attacks, whose number is fixed before any of them runs.
+  # This is a union bound over the attacks. Their number is fixed before any attack runs.
   confidence = 1 - (1 - CONFIDENCE) / len(attacks)
   bounds = {name: attack(confidence) for name, attack in attacks.items()}
   total = {name: b.epsilon_lower for name, b in bounds.items() if b.target == "total"}
@@ -58,7 +58,7 @@ def facts(
   lower = total[strongest] if strongest else 0.0
   stated = outcome.privacy.epsilon
   local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
-  # Cost of one record's features before the shuffler, as the run accounted it.
+  # Epsilon of one record's features before the shuffler, as the run accounted for it.
   details = outcome.privacy.details
   accounted = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
   over = [name for name, bound in local.items() if bound > accounted]
@@ -75,7 +75,10 @@ def facts(
 
 
 def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
-  """Returns name -> (confidence -> Bound). The choice depends on no result of an attack."""
+  """Returns a dict from the name of an attack to a function (confidence) -> Bound.
+
+  The choice of attacks depends on no result of an attack.
+  """
   attacks: dict[str, Callable[[float], Bound]] = {}
   draw = outcome.privacy.details.get("draw")
   if draw in ("batch", "run"):
@@ -96,8 +99,10 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
 def worst_pair(
   shape: tuple[int, ...], beta: np.ndarray, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the two records that are easiest to tell apart under independent noise: all 0 and
-  all 1. With a weighted L1 clip: records of at most that norm, on different features if possible.
+  """Returns the two records that are easiest to tell apart under independent noise.
+
+  One record is all 0, the other record is all 1. With a weighted L1 clip, each record has norm at
+  most `clip`, and the records are 1 on different features if possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
@@ -105,7 +110,7 @@ def worst_pair(
   if clip is None:
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
-  # The factor allows for rounding of the sum, which could exclude the last feature.
+  # The factor allows for rounding of the cumulative sum, which could exclude the last feature.
   limit = min(clip, weights.sum() / 2) * (1 + 1e-6)
   used = np.cumsum(weights) <= limit
   last = np.cumsum(weights[::-1])[::-1] <= limit
@@ -115,7 +120,7 @@ def worst_pair(
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  """Returns the bound of U1: both records get the method's noise many times, and the likelihood
+  """Returns the bound of U1. Both records get the method's noise many times, and the likelihood
   ratio tells them apart."""
   noise = outcome.noise
   n = config.audit.num_trials
@@ -170,10 +175,10 @@ def shared_noise_scores(
 
   The known record is all 0. The attacker must tell whether the other record is all 0 or all 1, in
   `num_trials` batches of either kind. A score is the largest difference of the two noisy records.
-  Clipped entries reveal nothing, and one entry that is not clipped reveals everything.
+  An entry that is clipped reveals nothing. One entry that is not clipped reveals everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
-  # An infinite limit stands for no clip after the noise.
+  # An infinite limit means that nothing is clipped after the noise.
   limit = jnp.inf if clip_after is None else clip_after
 
   @jax.jit
@@ -213,10 +218,10 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 
 
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
-  """Trains again with canaries, each in by a fair coin, and scores them by their loss.
+  """Trains again with canaries, each in by a fair coin, and scores the canaries by their loss.
 
-  A claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is tested under
-  its own relation.
+  A paper's claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is
+  tested under the relation that it is about.
   """
   privacy = outcome.privacy
   relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"
@@ -231,7 +236,8 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
     keep_labels=features_only,
   )
-  # New noise: with that of the released run, the two models would differ by their data alone.
+  # This run gets new noise. With the noise of the released run, the two models would differ only by
+  # their data.
   purpose = 2000 + sorted(_KINDS).index(name)
   key = jax.random.fold_in(job.keys.noise, purpose)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + purpose)

@@ -1,12 +1,12 @@
 """Builds the job of one run of relevance from its config.
 
-A run is a sequence of trainings (model 1, model 2). Each is a phase of the loop with its own
-checkpoints, so an interrupted run resumes inside a training. Each training starts from the last
-checkpoint of the previous one. From that checkpoint, the data and the keys, relevance, noise and
-noisy records are computed again.
+A run is a sequence of trainings (model 1, model 2). Each training is a phase of the loop with its
+own checkpoints, so an interrupted run resumes inside a training. Each training starts from the last
+checkpoint of the previous training. Relevance, noise and noisy records are computed again from that
+checkpoint, the data and the keys.
 
-In rigorous mode the keys come from the operating system, unless `seeded_noise` is set. They are
-kept beside the checkpoints, and deleted with these when the run is done.
+In rigorous mode the keys come from the operating system, unless `seeded_noise` is set. The keys are
+kept beside the checkpoints. Keys and checkpoints are deleted when the run is done.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def build(
   """Returns the job of one run: one epsilon, one seed, no curves.
 
   Args:
-    data: dict that the run fills, to share between runs: data sets, model 1 and its relevance.
+    data: dict that runs share, and that this run fills: data sets, model 1 and its relevance.
     curve: name of the curve in an experiment (`dpjax.experiments.sweeps.experiment`), which has
-      checked the config. None: a single run, for which fields that it does not read are refused.
+      checked the config. None: a single run, which checks the config and refuses unread fields.
   """
   shared = {} if data is None else data
   if curve is None:
@@ -117,7 +117,7 @@ def _schedule(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     relevance_pictures.pictures(folder, outcome, config.lrp)
-    # As in table 1 of the paper: each class against all others.
+    # As in table 1 of the paper, each class is counted against all other classes.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [
       {"class": label} | dict(zip(names, map(int, counts)))
@@ -126,7 +126,7 @@ def _schedule(
     report.write_csv(folder / _COUNTS, rows)
 
   times = {name: round(value, 3) for name, value in seconds.items()}
-  # A release contains no times, since these depend on the sizes of batches.
+  # A release contains no times, since times depend on the secret sizes of batches.
   more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
   more["test_squared_error"] = counted.squared_error
 
@@ -141,7 +141,7 @@ def timed(
 ) -> Callable[[relevance.Steps], Any]:
   """Returns a trainer that adds the time of each training to `seconds`, by name.
 
-  A training that resumes, or that another run has done, counts only the remaining time.
+  If a training resumes, or another run has done it, only the time in this process counts.
   """
 
   def carry_out(steps: relevance.Steps) -> Any:
@@ -154,15 +154,16 @@ def timed(
 
 
 def oscillation(values: Sequence[float]) -> float | None:
-  """Returns the mean absolute change between neighbours in the last half; None for fewer
-  than two values. The paper calls methods stable, but gives no number.
+  """Returns the mean absolute change between neighbouring values in the last half of a curve.
+
+  Returns None for fewer than two values. The paper calls methods stable, but gives no number.
 
   >>> oscillation([0.1, 0.9, 0.5, 0.7])
   0.2
   >>> oscillation([0.5]) is None
   True
   """
-  # The last half, but at least two values, so that there is a difference.
+  # Takes the last half, but at least two values, so that there is a difference.
   late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
   return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
 
@@ -170,8 +171,8 @@ def oscillation(values: Sequence[float]) -> float | None:
 def forget(folder: pathlib.Path) -> None:
   """Deletes a finished run's keys and checkpoints, except the identity of its data and code.
 
-  Keys and checkpoints have no more use, and could reveal its noise. An experiment calls this
-  again, since a run may have been killed right after its result was written.
+  Keys and checkpoints have no more use, and could reveal the noise. An experiment calls this
+  function again, since a run may have been killed right after it wrote its result.
   """
   known = owner.remembered(folder)
   if known:
@@ -180,7 +181,7 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
-  """Returns the phase of one training. It has no `guarantee`: the method accounts for the cost."""
+  """Returns the phase of one training, without a `guarantee`: the method accounts for privacy."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return loop.Phase(
@@ -215,7 +216,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   """Returns the digest of all training data: the private data, and public data of model 1."""
   train = load_data(config, loaded)[0]
   public = load_public(config, loaded)
-  # `loaded` keeps both alive, so their ids stay valid.
+  # `loaded` keeps both data sets alive, so their ids stay valid.
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
@@ -237,8 +238,8 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
 def public_size(config: RelevanceConfig, train: Any) -> int:
   """Returns the number of records that plans are made for; see `run.sizes`.
 
-  It must be declared only for methods with a plan: rigorous RADP is under replace_one, and claims
-  of papers prove nothing.
+  The data must declare this number only for methods with a plan. Rigorous RADP is under
+  replace_one, where the number is public. Claims of papers prove nothing.
   """
   return sizes.public(
     len(train),
@@ -251,7 +252,7 @@ def public_size(config: RelevanceConfig, train: Any) -> int:
 
 
 def load_public(config: RelevanceConfig, loaded: dict) -> Any:
-  """Returns the data of a public model 1, or None."""
+  """Returns the training data of a public model 1; None without `public_data`."""
   if config.public_data is None:
     return None
   other = dataclasses.replace(
@@ -269,7 +270,7 @@ def make_job(
   random: RunKeys,
   trainer: Any = None,
 ) -> relevance.Inputs:
-  """Returns the inputs of a run's method, without fields that only other curves read."""
+  """Returns the inputs of a run's method. Inputs that only other methods read are None."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
@@ -312,17 +313,17 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   if "activation" in models.options(model.name):
     options = {"activation": activation, **options}
   net = models.build(model.name, num_classes=num_classes, **options)
-  # Relevance is propagated through linen's layers.
+  # Relevance is propagated only through layers of Flax linen, so other models are refused.
   if not isinstance(net, nn.Module):
     raise models.libraries.not_linen(model.name, type(net))
   return net
 
 
 def is_released(config: RelevanceConfig) -> bool:
-  """Whether the noise comes from the operating system.
+  """Returns whether keys come from the operating system: in rigorous mode without `seeded_noise`.
 
-  It does in rigorous mode, unless `seeded_noise` is set. There the order of batches must not depend
-  on the data, since the released model depends on that order. With a seed it would.
+  In rigorous mode the order of batches must not depend on the data, since the released model
+  depends on the order. Keys that come from a seed depend on the data, too.
   """
   rigorous = config.method == "radp" and config.mode == "rigorous"
   return rigorous and not config.rigorous.seeded_noise
@@ -367,13 +368,13 @@ def _result(
     "num_examples": job.size,
     "noise_from_seed": not is_released(config),
   }
-  # The public data of model 1 influence everything computed after it.
+  # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:
-  """Returns the settings of training, copied by name so that no common field is left out."""
+  """Returns the settings of training. They are copied by name, so that none is forgotten."""
   names = (field.name for field in dataclasses.fields(relevance.Training))
   return relevance.Training(**{name: getattr(config, name) for name in names})

@@ -14,13 +14,13 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 
-# Audits with fewer draws could refute no claim.
+# An audit with fewer than 20 draws could refute no claim.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 
 @dataclasses.dataclass
 class RelevanceAuditConfig:
-  """Attacks on each point; all bounds hold together at 95 % (Bonferroni over the attacks)."""
+  """Attacks on each run; all bounds hold together at 95 % (Bonferroni over the attacks)."""
 
   enabled: Annotated[bool, "attack every point"] = False
   num_trials: Annotated[
@@ -91,7 +91,7 @@ class RelevanceConfig:
 
 @bounds.names_fields
 def check(config: RelevanceConfig) -> None:
-  """Raises UserError for errors that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   bounds.data(config.data)
   if not config.epsilons:

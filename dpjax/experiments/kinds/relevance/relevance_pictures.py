@@ -1,4 +1,4 @@
-"""Pictures of one run: heat maps of the released net, and the maps that shaped its noise."""
+"""Draws pictures of one run: heat maps of the released net, and the maps that shaped its noise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
     inputs = jnp.asarray(x), jnp.asarray(y)
     scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores
   except UserError as error:
-    # A net whose layers have no propagation rule is still a result.
+    # If a layer of the net has no propagation rule, the run is still valid, without heat maps.
     writers.warn(f"no heat maps: {error}")
     return
   look = Look(width=max(1.0, 0.85 * len(y)))
@@ -57,7 +57,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
-  # A map is flat, and its size determines its shape only for square images.
+  # A map is a flat array. Its size determines its shape only for square images.
   sides = {name: math.isqrt(values.size) for name, values in maps.items()}
   square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
   if not square:

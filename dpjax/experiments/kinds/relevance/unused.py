@@ -1,4 +1,4 @@
-"""Settings of a run of relevance that its method does not read; see `unused`."""
+"""Finds settings of a run of relevance that its method does not read; see `kinds.unused`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLAIMED = ("adlm", "ilm")
 
 
 def of(config: RelevanceConfig) -> Unused:
-  """Returns the fields that one curve does not read, each with the condition that it needs.
+  """Returns {field that one curve does not read: condition under which it would be read}.
 
   >>> from dpjax.experiments.kinds.relevance.config import RelevanceConfig
   >>> of(RelevanceConfig())["weight_decay"]
@@ -44,7 +44,7 @@ def of(config: RelevanceConfig) -> Unused:
     (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
     (config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
   )
-  # Every method reads lrp: for its relevance, or for the heat maps of its result.
+  # Every method reads `lrp`, for its relevance or for the heat maps of its result.
   lrp = _table(
     (config.lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
     (config.lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
@@ -79,8 +79,10 @@ def of(config: RelevanceConfig) -> Unused:
 
 
 def _table(*rows: tuple[bool, str, str]) -> Unused:
-  """Returns field -> reason for rows (condition, its words, fields) whose condition is
-  false."""
+  """Returns {field: words} for all rows (condition, words, fields) whose condition is false.
+
+  The words say what the condition is. Fields are separated by spaces.
+  """
   return {name: what for holds, what, names in rows if not holds for name in names.split()}
 
 
@@ -100,7 +102,10 @@ def _data(data: DataConfig) -> Unused:
 
 
 def of_dataset(dataset: Any) -> Unused:
-  """Returns the unused fields that only the loaded data reveal."""
+  """Returns {field: condition} for fields that these data leave unread, such as pools of pixels.
+
+  Only the shape of an example is read.
+  """
   shape = dataset.x.shape[1:]
   images = needs(len(shape) == 3, "images", "rigorous.pool", "private.relevance_pool")
   several = len(shape) == 3 and shape[2] > 1
@@ -108,7 +113,7 @@ def of_dataset(dataset: Any) -> Unused:
 
 
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
-  """Returns the unused fields of the nets. Model 1 and model 2 may be of different types."""
+  """Returns {unused field of the nets: condition}. Model 1 and 2 may be of different types."""
   method = config.method
   second = config.model
   reduced = rigorous and config.rigorous_model is not None

@@ -1,8 +1,9 @@
-"""Logistic regression of two parties with different columns of the same users, as a run.
+"""Runs logistic regression of two parties with different columns of the same users.
 
-Party a holds labels and the first columns, party b the other columns. Each also holds users whom
-the other does not know. They align by private set intersection. On the rows of shared users they
-train like `noisy_model`, and open the weights with noise, at the same proved epsilon.
+Party a holds labels and the first columns, party b the other columns. Each party also holds users
+whom the other party does not know. The parties align their rows by private set intersection. On the
+rows of shared users they train like `noisy_model`, and open the weights with noise, at the same
+proved epsilon.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _WHO = (
   "The number of shared people is public."
 )
 
-# Factor on each party's share of the norm, so that rounding cannot exceed it.
+# Each party's share of the norm is multiplied by this factor, so that rounding cannot exceed it.
 _INSIDE = 1 - 1e-8
 
 
 class Aligned(NamedTuple):
-  """Rows of the users whom both parties hold, and the cost of finding these users."""
+  """Holds the rows of users whom both parties hold, and the cost of finding these users."""
 
-  rows: LabelledRows  # of the people of both, in the order of their ids; party a's columns first
-  held: tuple[int, int]  # people of party a, of party b
-  num_bytes: int  # of the alignment, both directions
+  rows: LabelledRows  # shared users in the order of their ids; party a's columns first
+  held: tuple[int, int]  # number of users of party a, of party b
+  num_bytes: int  # bytes of the alignment, both directions
 
 
 class _Ready(NamedTuple):
@@ -92,13 +93,13 @@ def data_digest(loaded: Aligned) -> bytes:
 def clipped_apart(
   parts: Sequence[np.ndarray], feature_norm: float, *, frac_bits: int
 ) -> np.ndarray:
-  """Returns whole rows of norm at most `feature_norm`, each part clipped by its own party.
+  """Returns whole rows of norm at most `feature_norm`. Each party clips only its part of a row.
 
   No party knows the norm of a whole row. So a party clips its m of M columns to
-  feature_norm sqrt(m / M), and the squares of the bounds add up to feature_norm^2.
+  feature_norm sqrt(m / M). The squares of these bounds add up to feature_norm^2.
 
   Raises:
-    UserError: a norm so small that rounding a party's share would leave only zeros.
+    UserError: `feature_norm` is so small that rounding would leave only zeros in a party's part.
 
   >>> parts = [np.array([[30.0]]), np.array([[0.0, 0.125]])]
   >>> clipped_apart(parts, 3.0, frac_bits=3).tolist()
@@ -108,9 +109,9 @@ def clipped_apart(
   shortened = []
   for part in parts:
     # The margin of `_INSIDE` exceeds the rounding of a sum of squares. So `OutputNoise.rows`, which
-    # clips whole rows, changes none. It must not: no party could compute a whole row's norm.
+    # clips whole rows, changes no row. No party could compute the norm of a whole row.
     bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
-    # Equality is refused, too, since `bounded_rows` clips to slightly less than the bound.
+    # A bound that equals one step is refused, too, since `bounded_rows` clips to slightly less.
     if bound <= 2.0**-frac_bits:
       raise UserError(
         f"leaves {bound:.3g} to a party with {part.shape[1]} of {num_columns} columns; must "
@@ -123,11 +124,12 @@ def clipped_apart(
 
 
 def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the rows of party a and those of party b, each in its own order. The division is
-  simulated, and the same for every seed.
+  """Returns (indices of party a's rows, indices of party b's rows), each in random order.
+
+  The division is simulated, and the same for every seed.
 
   Raises:
-    UserError: a share so small that no user is held by both.
+    UserError: `shared` is so small that both parties hold no common user.
   """
   num_shared = math.floor(shared * num_rows)
   if not num_shared:
@@ -145,7 +147,7 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
-  """Prepares `noisy_model` for the aligned rows; its statement names what the alignment reveals.
+  """Prepares `noisy_model` for the aligned rows. The guarantee says what the alignment reveals.
 
   Raises:
     UserError: nothing is proved for these rows and settings.

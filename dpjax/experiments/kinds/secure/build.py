@@ -1,8 +1,8 @@
 """Builds the job of one secure computation from a `SecureConfig`.
 
 All parties of a protocol run in this process and exchange bytes. So a run measures costs, but hides
-nothing from whoever starts it. The result has an epsilon only where the model of `train` is
-private, or a model is opened with noise (`noisy_model`, `columns`).
+nothing from whoever starts it. The result has an epsilon only if the model of `train` is private,
+or if a model is opened with noise (`noisy_model`, `columns`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
-  """The outcome of a computation, which is a row of the table."""
+  """Holds the outcome of a computation, which is a row of the table."""
 
   protocol: str
   sizes: str  # in words
-  seconds: float  # of the protocol, all parties together
-  num_bytes: int  # of all messages
+  seconds: float  # duration of the protocol, all parties together
+  num_bytes: int  # bytes of all messages
   error: float  # difference to the same computation in the clear
   error_is: str  # what `error` measures, in words
   found: str  # the result in a few words
@@ -60,7 +60,7 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   """Builds the job of one computation, from a config without rows.
 
   Args:
-    loaded: result of `load_data` of the task's module, to share it; None: it is loaded.
+    loaded: result of the task's `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
   if config.rows:
@@ -90,7 +90,7 @@ def _schedule(
   computed: Computed = kind.measured(config, prepared, train_phase)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
-    # Tasks that score a model replace this value by `more`.
+    # Tasks that score a model replace this value by an entry of `computed.more`.
     "test_accuracy": None,
     **(nothing if computed.facts is None else computed.facts),
     "task": name_of(config, "task"),
@@ -104,5 +104,13 @@ def _schedule(
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:
-  """Returns a phase of one step. If the run is stopped in it, the step starts again."""
+  """Returns a phase whose only step stores the arrays of `compute()`.
+
+  A run that is stopped inside this step repeats it.
+
+  Args:
+    compute: function that returns the arrays.
+    like: arrays of the same shapes and types, for the state before the step.
+    name: name of the phase.
+  """
   return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

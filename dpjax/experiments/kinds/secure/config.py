@@ -1,4 +1,4 @@
-"""Typed configuration of one secure computation, and of a table of several
+"""Typed configuration of one secure computation, and of a table of computations
 (`sweeps.secure_table`).
 
 `task` says what is computed, and holds its numbers. `protocol` adds the vectors of a sum. `train`
@@ -40,11 +40,11 @@ class SumTask:
   )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
-  # Module of the task. Section of the config that the task reads. Libraries that it needs, by
-  # their names in `extras`.
+  # `module` carries out the task. `reads` is the section of the config that the task reads. `needs`
+  # lists libraries, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
-  needs: ClassVar[tuple[str, ...]] = ()  # those of the protocol
+  needs: ClassVar[tuple[str, ...]] = ()  # only libraries of the protocol
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -53,7 +53,7 @@ class SumTask:
 
 @dataclasses.dataclass(frozen=True)
 class RegressTask:
-  """`secure.homomorphic.regression` on a table of scikit-learn's."""
+  """`secure.homomorphic.regression` on a table of scikit-learn."""
 
   table: Annotated[str, rules.among(TABLES), "of scikit-learn"] = "diabetes"
   num_features: Annotated[
@@ -170,8 +170,8 @@ class NoisyModelTask:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsTask(NoisyModelTask):
-  """`noisy_model` where party a holds the first columns and the labels of its people, party b the
-  other columns of its own. They find the people of both by private set intersection."""
+  """`noisy_model` where party a holds labels and first columns of its users, and party b the other
+  columns of its users. They find their shared users by private set intersection."""
 
   first_columns: Annotated[
     int, rules.between(1, 2**16), "columns of party a; party b holds the others"
@@ -185,7 +185,7 @@ class ColumnsTask(NoisyModelTask):
 
 @dataclasses.dataclass(frozen=True)
 class TransferTask:
-  """`secure.vertical.transfer`: one party's labels teach another party, which has few."""
+  """`secure.vertical.transfer`: one party's labels teach another party, which has few labels."""
 
   dataset: Annotated[
     str,
@@ -236,7 +236,7 @@ _SECTIONS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 @dataclasses.dataclass
 class SecureConfig(WithChoices):
-  """Configuration of a secure computation, or of a table of them.
+  """Configuration of a secure computation, or of a table of computations.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}. Without rows, this
@@ -257,7 +257,7 @@ class SecureConfig(WithChoices):
 
   @property
   def data(self) -> DataConfig:
-    """Returns the data that the computation hides."""
+    """Returns a `data` section that names the data of the computation; "drawn" for a sum."""
     if self.task.reads == "train":
       return self.train.data
     names_of_data = (getattr(self.task, name, None) for name in ("table", "dataset"))
@@ -266,7 +266,7 @@ class SecureConfig(WithChoices):
 
 @bounds.names_fields
 def check(config: SecureConfig) -> None:
-  """Raises UserError for errors of one computation that can be found without data."""
+  """Raises UserError if the config of one computation is wrong; loads no data."""
   bounds.typed(config)
   unread_lib.refuse(config, _unread(config))
   if config.task.reads == "protocol":
@@ -276,7 +276,10 @@ def check(config: SecureConfig) -> None:
 
 
 def _unread(config: SecureConfig) -> unread_lib.Unused:
-  """Returns the fields of the config itself that this computation does not read."""
+  """Returns {field that this computation does not read: condition under which it would be read}.
+
+  Fields that a training of the model does not read are left out.
+  """
   task = config.task
   other = {section: what for section, what in _SECTIONS.items() if section != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
@@ -288,8 +291,9 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
 
 
 def unread(config: SecureConfig) -> unread_lib.Unused:
-  """Returns the fields that one computation does not read, those of its model's training
-  included.
+  """Returns {field that one computation does not read: condition under which it would be read}.
+
+  Fields that a training of the model does not read are included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
   ['protocol', 'train']

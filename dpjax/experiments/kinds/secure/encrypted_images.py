@@ -1,5 +1,5 @@
-"""Inference on encrypted images as a run: the model trains as in `launch.train`, then
-answers queries."""
+"""Runs inference on encrypted images: the model trains as in `launch.train`, then answers
+queries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _Ready:
-  """Builds the training; the first test images are the queries."""
+  """Builds the training; the first test images are the queries.
+
+  Raises UserError if there are fewer test images than `task.num_images`.
+  """
   with bounds.within("train"):
     run = central.assemble(config.train, loaded, random)
     count = config.task.num_images
@@ -61,7 +64,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains, then queries the model about the encrypted images, in batches."""
+  """Trains the model, then queries it about the encrypted images, in batches."""
   trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee
@@ -130,6 +133,6 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     apart = float(np.abs(logits - net.logits(x)).max())
     held["error"] = np.maximum(held["error"], apart)
 
-  # The last query may hold fewer images than a ciphertext can.
+  # The last query may hold fewer images than a ciphertext can hold.
   number = -(-count // each)
   return pieces.filled(number, init, ask, name="questions", subfolder="questions")

@@ -1,4 +1,4 @@
-"""Regression on ciphertexts as a run, on scikit-learn's tables."""
+"""Runs regression on ciphertexts of scikit-learn's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-# Decimals of the released weights, whose steps are far larger than a decryption's noise.
+# Number of decimals of the released weights. The last decimal is far above a decryption's noise.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
@@ -58,9 +58,9 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 def prepare(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> _Ready:
-  """Plans the regression. Raises UserError where ciphertexts allow too few products, or rows are
-  too few."""
-  # Not used: keys and noise of ciphertexts come from the operating system.
+  """Plans the regression. Raises UserError if ciphertexts allow too few products, or if there are
+  fewer rows than `task.num_predicted`."""
+  # `random` is not used, since keys and noise of ciphertexts come from the operating system.
   del random
   x, y = loaded
   task = config.task
@@ -89,7 +89,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   def compute() -> Arrays:
     regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
-    # Rounded, since the exact value of a CKKS decryption leaks information on the secret key.
+    # Weights are rounded, since exact values of a CKKS decryption leak information on the secret
+    # key.
     return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
   state = train_phase(once(compute, like, "regression")).state

@@ -11,13 +11,14 @@ from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
 
-# Name in a task's `needs` -> function that raises UserError where the library is missing.
+# Maps a name in a task's `needs` to a function that raises UserError if the library is missing.
 _LIBRARIES: dict[str, Callable[[], object]] = {
   "ciphers": lambda: primitives.library(),
   "intersection": lambda: alignment.library(),
   "ciphertexts": lambda: encrypted_vectors.library(ckks.INSTALL),
 }
-# Protocol -> library: clients that agree on keys need ciphers, other sums need ciphertexts.
+# Maps a protocol to the library that it needs. Clients that agree on keys need ciphers. Sums of
+# ciphertexts need a library of ciphertexts. Other protocols need none.
 _OF_PROTOCOLS = {
   **dict.fromkeys(("secagg", "secagg_plus", "committee"), "ciphers"),
   **dict.fromkeys(("bfv", "ckks"), "ciphertexts"),
@@ -25,7 +26,7 @@ _OF_PROTOCOLS = {
 
 
 def missing(config: SecureConfig) -> str:
-  """Returns the error about a missing library of a computation; "" if none is missing.
+  """Returns the error message about a missing library of a computation; "" if none is missing.
 
   Args:
     config: config of one computation, without rows.

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class LabelledRows(NamedTuple):
-  """Data of a training on shares, in float64."""
+  """Holds the data of a training on shares, in float64."""
 
   x: np.ndarray  # [n, d]
   y: np.ndarray  # [n, k] 0 or 1
@@ -18,5 +18,5 @@ class LabelledRows(NamedTuple):
 
 
 def data_digest(loaded: LabelledRows) -> bytes:
-  """Returns the digest of the training data."""
+  """Returns the SHA-256 digest of the training rows and labels; test rows do not count."""
   return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()

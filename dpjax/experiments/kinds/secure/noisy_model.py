@@ -1,4 +1,4 @@
-"""Logistic regression on shares whose weights are opened with noise, as a run."""
+"""Runs logistic regression on shares, and opens the weights with noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc.output_noise import OutputNoise
 
-# Gradient steps in one step of the run, after which it may write a checkpoint.
+# Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 10
 _NOT_PRIVATE = (
   "NOT covered, as task.diagnostics is true: error, plain_accuracy and found of the result compare "
@@ -52,7 +52,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   data_lib.needs_classes(train, "launch.secure")
 
   def flat(split: data_lib.Dataset) -> np.ndarray:
-    # Centred by the middle of the declared range [0, 1], since a mean of the data is private.
+    # Columns are centred by the middle of the declared range [0, 1], since their mean is private.
     return 2 * np.asarray(split.x, np.float64).reshape(len(split), -1) - 1
 
   labels = np.asarray(train.y)
@@ -62,8 +62,11 @@ def load_data(config: SecureConfig) -> LabelledRows:
 
 
 def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
-  """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
-  # Not used: masks and noise come from the operating system.
+  """Returns the rows, the mechanism with noise for `task.epsilon`, and the guarantee.
+
+  Raises UserError if nothing is proved for these settings.
+  """
+  # `random` is not used, since masks and noise come from the operating system.
   del random
   task = config.task
   n, d = loaded.x.shape
@@ -120,8 +123,9 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     summary += f"without noise {plain:.4f} (NOT private); "
   else:
     # The exact error, beside the weights, could tell two data sets apart. So `error` is a public
-    # bound on its mean. The largest absolute value of m sub-Gaussian numbers has a mean of at most
-    # std sqrt(2 ln(2 m)), where std is that of both parties' noise together.
+    # bound on the mean of the largest noise. The largest absolute value of m sub-Gaussian numbers
+    # has a mean of at most s sqrt(2 ln(2 m)). Here s is the standard deviation of the sum of both
+    # parties' noise, sqrt(2) `mechanism.std`.
     plain = None
     error = mechanism.std * math.sqrt(2) * math.sqrt(2 * math.log(2 * weights.size))
     error_is = "bound on the mean of the largest noise of a weight"
@@ -154,8 +158,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _training(ready: _Ready) -> Phase:
-  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
-  shares."""
+  """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
+  shares of both parties."""
   mechanism = ready.mechanism
   inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
   rows = mpc.split(inputs, frac_bits=mechanism.frac_bits)
@@ -163,14 +167,16 @@ def _training(ready: _Ready) -> Phase:
   start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
 
   def init() -> Arrays:
-    # Each party's secret for its noise, kept with its shares. A run that is stopped while opening
-    # the weights opens them with the same noise again, which reveals nothing new.
+    # Each party's secret for its noise is kept with its shares. If a run is stopped while it opens
+    # the weights, it opens them with the same noise again, which reveals nothing new.
     secret = np.frombuffer(secrets.token_bytes(64), np.uint64).reshape(2, 4)
-    # Masks decide how truncations round, so repeated steps must use the same masks. Otherwise other
-    # weights with the same noise would reveal their difference. Here one process holds both
-    # parties; separate programs would keep one such secret each.
+    # Masks decide how truncations round, so repeated steps must use the same masks. Otherwise a
+    # second opening could show slightly different weights with the same noise, and so reveal the
+    # difference of the weights. This process holds both parties. Separate programs would each keep
+    # a secret for masks.
     masks = np.frombuffer(secrets.token_bytes(32), np.uint64)
-    # Shares of zero, and totals: seconds, bytes sent, bytes dealt, rounds.
+    # Training begins with shares of zero. `numbers` are totals: seconds, bytes sent, bytes dealt,
+    # rounds.
     return {
       "shares": (start, start.copy()),
       "secret": secret,
@@ -188,7 +194,7 @@ def _training(ready: _Ready) -> Phase:
 
     begun = time.monotonic()
     of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    # Every piece has its own masks: two messages with one mask would reveal each other's secrets.
+    # Every piece has its own masks, since two messages with the same mask reveal their difference.
     masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
     ran = mpc.run(
       program,
@@ -204,7 +210,7 @@ def _training(ready: _Ready) -> Phase:
 
 
 def _release(ready: _Ready, trained: Arrays) -> Phase:
-  """Returns a phase of one step: the opening, which is accounted."""
+  """Returns a phase of one step, which opens the weights. The guarantee accounts for this step."""
   mechanism = ready.mechanism
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()

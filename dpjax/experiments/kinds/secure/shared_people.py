@@ -1,9 +1,9 @@
-"""Federated transfer learning as a run: labels of one party teach another, which has few.
+"""Runs federated transfer learning: labels of one party teach another party, which has few labels.
 
-The source holds left halves of images and their labels; the target holds right halves and a few
-labels of its own. They find the users of both by private set intersection, and train with
-`secure.vertical.transfer`. There is no noise, so no epsilon. The run measures the leakage: how many
-labels of the shared users the target reads from the last message by a simple method.
+The source holds left halves of images and their labels. The target holds right halves, and labels
+of a few other users. The parties find their shared users by private set intersection, and train
+with `secure.vertical.transfer`. There is no noise, so no epsilon. The run measures the leakage: how
+many labels of the shared users the target reads from the last message by a simple method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpjax.secure.vertical import alignment, transfer
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
-# Gradient steps in one step of the run, after which it may write a checkpoint.
+# Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 50
 _HIDDEN = 64
 _EMBEDDING = 16
@@ -42,7 +42,7 @@ _HIDES = (
 
 
 class Halves(NamedTuple):
-  """Both halves of every image; row i of both halves belongs to one user."""
+  """Holds both halves of every image. Row i of both halves belongs to one user."""
 
   source_x: np.ndarray  # [n, pixels of a left half]
   target_x: np.ndarray  # [n, pixels of a right half]
@@ -89,7 +89,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
   task = config.task
   held = task.num_source + task.num_labelled
   num_rows = len(loaded.y)
-  # A source holds at least two users.
+  # At least two users must be left for the source.
   if task.num_labelled > num_rows - 2:
     raise UserError(
       f"must be at most {num_rows - 2}, as {task.dataset!r} has {num_rows} rows",
@@ -123,7 +123,10 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains both parties, and the target alone; then reads labels from the last message."""
+  """Trains both parties, then the target alone, and reads labels from the last message.
+
+  Raises UserError if the training diverges.
+  """
   task = config.task
   batch = ready.batch
   num_classes = ready.halves.num_classes
@@ -171,7 +174,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _training(task: TransferTask, ready: _Ready) -> Phase:
-  """Returns a phase of several steps of both parties at a time."""
+  """Returns a phase in which each step takes several gradient steps of both parties."""
   init, step = transfer.transfer_learning(
     (_encode, _encode),
     _optimizer(task),
@@ -203,7 +206,7 @@ def _training(task: TransferTask, ready: _Ready) -> Phase:
 
 
 def _target_alone(task: TransferTask, ready: _Ready) -> Params:
-  """Returns a classifier of the target's own labelled rows, by the same steps."""
+  """Returns a classifier that the target trains alone, on its labelled rows."""
   batch = ready.batch
   tx = _optimizer(task)
 
@@ -226,7 +229,7 @@ def _optimizer(task: TransferTask) -> optax.GradientTransformation:
 
 
 def _encoder(key: jax.Array, inputs: int, outputs: int) -> Params:
-  """Returns parameters of a network with one hidden layer."""
+  """Returns random parameters of a network with one hidden layer."""
   first, second = jax.random.split(key)
   return {
     # The factor 1.5 is for pixels, most of which are near 0.

@@ -1,4 +1,4 @@
-"""A table and a picture of many secure computations: cost and hidden data of each."""
+"""Writes a table and a picture of secure computations: the cost of each, and what it hides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS += ("hides", "epsilon")
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """Returns a row for each result of a `SecureConfig` run that has a label."""
+  """Returns one row for each result. Results come from `SecureConfig` runs, and have a label."""
   return [
     {
       "row": result["label"],
@@ -48,7 +48,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """Returns the rows as a Markdown table."""
+  """Returns the rows as a Markdown table, with rounded numbers."""
   lines = []
   for row in rows:
     shown = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
@@ -58,7 +58,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def amount(num_bytes: int) -> str:
-  """Returns a number of bytes for readers.
+  """Returns a number of bytes as text, with three digits and a unit.
 
   >>> amount(999), amount(12_345_678)
   ('999 B', '12.3 MB')
@@ -74,7 +74,7 @@ def amount(num_bytes: int) -> str:
 
 
 def summary(result: Row) -> str:
-  """Summarises a run in one line."""
+  """Returns one line on a run: protocol, sizes, result, error, seconds and bytes."""
   return (
     f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "
     f"{result['seconds']:.3g} s, {amount(result['bytes'])}"
@@ -82,7 +82,7 @@ def summary(result: Row) -> str:
 
 
 def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
-  """Writes secure.md, secure.csv and secure.png; nothing where no run has finished."""
+  """Writes secure.md, secure.csv and secure.png; writes nothing if no run has finished."""
   if not results:
     return
   rows = rows_of(results)
@@ -128,12 +128,12 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
     # Ticks are formatted like the numbers. A short range of values gets more ticks.
     subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
-    # matplotlib gives a tick's number and its place; the loop's `shown` is bound here.
+    # The next panel changes `shown`, so this formatter binds it as a default.
     axes.xaxis.set_major_formatter(
       FuncFormatter(lambda value, place, shown=shown: shown(value))
     )
     axes.xaxis.set_minor_locator(NullLocator())
-    # Room for the number beside the point furthest to the right.
+    # The axis ends far beyond the largest value, so that the number beside its point fits.
     axes.set_xlim(min(values) / 1.6, max(values) * (max(values) / min(values)) ** 0.3 * 3)
     axes.set_yticks(places, [row["row"] for row in rows])
     axes.set_ylim(-0.7, len(rows) - 0.3)

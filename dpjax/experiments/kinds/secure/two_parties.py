@@ -1,4 +1,4 @@
-"""SecureML as a run: two parties train a model on shares; the same in float64 is compared."""
+"""Runs SecureML: two parties train a model on shares, compared with the training in float64."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
 
-# Gradient steps in one step of the run, after which it may write a checkpoint.
+# Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 20
-# Bound on parameters, for whose products the ring's fixed point still has room.
+# Bound on parameters. Products of parameters below it still fit into the ring's fixed point.
 _MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
@@ -47,7 +47,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
     with optional.needed():
       from sklearn import datasets
 
-    # Standardised by all rows. The last fifth is predicted.
+    # All rows together standardise the columns. The last fifth of the rows is predicted.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
@@ -78,7 +78,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
       value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
     )
   rng = np.random.default_rng(random.order)
-  # Only whole batches, so that each step shifts by the same power of two.
+  # All batches are whole, so that each step shifts by the same power of two.
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
@@ -145,8 +145,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _training(ready: _Ready, truncation: str) -> Phase:
-  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
-  shares."""
+  """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
+  shares of both parties."""
   rows = mpc.split((ready.rows.x, ready.rows.y))
   steps = len(ready.batches)
   number = -(-steps // _CHUNK)

@@ -1,4 +1,4 @@
-"""Sums as runs: a protocol adds clients' random integers, and the plain sum is compared."""
+"""Runs secure sums: a protocol adds clients' random integers, compared with the plain sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
-# Protocol -> what is hidden, and from whom.
+# Maps a protocol to what it hides, and from whom.
 _HIDES = {
   "plain": "nothing: the server sees every vector",
   "additive_sharing": "each vector from the server and all but two of the clients",
@@ -30,12 +30,13 @@ _HIDES = {
 
 
 def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
-  """Returns clients' integers, drawn on request: memory does not grow with their number."""
+  """Returns the clients' vectors. They are drawn on request, so that memory does not grow with the
+  number of clients."""
   task = config.task
   bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
-    # A generator for each client, so that any vector can be drawn again alone.
+    # Each client has its own generator, so that any vector can be drawn again alone.
     drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
     scaled = numbers / 2.0**task.entry_bits
@@ -55,12 +56,12 @@ def load_data(config: SecureConfig) -> str:
 
 
 def data_digest(loaded: str) -> bytes:
-  """Returns the digest of that description; the seed is added elsewhere."""
+  """Returns the digest of the description from `load_data`. It does not cover the seed."""
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
 def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
-  """Returns the clients' vectors; the last clients drop out."""
+  """Returns the clients' vectors, and who drops out: the last `task.silent` clients."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
@@ -95,8 +96,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    # Halved, since a message counts at both ends. It is an upper bound, since `client` counts the
-    # bytes of the client with the most.
+    # The bytes are halved, since a message counts at both ends. The result is an upper bound, since
+    # `client` is the largest number of bytes of a client.
     num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",
@@ -116,11 +117,12 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
-  """Returns the largest error of an entry; for integers modulo 2^bits, the shorter distance."""
+  """Returns the largest error of an entry of the sum. Between integers modulo 2^bits, the error is
+  the shorter of two distances."""
   want = np.zeros_like(total)
   for who in survivors:
     want += ready.vectors[who]
   if total.dtype.kind == "f":
     return float(np.abs(total - want).max())
-  # Of the two unsigned differences, one is the distance and the other wraps around.
+  # One of the two unsigned differences is the distance. The other difference wraps around.
   return float(np.minimum(total - want, want - total).max())

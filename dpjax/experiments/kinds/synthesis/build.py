@@ -1,8 +1,9 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
 With `method="kernel_mean"` step 1 is the one release of the run, and the only step that reads a
-private record. Every later step updates the generator several times. That is post-processing, so
-it has no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
+private record. Every later step updates the generator several times. These updates are
+post-processing, so they have no event. With `method="wgan_gp"` every step is one step of DP-SGD
+(`critic_run`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
-# Largest number of updates of a step; they are compiled as one program.
+# Largest number of updates in a step. All updates of a step are compiled as one program.
 _AT_ONCE = 50
-# Folded into the public key; differs from the numbers in `sampled_run`.
+# Folded into the public key. `sampled_run` folds in other numbers, so the keys differ.
 _UPDATES = 1
 
 
@@ -81,7 +82,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   )
 
 
-# Wrapped, so that errors which only the data reveal name the config's fields, too.
+# The decorator puts the config's fields into errors that only the data reveal.
 @bounds.names_fields
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
@@ -95,7 +96,7 @@ def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> P
 def promised(
   config: SynthesisConfig, mechanism: ClassSums, num_records: int | None
 ) -> Guarantee:
-  """Returns the guarantee of a run, which is that of its first step: later steps are free.
+  """Returns the guarantee of a run. Only the first step has a cost; later steps are free.
 
   Args:
     num_records: public size of the private data; None: it is a secret.
@@ -140,7 +141,7 @@ def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
 
 
 class _Run(SampledRun):
-  """The parts of one run: features, mechanism and generator."""
+  """Holds the parts of one run: features, mechanism and generator."""
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     super().__init__(config, train, test, random)
@@ -155,19 +156,19 @@ class _Run(SampledRun):
       num_latents=config.num_latents,
       hidden=config.hidden,
     )
-    # A divisor of the number of updates, so that every step is the same program.
+    # The number of updates in a step divides `num_steps`, so every step is the same program.
     self.at_once = math.gcd(config.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
 
   @property
   def num_steps(self) -> int:
-    """Returns the number of steps: the release, and those of the generator."""
+    """Returns the number of steps: one for the release, and the steps of the generator."""
     return 1 + self.config.num_steps // self.at_once
 
   @functools.cached_property
   def updates(self) -> Any:
-    """Returns the compiled updates of a step."""
+    """Returns the compiled function that makes the `at_once` updates of a step."""
     return self.synthesis.update_fn()
 
   def init(self) -> dict[str, Any]:
@@ -196,18 +197,19 @@ class _Run(SampledRun):
   def targets(self, state: dict[str, Any]) -> MeanFeatures:
     """Returns the mean features that the generator is fitted to, from the noisy sums."""
     sums = np.asarray(state["sums"], np.float64)
-    # Computed once for each release, since every step needs them.
+    # The targets are computed once for each release, since every step needs them.
     if self._sums is None or not np.array_equal(self._sums, sums):
       self._sums = sums
       self._targets = self.embedding.targets(sums, self.mechanism.std)
     return self._targets
 
   def decided_by(self, state: dict[str, Any]) -> Any:
-    """Returns the arrays of a state that its samples follow from."""
+    """Returns the arrays of a state that decide its samples."""
     return state["sums"], state["params"]
 
   def drawn(self, state: dict[str, Any]) -> Samples:
-    """Draws samples of each class that has records, by its noisy count."""
+    """Draws samples of each class that has records according to its noisy count; none if no class
+    has records."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)
@@ -221,11 +223,11 @@ class _Run(SampledRun):
     return {"noisy_counts": counts} | super().describe(state, facts, rows)
 
   def draws(self, start: int) -> Iterator[int]:
-    """Yields the numbers of the steps that are left."""
+    """Yields the numbers of the steps from `start` on."""
     yield from range(start, self.num_steps)
 
   def phase(self) -> Phase:
-    """Returns the phase of the run."""
+    """Returns the phase that releases the noisy sums, then fits the generator."""
     config = self.config
     blocks = max(1, config.eval_every // self.at_once)
     return Phase(

@@ -16,8 +16,8 @@ from dpjax.sampling import PoissonSampler
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
 
-# Factor on the exact noise, so that an accountant with a small upward error still finds at most
-# epsilon.
+# The exact noise is multiplied by this factor. So an accountant with a small upward error still
+# finds at most epsilon.
 _MARGIN = 1 + 1e-5
 
 
@@ -28,7 +28,7 @@ class KernelMean:
 
 @dataclasses.dataclass(frozen=True)
 class WassersteinGan:
-  """A critic under DP-SGD with a gradient penalty, and a generator that reads it (WGAN-GP)."""
+  """A critic under DP-SGD with a gradient penalty, and a generator trained by it (WGAN-GP)."""
 
   batch_size: Annotated[int, common.COUNT, "expected records of a step of the critic"] = 128
   epochs: Annotated[
@@ -52,7 +52,7 @@ METHODS = {"kernel_mean": KernelMean, "wgan_gp": WassersteinGan}
 
 @dataclasses.dataclass
 class SynthesisConfig(WithChoices):
-  """Configuration of a run: what learns from the records, a generator, samples.
+  """Configuration of a run: a method that reads the records, a generator, and samples.
 
   The test set scores classifiers that saw samples alone.
   """
@@ -106,14 +106,14 @@ class SynthesisConfig(WithChoices):
   release: common.Release = False
 
   def mechanism(self, num_classes: int) -> ClassSums:
-    """Returns the mechanism of the release."""
+    """Returns the mechanism of the release, with `noise_multiplier` or the noise for `epsilon`."""
     noise = self.noise_multiplier
     if noise is None:
       noise = _MARGIN * analytic_noise_multiplier(self.epsilon, self.delta)
     return ClassSums(noise, num_classes, neighboring_relation=self.neighboring_relation)
 
   def embedding(self, shape: tuple[int, int, int]) -> Embedding:
-    """Returns the features of images of a shape. They are public and depend on no data."""
+    """Returns the features of images of shape (H, W, C). They are public, and depend on no data."""
     return Embedding(
       shape,
       num_frequencies=self.num_frequencies,
@@ -126,7 +126,7 @@ class SynthesisConfig(WithChoices):
 
 
 def unread(config: SynthesisConfig) -> Unused:
-  """Returns the fields that a run does not read, each with the condition that it needs.
+  """Returns {field that a run does not read: condition under which it would be read}.
 
   >>> sorted(unread(SynthesisConfig(side=0)))
   ['data_dir', 'moments_share']
@@ -147,7 +147,7 @@ def unread(config: SynthesisConfig) -> Unused:
 
 @bounds.names_fields
 def check(config: SynthesisConfig) -> None:
-  """Raises UserError for errors of a run that can be found without data."""
+  """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   unread_lib.refuse(config, unread(config))
   if not config.num_frequencies and not config.side:
@@ -173,5 +173,5 @@ def check(config: SynthesisConfig) -> None:
         value=config.neighboring_relation,
       )
     return
-  # Raises UserError where no noise reaches epsilon.
+  # This raises UserError if no noise reaches epsilon.
   _ = config.mechanism(1)

@@ -1,4 +1,4 @@
-"""Private synthesis by two networks: a critic under DP-SGD, and a generator that reads it."""
+"""Runs private synthesis by two networks: a critic under DP-SGD trains a generator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Folded into the public key; differs from the numbers in `sampled_run`.
+# Folded into the public key. `sampled_run` folds in other numbers, so the keys differ.
 _STEPS = 1
-# Weight of the one-hot class beside the pixels, so that the networks do not ignore it.
+# Weight of the one-hot class beside the pixels, so that the networks do not ignore the class.
 _CLASS_WEIGHT = 2.0
 
 
@@ -59,7 +59,7 @@ class ImageGenerator(nn.Module):
 
 
 class CriticRun(SampledRun):
-  """The parts of one run."""
+  """Holds the parts of one run: plan, critic, generator and their training."""
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     method = config.method
@@ -95,7 +95,7 @@ class CriticRun(SampledRun):
     )
 
   def draw(self, params: Any, key: Array, y: Array) -> Array:
-    """Returns one image of each class in `y`."""
+    """Returns one image for each class in `y`, with axes [*y.shape, H, W, C]."""
     latents = jax.random.normal(key, (*y.shape, self.config.num_latents))
     return jnp.asarray(self.generator.apply(params, latents, y))
 
@@ -132,20 +132,20 @@ class CriticRun(SampledRun):
     )
 
   def draws(self, start: int) -> Iterator[Any]:
-    """Yields the batches of the steps that are left."""
+    """Yields the batches of the steps from `start` on."""
     yield from self.plan.batches(self.present, rng=self.random.sampler, start=start)
 
   def decided_by(self, state: Any) -> Any:
-    """Returns the arrays of a state that its samples follow from."""
+    """Returns the arrays of a state that decide its samples."""
     return state.generator
 
   def drawn(self, state: Any) -> Samples:
-    """Draws samples of all classes."""
+    """Draws samples of all classes, equally many of each."""
     draw = functools.partial(self.draw, state.generator)
     return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
 
   def phase(self) -> Phase:
-    """Returns the phase of the run."""
+    """Returns the phase that trains critic and generator."""
     config = self.config
     plan = self.plan
     # `Plan.for_data` has refused a secret number of records that is not declared.

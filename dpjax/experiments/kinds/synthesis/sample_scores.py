@@ -1,4 +1,4 @@
-"""Scores of samples: classifiers trained on them alone, a picture, an attack on members."""
+"""Scores samples by classifiers that saw samples alone, draws samples, and attacks members."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _ATTACKED = 2000
 def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, float]:
   """Trains two classifiers on samples alone and scores them on real test images.
 
-  Logistic regression and a network of one hidden layer of 100: two of the twelve classifiers of
-  Harder et al. 2021, as scikit-learn has them. `accuracy` is their mean.
+  The classifiers are logistic regression and a network with one hidden layer of 100 units, both of
+  scikit-learn. They are two of the twelve classifiers of Harder et al. 2021. `accuracy` is the mean
+  of both accuracies.
   """
-  # Imported here: few runs need it.
+  # Imported here, since few runs need scikit-learn.
   with optional.needed():
     from sklearn import linear_model, neural_network
 
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
-  # There may be no sample, if all classes were taken for empty; then -1 could not be inferred.
+  # There is no sample if all classes were taken for empty. Then a width of -1 cannot be inferred.
   seen = np.reshape(np.asarray(images, np.float64), (len(images), asked.shape[1]))
   models = {
     "logistic_regression": linear_model.LogisticRegression(max_iter=100),
@@ -41,7 +42,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   }
   scores: dict[str, float] = {}
   for name, model in models.items():
-    # A classifier needs two classes; with fewer, one constant class is the answer.
+    # A classifier needs two classes. With fewer classes, the answer is always the same class.
     if len(np.unique(labels)) < 2:
       scores[f"accuracy_{name}"] = float(np.mean(np.asarray(test_y) == [*labels, 0][0]))
       continue
@@ -60,7 +61,7 @@ def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
 
   Returns:
     `auc`, `tpr_at_fpr_0.01`, and the upper end of the rate's 95 % interval, with the ending
-    `_high`. {} where there is no sample, no member or no other record.
+    `_high`. {} if there is no sample, no member or no other record.
   """
   if not (len(images) and len(members) and len(others)):
     return {}
@@ -81,12 +82,12 @@ def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
 
 
 def write(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> None:
-  """Writes samples: as arrays, as a table of the first ones, and as a picture."""
+  """Writes samples.npz (all samples), samples.csv (the first 1,000) and samples.png (a picture)."""
   files.replace_file(
     folder / "samples.npz",
     lambda stream: np.savez_compressed(stream, x=images, y=labels),
   )
-  # There may be no sample, so -1 could not be inferred.
+  # There may be no sample, so a width of -1 could not be inferred.
   flat = images.reshape(len(images), math.prod(images.shape[1:]))[:_FIRST_SAMPLES]
   lines = io.StringIO()
   rows = csv.writer(lines, lineterminator="\n")
@@ -98,7 +99,7 @@ def write(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 
 def picture(images: np.ndarray, labels: np.ndarray, path: pathlib.Path) -> None:
-  """Draws samples: a column for each class."""
+  """Draws up to 10 samples of each class in a column. Writes no picture if there is no sample."""
   classes = np.unique(labels)
   columns = [images[labels == label][:_SHOWN] for label in classes]
   rows = min((len(column) for column in columns), default=0)

@@ -1,4 +1,4 @@
-"""Samples of a generator in a run of private synthesis: drawn, scored and written."""
+"""Draws, scores and writes samples of a generator in a run of private synthesis."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from dpjax.experiments.run import sizes
 from dpjax.experiments.run.job import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 
-# Folded into the public key; steps use 1, so keys never coincide.
+# Folded into the public key. Steps fold in 1, so the keys never coincide.
 SAMPLES = 2
 PARAMETERS = 3
-# Samples that are drawn at once.
+# Number of samples that are drawn at once.
 _AT_ONCE = 1000
 
 Samples = tuple[np.ndarray, np.ndarray]
 
 
 class SampledRun:
-  """Samples of a generator: drawn, scored, attacked and written.
+  """Base of runs that draw, score, attack and write samples of a generator.
 
-  Subclasses define `decided_by`, the arrays that samples depend on, and `drawn`, which draws them.
+  Subclasses define `decided_by`, which returns the arrays that decide samples, and `drawn`, which
+  draws samples.
   """
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
@@ -42,7 +43,7 @@ class SampledRun:
     self._scored: tuple[Any, Scores] = (None, {})
 
   def decided_by(self, state: Any) -> Any:
-    """Returns the arrays of a state that its samples follow from."""
+    """Returns the arrays of a state that decide its samples."""
     raise NotImplementedError
 
   def drawn(self, state: Any) -> Samples:
@@ -68,10 +69,11 @@ class SampledRun:
   def drawn_of_classes(
     self, classes: np.ndarray, draw: Callable[[jax.Array, jax.Array], Any]
   ) -> Samples:
-    """Draws equally many samples of each class, some at a time.
+    """Draws equally many samples of each class, in blocks of at most `_AT_ONCE`.
 
     Args:
-      draw: (key, labels [b]) -> images [b, H, W, C].
+      classes: labels of the classes.
+      draw: function (key, labels [b]) -> images [b, H, W, C].
     """
     labels = np.resize(classes, self.config.num_samples).astype(np.int32)
     key = jax.random.fold_in(self.random.init, SAMPLES)
@@ -84,8 +86,8 @@ class SampledRun:
     return np.concatenate(parts), labels
 
   def samples(self, state: Any) -> Samples:
-    """Returns (images [n, H, W, C], labels [n])."""
-    # Samples are kept: the last row, the result and the files all need those of the last state.
+    """Returns (images [n, H, W, C], labels [n]) of a state. Equal states give equal samples."""
+    # The samples of a state are kept, since the last row, the result and the files all need them.
     leaves = jax.tree.leaves(self.decided_by(state))
     name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
     known, samples = self._samples
@@ -103,7 +105,7 @@ class SampledRun:
     return self._scored[1]
 
   def write(self, folder: pathlib.Path, state: Any) -> None:
-    """Writes the samples."""
+    """Writes the samples of a state into a folder; see `sample_scores.write`."""
     images, labels = self.samples(state)
     sample_scores.write(folder, images, labels)
 
