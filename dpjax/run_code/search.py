@@ -66,7 +66,7 @@ _CONFIG_FILE = "config file"
 
 
 class _Search:
-  """One search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
+  """A single search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()

@@ -56,7 +56,7 @@ from dpjax.validate import UserError
 
 
 class SharedRows(NamedTuple):
-  """One party's shares of aligned rows."""
+  """A party's shares of aligned rows."""
 
   x_a: Shares  # [n, f_a]
   x_b: Shares  # [n, f_b]

@@ -38,7 +38,7 @@ _PLANNED = ("task", "dataset", "method")
 
 
 class Phase(NamedTuple):
-  """One training, described by the number of its steps and by functions that the loop calls."""
+  """A training, described by the number of its steps and by functions that the loop calls."""
 
   num_steps: int
   init: Callable[[], Any]  # -> state, a tree of arrays and keys

@@ -38,7 +38,7 @@ FILE = "sweep.json"
 
 
 class Point(NamedTuple):
-  """One run of a grid: its folder name, config, and differences from other runs."""
+  """A run of a grid: its folder name, config, and differences from other runs."""
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any

@@ -55,7 +55,7 @@ def _check_line(field: str, words: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class BoardClaim:
-  """One line of the board.
+  """A line of the board.
 
   Attributes:
     model: words for the model.
@@ -127,7 +127,7 @@ class BoardMethod:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """What a file of the board gets.
+  """An entry for a file of the board.
 
   Attributes:
     claims: the lines, smallest epsilon first.

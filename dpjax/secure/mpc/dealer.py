@@ -21,7 +21,7 @@ Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
 class Dealt(Unique):
-  """One party's shares of a correlation, for one use."""
+  """A party's shares of a correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
     self.number = number

@@ -26,7 +26,7 @@ AnyTerms = Terms | CommitteeTerms
 
 
 class Found(NamedTuple):
-  """What a server knows at the end of a sum."""
+  """Result of a sum, as its server knows it."""
 
   total: np.ndarray  # [d] uint32 or uint64
   survivors: tuple[int, ...]  # whose vectors are in the total, ascending
