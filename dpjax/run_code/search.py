@@ -66,7 +66,7 @@ _CONFIG_FILE = "config file"
 
 
 class _Search:
-  """A single search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
+  """A search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()
