@@ -86,7 +86,8 @@ def _walk(name):
 
 def _faults(error):
   """Fields that an error calls ignored."""
-  return re.findall(r"([\w.]+)=[^;]*?: would be ignored", error)
+  # Nothing between the two holds ": ", after which an error of a sweep's run names its field.
+  return re.findall(r"([\w.]+)=(?:(?!: |;).)*: would be ignored", error)
 
 
 def _switch(name, path, word):

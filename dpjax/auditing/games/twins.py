@@ -412,13 +412,18 @@ def _in_rounds(
 
 
 def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
-  """Returns a broken `dp_mean`, which starts from the honest state, with the key of the draw."""
+  """Returns a broken `dp_mean`, with the key of the honest one."""
 
   def broken(tx: Any, *, l2_clip_norm: Any) -> federated.Aggregator:
     honest = federated.dp_mean(tx, l2_clip_norm=l2_clip_norm)
     plan = federated_games.the_plan()
-    loud = federated.central(_quieter(plan, plant), jax.random.key(0))
-    return _in_rounds(honest.init, loud, plan, plant)
+    quieter = _quieter(plan, plant)
+
+    def init(message: Any) -> Any:
+      # The honest state would be refused: its checksum is that of the noise that is accounted for.
+      return federated.central(quieter, honest.init(message).key).init(message)
+
+    return _in_rounds(init, federated.central(quieter, jax.random.key(0)), plan, plant)
 
   return broken
 

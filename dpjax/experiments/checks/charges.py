@@ -14,9 +14,9 @@ import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
-from scipy import stats
+from scipy import special, stats
 
 from dpjax import accounting, auditing, data, gradients, noise, sampling, transforms, trees
 from dpjax.experiments.checks import noise_record
@@ -33,6 +33,9 @@ from dpjax.validate import UserError
 _OWN_STEPS = 4
 # Number of noise values that `own_sum` draws before it skips steps.
 _OWN_WORK = 20_000_000
+# Number of noise values that `own_sum` may draw where it skips steps of a transform with a large
+# state. There a skipped step draws noise, too, if the state depends on it.
+_SKIPPED_WORK = 200_000_000
 # Lengths of the sums of two runs, in clip norms. Periods of 5 and 3 steps pair every length of one
 # run with every length of the other.
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
@@ -69,9 +72,11 @@ def _derived_epsilon(subject: Subject) -> float | None:
   elif plan.sampler.scheme in _SAMPLED:
     event = _SAMPLED[plan.sampler.scheme](plan.sampler, _multiplier(plan))
     times = plan.num_steps
-    only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
-    accountant = only.get(plan.sampler.scheme, accountant)
+    if plan.sampler.scheme == "truncated_poisson":
+      accountant = PLDAccountant
     counted = accountant(neighboring_relation=relation)
+  elif plan.sampler.scheme == "fixed_size":
+    return _epsilon_of_fixed_size(plan)
   else:
     return None
   counted.compose(event, times)
@@ -88,11 +93,80 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
   "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
     s.num_examples, s.prob, s.capacity, z
   ),
-  # RDP reads the multiplier relative to the sensitivity, which is two clip norms here.
-  "fixed_size": lambda s, z: dpa.SampledWithoutReplacementDpEvent(
-    s.num_examples, s.batch_size, dpa.GaussianDpEvent(z / 2)
-  ),
 }
+
+
+def _epsilon_of_fixed_size(plan: Any) -> float | None:
+  """Returns epsilon of batches that are drawn without replacement; None beside statistics.
+
+  Under add_or_remove_one a joining record pushes another one out. So the pair is that of a Poisson
+  sample of probability b / n whose sum moves by 2 C.
+  """
+  if plan.statistics is not None:
+    return None
+  prob = plan.sampler.batch_size / plan.sampler.num_examples
+  level = _multiplier(plan)
+  delta = plan.accounted_delta(plan.delta)
+  by_rdp = plan.accountant == "rdp"
+  if plan.neighboring_relation == "replace_one":
+    outcomes = _exchanged_outcomes(prob, 2 / level)
+    epsilon = _epsilon_by_rdp if by_rdp else _epsilon_by_pld
+    return epsilon(*outcomes, delta=delta, num_steps=plan.num_steps)
+  counted: Any = RdpAccountant() if by_rdp else PLDAccountant()
+  event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(level / 2))
+  counted.compose(event, plan.num_steps)
+  return float(counted.get_epsilon(delta))
+
+
+def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarray]:
+  """Returns log-probabilities of many outcomes under both neighbours, where a record is exchanged.
+
+  `dpjax.accounting.exchanged_sample` has the proof of this pair. With r(x) = (1 - q) + q N(shift) /
+  N(0), each x with r(x) > 1 makes two outcomes: one of N(0) and r N(0), and its mirror image. All
+  other outcomes are equally likely under both neighbours.
+
+  Args:
+    prob: q, the chance that one record is in the batch.
+    shift: 2 / noise multiplier.
+
+  Returns:
+    Two arrays [outcomes]. Their probabilities sum to 1 each, up to the rounding of cells.
+  """
+  # Renyi moments of order a have their peak near a * shift.
+  points = np.linspace(shift / 2, max(40.0, 41 * shift), 40_001)
+  middle = (points[1:] + points[:-1]) / 2
+  width = math.log(points[1] - points[0])
+  low = stats.norm.logpdf(middle) + width
+  # log1p(-1) is -inf: every record is in every batch.
+  with np.errstate(divide="ignore"):
+    rest = np.log1p(-prob)
+  high = np.logaddexp(rest + low, math.log(prob) + stats.norm.logpdf(middle, shift) + width)
+  alike = math.log(max(1.0 - np.exp(low).sum() - np.exp(high).sum(), 1e-300))
+  return np.r_[high, low, alike], np.r_[low, high, alike]
+
+
+def _epsilon_by_rdp(
+  upper: np.ndarray, lower: np.ndarray, *, delta: float, num_steps: int
+) -> float:
+  """Returns epsilon of a pair of discrete distributions, from its Renyi divergences."""
+  orders = np.array([order for order in RdpAccountant().orders if order <= 40])
+  moments = [special.logsumexp(order * upper + (1 - order) * lower) for order in orders]
+  divergences = np.array(moments) / (orders - 1) * num_steps
+  return float(dpa.rdp.compute_epsilon(orders, divergences, delta)[0])
+
+
+def _epsilon_by_pld(
+  upper: np.ndarray, lower: np.ndarray, *, delta: float, num_steps: int
+) -> float:
+  """Returns epsilon of a pair of discrete distributions, from its privacy loss."""
+  # Rarer outcomes than these have no weight beside delta.
+  likely = np.maximum(upper, lower) > -60
+  numbers = range(int(likely.sum()))
+  one_step = privacy_loss_distribution.from_two_probability_mass_functions(
+    dict(zip(numbers, lower[likely])), dict(zip(numbers, upper[likely])),
+    value_discretization_interval=1e-4,
+  )  # fmt: skip
+  return float(one_step.self_compose(num_steps).get_epsilon_for_delta(delta))
 
 
 def _levels_before(plan: Any) -> list[float]:
@@ -190,7 +264,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
     return np.arange(count)
-  if not noise_record.walks(subject, key):
+  work = count * trees.size(subject.params)
+  if work > _SKIPPED_WORK and not noise_record.walks(subject, key):
     return np.arange(affordable)
   spread = np.linspace(0, count - 2, max(1, affordable // 4)).astype(int)
   return np.unique([*range(affordable // 2), *spread, *(spread + 1)])  # each with the next

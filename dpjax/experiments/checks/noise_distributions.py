@@ -7,6 +7,7 @@ with a chance of 2e-9 for each tested number.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -307,17 +308,22 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
   return _Z * alarm / max(float(least), 1e-12)
 
 
-def _matches(a: np.ndarray, b: np.ndarray) -> float:
-  """Returns the z-score of the number of values of b that also occur in a. Both hold absolute
-  values, and a is sorted."""
+def _matches(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  """Returns [2]: the number of values of the shorter array that also occur in the longer one, and
+  the number expected by chance. Both are sorted and hold absolute values."""
+  a, b = (a, b) if a.size >= b.size else (b, a)
   gap = _TOLERANCE * b
   hits = np.searchsorted(a, b + gap, "right") > np.searchsorted(a, b - gap, "left")
   std = math.sqrt(float(np.mean(a**2))) or 1.0
   density = 2 * stats.norm.pdf(b / std) / std  # of an absolute value
   chance = -np.expm1(-a.size * density * 2 * gap)
-  expected = float(chance.sum())
+  return np.array([hits.sum(), chance.sum()])
+
+
+def _matches_z(counts: np.ndarray) -> float:
+  """Returns the z-score of the numbers [2] that `_matches` returns, or of sums of them."""
   # Chance hits are rare, so their number is nearly Poisson.
-  return _as_z(2 * float(stats.poisson.sf(int(hits.sum()) - 1, max(expected, 1e-9))))
+  return _as_z(2 * float(stats.poisson.sf(int(counts[0]) - 1, max(counts[1], 1e-9))))
 
 
 def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
@@ -328,19 +334,36 @@ def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
   return -upper
 
 
-def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
+def _dependences(
+  mine: Record, other: Record, std: float, grid: float
+) -> Iterator[tuple[float, str]]:
+  """Yields z-scores of dependences between values at different places, steps and keys.
+
+  Args:
+    mine, other: noise under two keys.
+    std: standard deviation of the noise.
+    grid: step of the grid on which the noise lies. 0: there is none.
+  """
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
+  rng = np.random.default_rng(SEED)
+
+  def sizes_of(values: np.ndarray) -> np.ndarray:
+    # On a grid a share of the values is exactly 0, which would be an outlier among the sizes. So
+    # each value is spread over its cell.
+    spread = rng.uniform(-grid / 2, grid / 2, values.shape)
+    return _gaussian_sizes((values + spread) / std)
+
   # Signs that are drawn anew hide a correlation, but not the correlation of absolute values.
-  sizes = _gaussian_sizes(rows / std)
-  other_sizes = _gaussian_sizes(others / std)
+  sizes = sizes_of(rows)
+  other_sizes = sizes_of(others)
   yield _alike(sizes, sizes, _below), "sizes in steps"
   yield _alike(other_sizes, sizes), "sizes under keys"
   yield _alike(sizes.T, sizes.T, _below), "sizes of coordinates"
   for i, leaf in enumerate(mine.whole):
     if leaf.shape[1] >= 64:
       yield _lag_z(leaf.T), f"places in leaf {i}"
-      yield _lag_z(_gaussian_sizes(leaf.T / std)), f"sizes at places in leaf {i}"
+      yield _lag_z(sizes_of(leaf.T)), f"sizes at places in leaf {i}"
   yield _alike(rows, rows, _below), "steps"
   if not mine.stepped_over:
     yield _lag_z(rows), "steps"
@@ -389,21 +412,34 @@ def _same_marks(a: Record, b: Record | None) -> float:
 def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
   """Yields z-scores of values of a leaf at a step that occur again elsewhere, in any order and with
   any sign."""
-  for name, values in noise_record.blocks(recorded):
-    yield _ties(values, std), f"values within {name}"
+  for block in noise_record.blocks(recorded):
+    yield _ties(block.values, std), f"values within {block.name}"
   for i, leaf in enumerate(recorded.whole):
     yield _ties(leaf.ravel(), std), f"values of leaf {i}"
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   yield _ties(pooled, std), "any two values"
-  for (first, a), (second, b) in itertools.combinations(noise_record.blocks(recorded), 2):
-    large, small = (a, b) if a.size >= b.size else (b, a)
-    yield _matches(large, small), f"values of {first} and {second}"
+  # A small leaf that copies another one has few values at each step. Together they are enough.
+  of_leaves: dict[tuple[int, int], np.ndarray] = collections.defaultdict(
+    lambda: np.zeros(2)
+  )
+  for one, another in itertools.combinations(noise_record.blocks(recorded), 2):
+    counts = _matches(one.values, another.values)
+    yield _matches_z(counts), f"values of {one.name} and {another.name}"
+    if one.step == another.step:
+      of_leaves[one.leaf, another.leaf] += counts
+  for leaves, counts in of_leaves.items():
+    yield _matches_z(counts), "values of leaves {} and {} at equal steps".format(*leaves)
+
+
+def _is_finite(recorded: Record) -> bool:
+  return all(np.isfinite(leaf).all() for leaf in (*recorded.whole, *recorded.sampled))
 
 
 def noise_independence(subject: Subject) -> Row:
   """Tests that no two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
-  if _accounted_multiplier(subject.plan) is None:
+  multiplier = _accounted_multiplier(subject.plan)
+  if multiplier is None:
     return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
@@ -415,7 +451,12 @@ def noise_independence(subject: Subject) -> Row:
   # On a release's grid all values repeat, so copies are looked for in noise without a grid.
   if subject.release:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
-  deviations = [*_dependences(mine, other, std), *_copies(plain, std)]
+  # NaN would end the search for eigenvalues in an error.
+  if not all(_is_finite(recorded) for recorded in (mine, other, plain)):
+    return Row(name, False, math.inf, _Z, f"NaN or infinite values over {_span(mine)}")
+  accounted = multiplier * subject.plan.l2_bound
+  grid = noise.source.grid_step(accounted) if subject.release else 0.0
+  deviations = [*_dependences(mine, other, std, grid), *_copies(plain, std)]
   deviations.append(
     (_same_marks(plain, other if plain is mine else None), "steps, reordered")
   )

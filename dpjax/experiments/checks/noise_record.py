@@ -380,9 +380,22 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   return run
 
 
-def blocks(recorded: Record) -> list[tuple[str, np.ndarray]]:
-  """Returns (name, sorted absolute values) of each leaf at each of the first 2 or 4 steps. From a
-  large leaf, random values are taken."""
+class Block(NamedTuple):
+  """Sorted absolute values of a leaf at a step."""
+
+  leaf: int
+  step: int
+  values: np.ndarray
+
+  @property
+  def name(self) -> str:
+    return f"leaf {self.leaf} at step {self.step}"
+
+
+def blocks(recorded: Record) -> list[Block]:
+  """Returns a block for each leaf at each of the first 2 or 4 steps.
+
+  From a large leaf, random values are taken."""
   rng = np.random.default_rng(SEED)
   times = 4 if len(recorded.whole) <= 12 else 2
   pairs = math.comb(len(recorded.whole) * times, 2)
@@ -392,7 +405,7 @@ def blocks(recorded: Record) -> list[tuple[str, np.ndarray]]:
     return values if values.size <= most else rng.choice(values, most, replace=False)
 
   return [
-    (f"leaf {i} at step {t}", np.sort(np.abs(taken(values))))
+    Block(i, t, np.sort(np.abs(taken(values))))
     for i, leaf in enumerate(recorded.whole)
     for t, values in enumerate(leaf[:times])
   ]
