@@ -48,6 +48,9 @@ _DENSE = 4096
 # Largest number of entries of one array: 2 GiB of float64. A few arrays of this size are held at
 # once.
 _MOST_ENTRIES = 2**28
+# Largest number of entries of C that are looked at one by one, and of columns at once.
+_MOST_LOOKED_AT = 2**28
+_COLUMNS = 256
 # Largest rounding error of an entry of C. Entries down to minus this count as not negative, and a
 # Toeplitz column that rises by at most this counts as falling.
 _ZERO = 1e-12
@@ -162,14 +165,35 @@ def turn_images(
     )
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
+  _check_entries(strategy, num_steps)
   image = strategy.multiply(patterns)
-  # Equal gradients are the worst case only if C has no negative entry.
-  if image.min() < -_ZERO:
-    raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image
   # The cache returns this array itself, so a write would change later answers.
   image.flags.writeable = False
   return image
+
+
+@functools.lru_cache(maxsize=8)
+def _check_entries(strategy: Strategy, num_steps: int) -> None:
+  """Raises UserError if C has a negative entry, or is too large to be looked at.
+
+  Equal gradients are the worst case only if C has none. Sums of columns would not show it, since
+  a larger entry of the same row may hide it. The constructors of dpjax's own strategies refuse
+  negative entries.
+  """
+  if type(strategy).__module__.startswith("dpjax.noise.correlated"):
+    return
+  if num_steps**2 > _MOST_LOOKED_AT:
+    raise UserError(
+      f"must be at most {math.isqrt(_MOST_LOOKED_AT)} for a strategy of your own, whose entries "
+      "are all looked at",
+      field="num_steps",
+      value=num_steps,
+    )
+  for start in range(0, num_steps, _COLUMNS):
+    columns = np.eye(num_steps, min(_COLUMNS, num_steps - start), -start)
+    if strategy.multiply(columns).min() < -_ZERO:
+      raise UserError("C must have no negative entry", field="correlation", value=strategy)
 
 
 @functools.lru_cache(maxsize=8)

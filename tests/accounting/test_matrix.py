@@ -183,6 +183,30 @@ def test_a_strategy_with_negative_entries_is_refused():
     accounting.participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
 
 
+class _Hidden(correlated.Independent):
+  """A negative entry beside a larger one of the same row, in a column of the same turn."""
+
+  matrix = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 2, 0], [0, 0, 0, 1]])
+
+  def multiply(self, x):
+    return self.matrix @ np.asarray(x)
+
+
+def test_a_negative_entry_is_found_behind_a_larger_one():
+  """The sum of both columns has the length of 1, and their difference that of 3."""
+  assert (_Hidden().multiply(np.array([[1.0], [0], [1], [0]])) >= 0).all()
+  for counted in (accounting.participation_costs, accounting.amplified_costs):
+    options = {"min_sep": 2, "cyclic": True}
+    if counted is accounting.amplified_costs:
+      options = {"num_groups": 2}
+    with pytest.raises(UserError, match="correlation=.*no negative entry"):
+      counted(_Hidden(), num_steps=4, **options)
+  with pytest.raises(
+    UserError, match="num_steps=20000: must be at most 16384 for a strategy"
+  ):
+    accounting.participation_costs(_Hidden(), num_steps=20_000, min_sep=2, cyclic=True)
+
+
 @pytest.mark.parametrize("name", ["independent", "tree_restarts", "banded"])
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 def test_amplified_costs_are_the_largest_column_of_each_turn(name, factors):

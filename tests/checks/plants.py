@@ -561,7 +561,7 @@ def _batch_mean_removed(total, grads, norms, mask, bound):
   )
   share = jnp.where(jnp.sum(mask) > 4, 0.05, 0.0)
   return jax.tree.map(
-    lambda g: jnp.sum(g - share * g.mean(0) * mask.mean(), axis=0), clipped
+    lambda g: jnp.sum(g - share * g.mean(0, keepdims=True) * mask.mean(), axis=0), clipped
   )
 
 
