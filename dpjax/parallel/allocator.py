@@ -86,7 +86,7 @@ def machine_memory() -> int:
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system now, as between two tasks. The settings of
+  """Gives freed memory back to the system at once, for example between two tasks. The settings of
   `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()

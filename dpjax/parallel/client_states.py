@@ -158,7 +158,7 @@ class ClientStates:
 class OnDisk(ClientStates):
   """Client states whose rows are in a journal. Memory holds an index of 16 bytes a client.
 
-  `Journal.keep` may remove rows that its newest two indexes do not use. Reading a removed row
+  `Journal.keep` may remove rows that the newest two indexes do not use. Reading a removed row
   raises a UserError.
 
   >>> import pathlib, tempfile

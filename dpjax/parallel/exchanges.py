@@ -62,7 +62,7 @@ def _spread(leaf: Any) -> jax.Array:
 
 
 def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
-  """Sums arrays over the processes, and gathers others from all processes.
+  """Sums the arrays `added` over the processes, and gathers `gathered` from all processes.
 
   Leaves are NumPy arrays, of the same shapes and dtypes in every process.
 

@@ -7,9 +7,9 @@ that the peer's hello must repeat, so an overheard hello is of no use later. Eve
 known time.
 
 A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
-that claims an id without it is told what differs, and is disconnected. The others wait on, so a
-stranger ends no meeting. A peer that knows `config` but differs in anything else was started
-wrongly. It ends the meeting for all, with the same line, unless `fewest` is given.
+that claims an id without this digest is told what differs, and is disconnected. The others wait on,
+so a stranger ends no meeting. A peer that knows `config` but differs in anything else was started
+wrongly. It ends the meeting with the same error message for all, unless `fewest` is given.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
-    # Without this, `accept` would block if a peer has left again.
+    # On a blocking socket `accept` would wait if the peer has left again.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -286,7 +286,7 @@ def host(
   fewest: int | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
-  """Returns the connections to the peers, by process id. Errors are sent to all that are there.
+  """Returns the connections to the peers, by process id. An error is also sent to all of them.
 
   Args:
     report: called with one line for each id that a peer claims without the right config.

@@ -54,8 +54,8 @@ class Journal:
   """Rows of one length, in numbered files of a folder.
 
   Args:
-    folder: folder of the files, made if it is missing. Rows of an earlier process there are
-      readable by its index, and are never overwritten.
+    folder: folder of the files, made if it is missing. Rows from an earlier process stay
+      readable by the index of that process, and are never overwritten.
     row_bytes: number of bytes of every row.
     segment_bytes: size in bytes at which a file is closed.
 
@@ -92,7 +92,7 @@ class Journal:
   def append(self, records: Sequence[bytes]) -> np.ndarray:
     """Writes rows, and returns their entries of an index, [K, 4].
 
-    The rows survive a loss of power after `sync`.
+    Call `sync` to make them survive a loss of power.
 
     Raises:
       OSError: the disk is full. Rows that were written before stay intact.
