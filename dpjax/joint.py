@@ -44,8 +44,8 @@ class JointPlan:
     times: name of a mechanism -> how often it may be called; 1 for one that is not named. A call
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
-    neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
-      the first mechanism, or add_or_remove_one if it states none.
+    neighboring_relation: relation of all parts; "" for that of the plans, which must agree.
+      Without a plan, "" is that of the first mechanism, or add_or_remove_one if it states none.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
@@ -285,9 +285,9 @@ class JointPlan:
 
     A plan with epsilon e aborts with a probability B. It sizes its capacity so that
     (1 + exp(e)) B <= the share of the plan's delta. All parts together need
-    (1 + exp(epsilon)) sum B <= the share of the joint delta. So a plan's delta is divided by
-    (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta raises e, which makes B
-    smaller still, so one division is enough.
+    (1 + exp(epsilon)) sum B <= the share of the joint delta. So each plan gets an equal part of the
+    joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta
+    raises e, which makes B smaller still, so one division is enough.
 
     Args:
       epsilon: epsilon of all parts together.

@@ -35,7 +35,7 @@ def wide_dtype(dtype: DType) -> Any:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-  """Casts floats of less than 32 bits up to float32; leaves float32 and float64 alone.
+  """Casts integers, and floats of less than 32 bits, to float32; leaves wider floats alone.
 
   >>> at_least_float32(jnp.ones(2, jnp.bfloat16)).dtype
   dtype('float32')

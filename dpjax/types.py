@@ -85,7 +85,7 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-# Default of `ClippedSum.seal`. The seal is then made from the bounds of this sum.
+# Default of `ClippedSum.seal`: the seal is made from the bounds of the sum itself.
 _OF_ITS_BOUNDS = object()
 
 

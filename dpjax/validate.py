@@ -282,7 +282,7 @@ def factors(**named: Iterable[float]) -> None:
 
 
 def several(**named: object) -> tuple:
-  """Returns the value of the only argument as a tuple; UserError if it is text or not iterable.
+  """Returns the only argument as a tuple; raises UserError if it is text or not iterable.
 
   >>> several(values=[1, 2])
   (1, 2)
