@@ -29,7 +29,7 @@ _Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
-  """Returns the same mechanism with public norms, which most of these examples exceed."""
+  """Returns the mechanism with public norms that most rows of x exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   released = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
   # The public norms are half the private ones, so that most examples are clipped.

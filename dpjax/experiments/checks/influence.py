@@ -394,7 +394,7 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """Returns (worst deviation of a sum from gradients of one example at a time, its place).
+  """Returns (worst deviation of a sum from gradients computed one example at a time, its case).
 
   The deviation is in units of `_NEAR`; it is 0 if the clipping rule is unknown."""
   clip = subject.plan.l2_clip_norm
@@ -483,7 +483,8 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
-  """Yields distances by which an example with a non-finite gradient moves the sum."""
+  """Yields distances by which an example of NaN, infinity or 1e38 moves the sum, less the clip norm
+  if its gradient is finite."""
   total = _total(subject)
   batch = subject.batch()
   own_grad = _own_grad(subject.loss_fn)

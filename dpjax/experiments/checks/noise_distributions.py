@@ -111,7 +111,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
   """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf, may
   have another variance than accounted.
 
-  Rounding to a grid (in standard deviations) adds variance, and moves values by up to half a step.
+  Rounding to a grid (in standard deviations) adds variance, and moves values by up to grid / 2.
   """
   times = len(recorded.steps)
   rounded = 1 + grid**2 / 12
@@ -295,8 +295,8 @@ def _lag_z(rows: np.ndarray) -> float:
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
   """Returns a score that is large if the coordinates of rows [T, k] depend on each other linearly.
 
-  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` at
-  a third of what independent coordinates have (Marchenko and Pastur 1967).
+  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` if
+  that is a third of the eigenvalue of independent coordinates (Marchenko and Pastur 1967).
   """
   rows = rows[:, : len(rows) // 4]
   if rows.shape[1] < 2:

@@ -99,7 +99,7 @@ def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
 
 
 def checks(checked: Subject) -> Iterator[Row]:
-  """Yields every check in order. A check that raises an error fails."""
+  """Yields the row of each check, in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
   modules = (
     influence,

@@ -72,8 +72,8 @@ def own_names(config: Any) -> Iterator[None]:
 
 
 class WithChoices:
-  """Base of a config with choices. A name that is assigned to such a field becomes its value. An
-  unknown name is kept, so that `check` can refuse it by its dotted name."""
+  """Base of a config with choices. A name that is assigned to a field with a choice becomes the
+  value of this name. An unknown name is kept, so that `check` can refuse it by its dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
     choice = choice_at(type(self), name)
@@ -469,7 +469,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
   for attribute in getattr(value, "__dict__", ()):
-    # A cached property of the class is stored there, too, but is no field.
+    # A cached property of the class is stored in `__dict__`, too, but is no field.
     if not hasattr(kind, attribute):
       _check_field(value, attribute, name)
   fields = {
