@@ -274,7 +274,7 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     sys.exit(0)
   except flags.Error as error:
     fail(error)
-  # Code that reads a flag's value may raise these, too.
+  # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
   if len(positional) > 1 and not words:

@@ -206,8 +206,8 @@ def carry_out(
   line: Callable[[dict], str],
   unit: str,
 ) -> None:
-  """Runs the `main` of a training launcher: a config's run, on as many processes as the
-  flags say, or its plan (--dry_run).
+  """Does the work of a training launcher: runs a config on as many processes as the flags say, or
+  prints its plan (--dry_run).
 
   Args:
     same: values that must be equal in all processes; see `meeting.meet`.
