@@ -278,7 +278,7 @@ class Web:
     """Reads and parses the body of a request. Raises _Refused for another type of content, and
     beyond the bounds of size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A browser lets a page send this type to another host only if that host allows it.
+    # A browser lets a page send JSON to another host only if that host allows it.
     if kind != "application/json":
       raise _Refused(400, "must have Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
