@@ -159,7 +159,7 @@ def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
 def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
   """Returns the loss of one example of data in which labels from `num_classes` up are canaries.
 
-  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, and zero along the model's.
+  A canary's gradient is -1,000 * `l2_clip_norm` along its parameter, and zero along the model's.
   Clipping shortens this gradient to the clip norm. The gradient of any other example is that of
   `loss_fn`, and zero along the canaries' parameters. So model and canaries share only the noise.
 

@@ -48,18 +48,19 @@ from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Largest epsilon or mu that is searched.
+# A search for an epsilon or mu doubles its upper end until it reaches this value.
 _LARGEST = 200.0
 # Thresholds are at equal steps of the normal quantile of a held-out score. A ratio of rates
 # needs the extremes, so its thresholds run from the largest score to the smallest. mu needs the
 # region where neither rate is small.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-# A one-run audit tries this many different numbers of guesses.
+# Number of values of k that a one-sided audit of one run tries: it guesses k canaries to be in.
 _GUESSES = 6
-# An audit that guesses at both ends of the scores tries this many.
+# Number of values of k for a two-sided audit, which also guesses k canaries to be out.
 _TWO_SIDED = 5
-# Smallest number of guesses at each of both ends: fewer refute nothing at the usual confidence.
+# Smallest k of a two-sided audit of at least 2 k canaries. Fewer guesses refute nothing at the
+# usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -78,7 +79,7 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
 
   Breaking ties turns a threshold inside a tie into a randomised test. This test is as valid, and
   for discrete outputs the best there is. For independent trials the place of a score decides its
-  random number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
+  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses ids.
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -109,15 +110,15 @@ def _at(quantiles: np.ndarray, n: int) -> np.ndarray:
 
 
 class _Rates(NamedTuple):
-  """Upper bounds of the error rates at each threshold, all true with `confidence`."""
+  """Upper bounds on the error rates at each threshold. All hold together, with one confidence."""
 
   false_positive: np.ndarray
   false_negative: np.ndarray
 
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
-  """Returns bounds on the error rates at thresholds: for each rank, the rank-th largest score
-  outside."""
+  """Returns bounds on the error rates, one for each rank. The threshold of rank r is the r-th
+  largest score outside."""
   n = len(scores.inside)
   m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
@@ -218,8 +219,8 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
-  """Returns the largest value in [low, _LARGEST] for which a monotone condition still holds,
-  rounded down; `low` if it never holds."""
+  """Returns the largest value for which a monotone condition still holds, rounded down; `low` if it
+  never holds. The range of the search doubles until it reaches `_LARGEST`."""
   if not holds(low):
     return low
   high = max(1.0, 2 * low)
@@ -289,7 +290,8 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
-  """Returns the numbers of canaries to guess at one end of the scores, one for each test."""
+  """Returns the values of k, one for each test. A test guesses the k canaries with the largest
+  scores, and if it is two-sided also the k with the smallest."""
   # More guesses of "in" than records that are in cannot help.
   half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)

@@ -251,7 +251,7 @@ def ceiling(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
-  """Returns the best possible result: every canary that is in scores above all others.
+  """Returns the best possible result, in which all scores inside are above all scores outside.
 
   Args:
     num_inside: number of canaries that the coins put in. None: half of all, as before the coins are

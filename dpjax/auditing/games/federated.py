@@ -107,7 +107,7 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 def _shown(leaf: Any) -> np.ndarray:
   """Returns the numbers of a leaf: [n, features].
 
-  Of a large leaf it returns the first two numbers, and the log of the spread of the others.
+  If a leaf has `_MANY` numbers or more, they are the first two, and the log of the others' spread.
   """
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
@@ -174,7 +174,7 @@ def _one_block(
   context: Context,
   cohort: federated.Cohort,
 ) -> Mapped:
-  """Runs a cohort whose results need not be known. Client states stay as the server's
+  """Runs a cohort whose results need not be known while tracing. Client states stay as the server's
   choice set them, since a HypCluster client returns its state unchanged."""
   if not cohort.size:
     return empty(context)
@@ -248,7 +248,7 @@ def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
 
 
 def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
-  """Returns the leaves [n, ...] of `_at_once`, one draw after the other."""
+  """Returns the same leaves [n, ...] as `_at_once`, drawn one after the other."""
   return [np.stack(leaves) for leaves in zip(*(map(np.asarray, draw(key)) for key in keys))]
 
 
@@ -438,7 +438,7 @@ _CLOSER: dict[str, Games] = {
       params=np.zeros(_MANY, np.float32),
     ),
   ),
-  # With momentum, so that the server's optimizer has statistics: the server releases them, too.
+  # Momentum gives the server's optimizer statistics, which the server releases, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
     _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),

@@ -125,7 +125,7 @@ class Result(NamedTuple):
 def play(
   game: Game, *, num_draws: int, seed: int = 0, confidence: float = CONFIDENCE
 ) -> list[Result]:
-  """Plays a game and returns a lower bound for each of its claims; all hold together.
+  """Plays a game and returns a `Result` for each of its claims; all bounds hold together.
 
   Args:
     num_draws: number of draws on each of the two inputs, before `game.draws` is applied.
@@ -212,7 +212,7 @@ def draws_to_refute(
   Returns None if that is more than `most`.
 
   Args:
-    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
+    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`, as room for imperfect scores.
     most: largest number of draws on each of the two inputs.
     confidence: confidence of this one claim.
 
@@ -314,7 +314,7 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns to clip each entry at its two medians, which gives the log-ratio of Laplace noise.
+  """Learns to clip each entry at its medians on the two inputs: the log-ratio of Laplace noise.
 
   An output with NaN or infinity gets a separate score.
   """
@@ -373,7 +373,7 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns the log-ratio of the frequencies of each difference of two entries; 0 for rare ones.
 
-  Independent noise never gives one difference of two numbers five times. Noise that is drawn
+  Independent noise hardly ever gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
   """
   zero = zero[:_LEARNT]

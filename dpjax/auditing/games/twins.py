@@ -156,7 +156,7 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
 
 
 def reason(twin: BrokenTwin) -> str:
-  """Returns the reason why there is no such twin; "" where there is one."""
+  """Returns the reason why there is no such twin; "" if the twin exists."""
   validate.one_of(PLANTS, plant=twin.plant)
   names = (twin.package, f"{twin.package}.{twin.subject}")
   reasons = [
@@ -167,7 +167,7 @@ def reason(twin: BrokenTwin) -> str:
 
 # --- mechanisms
 
-# Mechanisms in which whole records are counted twice. For others the answer is doubled.
+# Mechanisms whose twins repeat all records. Twins of others, but `_OF_SHARDS`, double the answer.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
@@ -177,7 +177,7 @@ _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _COUNTED += ("LeastSquares", "ClassSums")
 _PUBLIC_RECORDS = 2
-# Public data of a second release. Zeros would hide that it reuses the first noise.
+# Public data of a second release. Zeros would hide that this release reuses the first noise.
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
@@ -373,7 +373,8 @@ def _transform(name: str, plant: Plant) -> list[Game]:
     return transform_games.games(
       name, honest, _broken_transform(transforms.clip_and_noise, plant)
     )
-  # `accumulate` clips and counts; the transform inside it adds the noise of a whole step.
+  # `accumulate` itself clips the rows and counts their copies, so it gets no fault of the keys.
+  # The transform inside it adds the noise of a whole step, so it counts no copies.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _broken_transform(transforms.clip_and_noise, inside)
@@ -424,7 +425,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
 
 def _client_noise(plant: Plant) -> Callable[..., Any]:
-  """Returns a wrapper of clients that sends as many messages as there are releases."""
+  """Returns a broken `client_noise`. Its clients send one message for each release of the plant."""
 
   def broken(client: Any, *, l2_clip_norm: float, noise_multiplier: float) -> Any:
     local = federated.client_noise(
@@ -616,7 +617,7 @@ def _reports(plant: Plant) -> Callable[..., np.ndarray]:
 
 
 def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
-  """Returns the games of subjects that make their plan themselves."""
+  """Returns the function (subject, plant) -> games, for games that make their plan themselves."""
   return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
 
 
