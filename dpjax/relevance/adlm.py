@@ -28,8 +28,8 @@ _TINY = 1e-3
 
 
 class Net(NamedTuple):
-  """A net with batch normalisation. init(key, x) -> params; apply(params, x) -> logits, which uses
-  running statistics."""
+  """A net with batch normalisation. init(key, x) -> params. apply(params, x) -> logits, normalised
+  by running statistics."""
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
