@@ -166,7 +166,7 @@ def outer(form: RowForm) -> Cost:
 
 
 def gram(forms: Sequence[RowForm], platform: str) -> Cost:
-  """Returns the cost of the T x T products of both sides, with T rows at all sites of the leaf."""
+  """Returns the cost of the T x T products of both sides, where T counts the rows of all sites."""
   if len(forms) == 1 and by_places(forms[0], platform):
     return _gram_of_places(forms[0])
   rows = sum(form.rows for form in forms)
@@ -186,7 +186,8 @@ def gram(forms: Sequence[RowForm], platform: str) -> Cost:
 def by_places(form: RowForm, platform: str) -> bool:
   """Returns whether inner products of windows are cheaper as sums of inner products of places.
 
-  They are not if windows overlap little, as with a stride: then windows are fewer than places.
+  With a stride, for example, windows overlap little. Then there are fewer windows than places, so
+  products of windows are cheaper.
   """
   if form.places is None:
     return False
@@ -252,7 +253,7 @@ def _flops(form: RowForm) -> int:
 
 
 def contraction(forms: Sequence[RowForm], platform: str) -> float:
-  """Estimates the seconds of the second transpose, for one example."""
+  """Estimates the seconds of the transpose that forms the clipped sum, for one example."""
   machine = constants(platform)
   rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
   scaled = sum(form.blocks * form.rows * form.right for form in forms)  # c_i g_i
@@ -280,7 +281,8 @@ def held_convolution(form: RowForm) -> Cost:
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   """Returns the cost of the general rule, and whether it holds the gradients of examples.
 
-  It holds gradients that are small, or much smaller than the arrays that their sites touch.
+  It holds gradients of up to 4096 elements, or of up to `_HOLD_AT_MOST` if they are much smaller
+  than the arrays that their sites touch.
   """
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
