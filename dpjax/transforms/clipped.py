@@ -94,8 +94,8 @@ def is_placeholder(params: Any) -> bool:
   """Returns whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
   With this call Optax finds the parts of a state that are shaped like the parameters, for example
-  to reset Adam's moments. For it, init leaves sums of gradients and earlier noise out of the state,
-  so that Optax does not change them.
+  to reset Adam's moments. In this call, init leaves sums of gradients and earlier noise out of the
+  state, so that Optax does not change them.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 

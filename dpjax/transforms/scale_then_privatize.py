@@ -84,8 +84,8 @@ class ScalingState(NamedTuple):
 class ScaledLoss:
   """The loss of one example as a function of d, at parameters w + d / s_t.
 
-  At d = 0 its value is the loss at w, and its gradient is g / s_t, which must be clipped. With it,
-  `clipped_grad` can compute the clipped sum without keeping the gradients of single examples.
+  At d = 0 its value is the loss at w, and its gradient is g / s_t, which must be clipped. With this
+  loss, `clipped_grad` can compute the clipped sum without keeping gradients of single examples.
   """
 
   def __init__(self, loss_fn: LossFn, params: Params, scales: Any):
