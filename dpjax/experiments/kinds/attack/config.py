@@ -116,7 +116,7 @@ def check(config: AttackConfig) -> None:
 def unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns {field that one attack does not read: condition under which it would be read}.
 
-  The fields are of the attack, of the attacked run, and of the section that is not attacked.
+  The fields are of the attacked run. The whole section that is not attacked is one more field.
 
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'

@@ -31,7 +31,8 @@ def check_levels(privacy: PrivacyConfig) -> None:
 
 
 def check(privacy: PrivacyConfig) -> None:
-  """Raises UserError if a pass has no whole number of steps, or is shorter than the separation."""
+  """Raises UserError if a pass of a cyclic sampler has no whole number of steps, or if a pass of
+  another sampler is shorter than the separation."""
   ftrl = privacy.ftrl
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
