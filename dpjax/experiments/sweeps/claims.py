@@ -102,5 +102,5 @@ def _cell(value: Any, name: str) -> str:
     return str(value)
   if name == "test_accuracy":
     return f"{value:.3f}"
-  # A lower bound is rounded down, every other epsilon up.
+  # A lower bound is rounded down, and all other epsilons are rounded up.
   return lower(value) if name == "audited_lower_bound" else upper(value)

@@ -354,7 +354,7 @@ def _data_key(config: Any) -> str:
 
 
 class LastData:
-  """Wraps `load_fn` with a cache of one: the data of the last config."""
+  """Wraps `load_fn`, and keeps the data of the last config for a config on the same data."""
 
   def __init__(self, load_fn: LoadFn):
     self._load_fn = load_fn

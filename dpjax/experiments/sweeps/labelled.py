@@ -43,7 +43,7 @@ def points(
   unread: Callable[[Config], Unused],
   settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
-  """Returns every run of a table, checked before the first one begins.
+  """Returns every run of a table. All runs are checked before the first run begins.
 
   Args:
     alone: label of the run if the config has no rows.

@@ -219,7 +219,7 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
-  # A user's code may call sys.exit.
+  # BaseException is caught, since a user's code may call sys.exit.
   except BaseException as error:
     # `blame` finds here whose code failed, because it needs the traceback, which cannot be sent.
     blamed = names.blame(error)
