@@ -436,7 +436,7 @@ class _Events:
       from tensorboardX import event_file_writer, summary
       from tensorboardX.proto import event_pb2
 
-    # The module creates its names at run time, which type checkers do not see.
+    # `event_pb2` creates its names at run time, so type checkers do not see them.
     proto: Any = event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
