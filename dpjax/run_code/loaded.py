@@ -171,7 +171,7 @@ def _asks(*, data: bool) -> str | None:
   if is_over or me == threading.main_thread().ident:
     return file
   # A thread of library code belongs to the file that started it. If the start was not seen, the
-  # frames of the main thread decide, since the code that waits for the load is usually there.
+  # frames of the main thread decide, since they usually include the code that waits for the load.
   thread = threading.current_thread()
   if thread in _STARTED_BY:
     return _STARTED_BY[thread]
