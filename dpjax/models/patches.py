@@ -168,7 +168,7 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
   variances, axes = scipy.linalg.eigh(
     covariance, subset_by_index=(width - count, width - 1)
   )
-  # The sign of an axis is arbitrary. Here the largest entry becomes positive.
+  # The sign of an axis is arbitrary. Here the entry of largest absolute value becomes positive.
   largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
   signed = axes * np.sign(largest)
   scaled = signed / np.sqrt(np.maximum(variances, 0) + floor)
@@ -313,7 +313,7 @@ def patch_chunks(
 def _averages(
   mean: jax.Array, axes: jax.Array, words: jax.Array, x: jax.Array, *, mirrored: bool
 ) -> jax.Array:
-  """Computes by how much patches exceed the threshold, and averages it over the cells of a grid.
+  """Compares patches with words, and averages the excess over the threshold in each grid cell.
 
   Args:
     x: images [b, H, W, C].
@@ -340,7 +340,7 @@ def _averages(
       values = (values + averages(image[:, ::-1])) / 2
     return pooling.standardized_roots(values)
 
-  # Images are taken one at a time. The maps of one image fit into a CPU's cache, which is four
+  # Images are taken one at a time. The maps of one image fit into a CPU's cache, so this is four
   # times as fast. And rounding cannot depend on an image's place in the batch.
   return jax.lax.map(features, x)
 
