@@ -286,9 +286,9 @@ def _least_guided(
   target: float,
   tol: float,
 ) -> float | None:
-  """Returns `_least` of `cost_by("")`, searched from an answer that a quicker cost gives.
+  """Returns `_least` of the cost `cost_by("")`. A cost that is quicker to compute gives the start.
 
-  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost says.
+  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost is.
   """
   cost = cost_by("")
   search = functools.partial(_least, low=low, high=high)
@@ -368,7 +368,8 @@ def _between(
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
   """Returns the point at which the line through a and b, on log-log axes, has the cost `aim`.
 
-  Every third trial returns the geometric middle of a and b instead."""
+  Every third trial returns the geometric middle of a and b instead, and so does a trial in which a
+  cost is 0 or infinite."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees

@@ -111,7 +111,8 @@ def skellam_rdp(
   Args:
     variance: variance of the noise on each coordinate.
     l2_sensitivity: L2 norm by which one record changes the integer vector.
-    l1_sensitivity: L1 norm of that change, as the function `l1_sensitivity` bounds it.
+    l1_sensitivity: L1 norm by which one record changes the integer vector. The function
+      `l1_sensitivity` bounds this norm.
     orders: Renyi orders > 1. An order that is no integer gets the value of the next integer, which
       is an upper bound.
 

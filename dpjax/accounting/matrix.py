@@ -48,8 +48,8 @@ _DENSE = 4096
 # Largest number of entries of one array: 2 GiB of float64. A few arrays of this size are held at
 # once.
 _MOST_ENTRIES = 2**28
-# Largest rounding error of an entry of C. Entries down to minus this count as not negative, and a
-# Toeplitz column that rises by at most this counts as falling.
+# Largest rounding error of an entry of C. An entry of at least minus this counts as not
+# negative, and a Toeplitz column that rises by at most this counts as falling.
 _ZERO = 1e-12
 
 

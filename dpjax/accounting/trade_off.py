@@ -183,7 +183,9 @@ class TradeOff(NamedTuple):
 
 
 def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns the proved curve of an event, from epsilon 0 to the first with delta <= `slack`.
+  """Returns pairs (epsilon, delta) proved for an event, at epsilons from 0 to a last one.
+
+  The last epsilon is the smallest one with delta <= `slack`, or 100 if that is smaller.
 
   Args:
     event: event of the whole run.

@@ -124,7 +124,7 @@ def write_losses(
   Guarantee: an upper bound. A bound on the rounding errors is added to the mass at infinity.
 
   Returns:
-    Whether a file was written. None is written if `loss_distribution` gives None, as for Renyi DP.
+    Whether a file was written: False if `loss_distribution` returns None, as for Renyi DP.
 
   Raises UserError as `epsilon` does.
   """

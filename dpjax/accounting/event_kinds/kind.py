@@ -164,7 +164,9 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False)."""
+    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False).
+
+    Default: raises UserError."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
       "sampled; use accountant='pld' or 'rdp'",
@@ -176,6 +178,7 @@ class EventKind(Generic[Event]):
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
     Sampling does not lower rho: a sampled part has the rho of the same mechanism on all records.
+    Default: raises UserError.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
 
@@ -474,7 +477,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides warnings that dp_accounting excludes an order. This only makes the bound looser."""
+  """Hides dp_accounting's warnings about orders that it excludes; fewer orders loosen the bound."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()
