@@ -310,7 +310,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   """
   weights = series.objective_weights(run.num_steps, run.objective)
   lags = np.arange(1, 1 + len(tail))
-  # The first column of A C^{-1} holds partial sums of that of C^{-1}: b_s = 1 - p_1 - .. - p_s.
+  # A sums prefixes. So the first column of A C^{-1} holds b_s = 1 - p_1 - .. - p_s.
   noise = np.ones(run.num_steps)
   noise[1:] -= np.cumsum(np.pad(tail, (0, run.num_steps))[: run.num_steps - 1])
   error = (weights * noise**2).sum()
