@@ -277,7 +277,7 @@ def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> Non
 def check_declared(
   update: Callable[..., Any], *arguments: Any, field: str, remedy: str
 ) -> None:
-  """Raises UserError if an update reads more than its arguments, and so may not be post-processing.
+  """Raises UserError if an update reads more than its arguments, such as private data.
 
   Args:
     update: the function; it is traced, not run.

@@ -44,7 +44,7 @@ _SECOND_TURNS = 20
 def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n] in [0, num_parts): a hash of the record itself.
 
-  Guarantee: one record more or fewer changes one part, whatever the others are. Under
+  Guarantee: one record more or fewer changes one part, whatever the other records are. Under
   replace_one two parts may change.
 
   >>> x = np.arange(6.0).reshape(3, 2)
