@@ -139,8 +139,8 @@ class SkellamSum:
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # Above this variance the sampler is not exact, and the grid is fine enough already. The limit
-    # is lowered slightly, since variances of shares are rounded when they are added.
+    # Above a variance of MAX_SKELLAM the sampler is not exact, and the grid is fine enough already.
+    # The limit is lowered slightly, since variances of shares are rounded when they are added.
     limit = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(limit) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2

@@ -3,7 +3,7 @@
 The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
 AND gate so that one label of each input gives one label of the output. The evaluator gets the
 labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
-Then it goes through the circuit. It sees one label of each wire, but not its value.
+Then it goes through the circuit. It sees one label of each wire, but not the wire's value.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -55,7 +55,7 @@ class Circuit(NamedTuple):
 
 
 class GarbledCircuit(NamedTuple):
-  """Tables and digests for the evaluator. They do not reveal the labels that it lacks."""
+  """Tables and digests for the evaluator. They reveal no label that the evaluator lacks."""
 
   tables: tuple[tuple[int, int], ...]  # of each AND: the garbler's and the evaluator's half
   outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output

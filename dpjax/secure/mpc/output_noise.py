@@ -107,8 +107,8 @@ class OutputNoise:
   release costs epsilon again.
 
   Raises:
-    UserError: no penalty; a rate that is too large, or over n is no power of two; or sums or noise
-      that would leave the ring.
+    UserError: no penalty; a rate that is too large, or that divided by n is no power of two; or
+      sums or noise that would leave the ring.
 
   >>> mechanism = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
   ...   noise_multiplier=4.0)
@@ -200,7 +200,7 @@ class OutputNoise:
 
   @property
   def penalty(self) -> float:
-    """The penalty that runs: n l as a multiple of 2^-f, over n."""
+    """The penalty that runs: n l rounded to a multiple of 2^-f, and divided by n."""
     return self._penalty_units * self._unit / self.num_rows
 
   @property
@@ -315,7 +315,7 @@ class OutputNoise:
       x: [n, d + 1] shares of `rows`, of all owners.
       y: [n, k] shares of `labels`.
       weights: shares after `first` steps, to go on from; None: start from weights of 0.
-      first, last: runs the steps first, ..., last - 1; last None: to the end.
+      first, last: range of the steps that run, without `last`; last None: to the end.
 
     Raises:
       UserError: other shapes, another fixed point, or local truncation, which fails with a

@@ -119,8 +119,8 @@ class AdditiveServers(SumSettings):
   sums are added.
 
   Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
-  once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
-  and not all servers together). A client counts as soon as all servers have its shares.
+  once it is revealed, and before that nothing (information-theoretic; honest-but-curious). All
+  servers together can read every vector. A client counts once all servers have its shares.
 
   `Cost.server_bytes` counts all servers together, with what they send each other.
   """

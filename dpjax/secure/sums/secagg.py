@@ -3,8 +3,8 @@
 | variant            | masks against          | hides from                                       |
 | ------------------ | ---------------------- | ------------------------------------------------ |
 | `SecAgg`           | all others             | server and t - 1 clients, honest-but-curious     |
-| `SecAgg(signed)`   | all others             | the same, and a server that lies with fewer than |
-|                    |                        | 2t - n of the clients (t > 2n / 3)               |
+| `SecAgg(signed)`   | all others             | the same, and a server that lies, together with  |
+|                    |                        | fewer than 2t - n of the clients (t > 2n / 3)    |
 | `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
 |                    |                        | curious, except with probability 2^-40           |
 

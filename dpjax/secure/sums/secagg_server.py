@@ -8,7 +8,7 @@ messages.
     unmasked = total(state)
 
 Masked vectors are added up as they come, so the state holds one vector, not one per client. A
-message that is wrong in any way raises one line and leaves the state unchanged. Its sender counts
+message that is wrong in any way raises UserError and leaves the state unchanged. Its sender counts
 as silent. Beside the sum the server learns who was there in which phase, and when each message
 came.
 

@@ -149,7 +149,7 @@ class PrivateStatistics:
   targets to +-`y_bound`, rows with NaN or infinity dropped. With s = x_bound^2 + 1 (the
   column of ones) one row's (x x^T, x y) has a norm of at most sqrt(s^2 + s y_bound^2).
   The symmetric matrix counts by its Frobenius norm: off-diagonal entries are summed once and
-  weigh sqrt(2). That bound is the sensitivity under add_or_remove_one; under replace_one the
+  weigh sqrt(2). The norm bound is the sensitivity under add_or_remove_one; under replace_one the
   sensitivity is twice as large. The number of rows is one of the sums, so it is private, too.
 
   Guarantee: one Gaussian release. Everything computed from it (the weights, any ridge, the

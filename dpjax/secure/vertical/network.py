@@ -190,7 +190,7 @@ def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarr
 
   Labels y are 0 or 1.
 
-  Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
+  Degree 1, 1/2 + s/4 - y, is the derivative of Hardy's loss log 2 - s/2 + s^2/8 (for y = 1).
   Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
   doi:10.2196/medinform.8805) and wrong beyond.
 
@@ -242,11 +242,11 @@ def two_party_logistic(
     keys: keys of `encrypted_vectors`; degree 3 needs `ckks(depth=2)`.
     degree: 1 or 3. Degree 3 is closer to logistic regression while scores stay within +-8. Beyond
       that it diverges, so bound the features (clip them, or use tanh).
-    disclosure: memory of the parties of earlier runs over the same entities; None for a
-      new one. Every step that runs is counted, also from a state that was used before.
+    disclosure: the parties' memory of earlier runs over the same entities; None: a new memory.
+      Every step that runs is counted, also from a state that was used before.
 
   Raises:
-    UserError: labels other than 0 and 1, rows that differ, more rows than
+    UserError: labels other than 0 and 1, parties with different numbers of rows, more rows than
       `keys.public.slots`, features beyond +-1024, or what `disclosure` refuses.
   """
   seen = Disclosure() if disclosure is None else disclosure
