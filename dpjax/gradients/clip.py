@@ -66,7 +66,7 @@ class ClipRule:
     """Returns the factor of each gradient, times `most`, [B].
 
     Args:
-      lengths: [B], l2 norms of the gradients; 0 and infinity occur.
+      lengths: [B], l2 norms of the gradients; 0, infinity and NaN occur.
       top: `self.top(C)` times `most`.
       most: a power of two, which lifts tiny factors so that they keep their digits.
 

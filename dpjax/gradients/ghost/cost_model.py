@@ -109,11 +109,12 @@ _PLATFORMS = {
 
 # Largest ratio of a convolution's held gradient, on a TPU, to the arrays recorded at its site.
 _HOLD_CONVOLUTION = 1.5
-# Number of elements of the gradients that a CPU forms at once for a sum. They fit its cache.
+# Number of elements that fit a CPU's cache. Gradients for a sum are formed in groups of this size,
+# and of at least one gradient.
 _IN_CACHE = 2**18
 # Largest ratio of a leaf to the matrices that an example gathers, at which gradients are stacked.
 _STACK_UP_TO = 3.0
-# Largest number of elements of a gradient per example that the general rule holds.
+# Largest number of elements of one example's gradient for which `gradient` says that holding pays.
 _HOLD_AT_MOST = 2**20
 
 
@@ -279,10 +280,10 @@ def held_convolution(form: RowForm) -> Cost:
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
-  """Returns the cost of the general rule, and whether it holds the gradients of examples.
+  """Returns the cost of the general rule, and whether it pays to hold the gradients of examples.
 
-  It holds gradients of up to 4096 elements, or of up to `_HOLD_AT_MOST` if they are much smaller
-  than the arrays that their sites touch.
+  It pays for gradients of up to 4096 elements, and for gradients of up to `_HOLD_AT_MOST` elements
+  that are much smaller than the arrays that their sites touch.
   """
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)

@@ -314,7 +314,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Clip factors of the examples, and the lengths behind them; trees with a [B] per clip norm."""
+  """Clip factors of the examples, and the lengths behind them; trees of one [B] per clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be
@@ -415,7 +415,7 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
 def keeps_apart(planned: Recipe) -> bool:
   """Returns whether no convolution of the program mixes examples (`loss_checks.mixes`).
 
-  A convolution with rows mixes no examples: its kernel is not batched, and its gradient is a
+  A convolution with a row form mixes no examples: its kernel is not batched, and its gradient is a
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """

@@ -482,7 +482,7 @@ def loses_terms(
     return None
   columns = max(max(form.left, form.right) for form in unit.forms)
   lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
-  # With `~`, an extent beyond the range of floats counts as a loss.
+  # The test is negated, so that an extent of infinity or NaN counts as a loss.
   return (factor != 0) & ~(lost <= _LOST * factor * longest)
 
 
