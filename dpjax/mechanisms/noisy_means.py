@@ -106,7 +106,7 @@ class NoisyMeans(abc.ABC):
 
   @property
   def _sums(self) -> Gaussian:
-    """Returns the noise on a sum of vectors, in clip norms."""
+    """Returns the mechanism that adds noise to a sum of vectors, in clip norms."""
     return Gaussian(self.noise_multiplier, 1.0)
 
   @property

@@ -74,7 +74,7 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    # Raises if a row has no candidate to choose.
+    # Raises for a row with NaN or +infinity, and for a row without a candidate to choose.
     finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale

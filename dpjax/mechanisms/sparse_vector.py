@@ -116,7 +116,7 @@ class SparseVector:
 
   @property
   def query_scale(self) -> float:
-    """Returns the scale of the Laplace noise with which each query is compared."""
+    """Returns the scale of the Laplace noise that is added to each query for its comparison."""
     return self._shifts * float(self.sensitivity) / self.hit_epsilon
 
   def init(self, key: jax.Array) -> SparseVectorState:

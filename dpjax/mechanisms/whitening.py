@@ -141,7 +141,7 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep earlier releases constant.
+    So a test of one sum can keep earlier releases constant. None stands for those of this call.
     """
     key = self.own_key(key)
     examples = _examples(x)
