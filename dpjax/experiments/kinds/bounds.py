@@ -258,7 +258,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
 
 
 def training(config: TrainConfig) -> None:
-  """Raises UserError for a config of a central run, by rules on more than one field."""
+  """Raises UserError for errors in a central run's config beyond the rules of single fields."""
   data(config.data)
   model(config.model)
   unit_range(config.model.name, config.data)

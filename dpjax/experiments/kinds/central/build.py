@@ -601,7 +601,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """Lowers a jitted step for the target's devices (`parallel.made_for`), on a batch of the run."""
+  """Lowers a jitted step, on a batch of the run, for the devices of `parallel.made_for`."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh

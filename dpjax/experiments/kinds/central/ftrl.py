@@ -118,8 +118,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   """
   apart = separation(privacy)
   noise = privacy.ftrl.strategy.make(num_steps, apart)
-  # If all examples whose turn it is take part, sampling does not amplify privacy. Then any
-  # correlated noise can be accounted for.
+  # If an example takes part in each of its turns with probability 1, sampling amplifies nothing.
+  # Then any correlated noise can be accounted for.
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(

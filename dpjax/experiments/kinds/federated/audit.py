@@ -234,7 +234,7 @@ def marked(
 def sending(audited: Audited | None, map_clients: Any) -> Any:
   """Returns the execution of clients, in which canaries send only their directions.
 
-  It is unchanged if canaries send no directions, or if they send in `hidden`.
+  The execution is unchanged if canaries send no directions, or if `hidden` sends the directions.
   """
   if audited is None or audited.directions is None or audited.hears:
     return map_clients
@@ -245,8 +245,8 @@ def sending(audited: Audited | None, map_clients: Any) -> Any:
 def hidden(
   audited: Audited | None, client: federated.ClientAlgorithm
 ) -> federated.ClientAlgorithm:
-  """Returns the client as it is before it adds noise. If the audit tests this noise, canaries
-  send their directions here."""
+  """Returns the client before noise is added to its message. If the audit tests this noise, the
+  client sends a canary's direction when its rows are a canary's."""
   if audited is None or audited.directions is None or not audited.hears:
     return client
   bound = audited.target.l2_clip_norm

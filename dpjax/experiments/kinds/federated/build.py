@@ -377,7 +377,7 @@ def _algorithm(
     num_clients: public number of clients before canaries are inserted, so that no divisor reveals
       how many canaries are in.
     around: function that wraps the work of a client, and the state that the client keeps.
-    before: function that wraps the aggregator, to change messages before it.
+    before: function that wraps the aggregator, to change the messages that it gets.
   """
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
