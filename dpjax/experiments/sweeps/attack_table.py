@@ -74,7 +74,7 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   Raises:
     WouldBeIgnored: the row changes a field in this section.
   """
-  # Changes in the section that is not attacked would be shown as the row's defence.
+  # Changes in the section that is not attacked are refused: they would look like a defence.
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(

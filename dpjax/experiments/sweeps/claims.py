@@ -27,7 +27,7 @@ def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """Returns one row for each (curve, data set, target epsilon), which combines its seeds."""
+  """Returns one row for each (curve, data set, target epsilon), with the runs of all seeds."""
   groups: dict[tuple, list[Row]] = {}
   for result in results:
     key = (result["curve"], result["dataset"], result["epsilon_target"])

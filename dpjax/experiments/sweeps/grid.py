@@ -157,8 +157,8 @@ def _check_alike(all_points: list[Point]) -> None:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
-    # Without a guarantee, or with fresh keys, equal runs share no noise that could be
-    # subtracted.
+    # Runs without a guarantee, or with fresh keys, share no noise that could be subtracted. So only
+    # identical runs are refused, whose names are equal.
     where = tuple(getattr(config.data, name) for name in config_names.PLACES)
     alike = (digest, *where) if private else point.name
     if alike in seen:

@@ -50,7 +50,8 @@ def points(
     check: function that raises UserError if a run is refused.
     row_facts: function (label, run) -> values that distinguish the run from the other runs.
     unread: function from a run to the fields that it does not read (`engine.resettled`).
-    settle: function (run, changes of its row, name of the row in errors), called before `check`.
+    settle: function (run, changes of its row, name of the row in errors) that may change the run
+      before `check`.
 
   Raises:
     UserError: an unknown field or value, a field of the whole table, two rows with the same name.

@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 Row = dict[str, Any]
 
-# Maps a data set of the board to (prefix of folder and files, kinds of public data with a file).
+# Maps a data set of the board to (prefix of file names, kinds of public data with a file).
 BOARDS = {
   "CIFAR-10": ("CIFAR10", ("no", "IN1K", "DC1B", "any")),
   "ImageNet": ("ImageNet", ("no", "DC1B", "any")),
@@ -161,7 +161,7 @@ def read(
     public_data: public data that the model has seen. Empty: none.
     model: words for the model. Empty: the variant's name in a sweep, else the model's name.
     series: name of the variants that are read, without the part from " @ " on. Empty: all.
-    metric: key of the score in a result. A key with "auc" in it is an area under a curve.
+    metric: key of the score in a result. If it contains "auc", the score is an area under a curve.
 
   Raises:
     UserError: a folder holds no finished run, or the board does not take a run.
@@ -256,7 +256,7 @@ def _privacy(changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row_of_run(folder: pathlib.Path) -> Row:
-  # Refuses a result that was edited, or that belongs to another config.
+  # This call refuses a result that was edited, or that belongs to another config.
   several_runs.read([str(folder)])
   result = writers.read_json(folder / writers.RESULT)
   config = writers.read_json(folder / workdir.CONFIG)
@@ -272,7 +272,7 @@ def _row_of_run(folder: pathlib.Path) -> Row:
 
 
 def _check(row: Row, metric: str) -> None:
-  """Raises UserError for a run that the board does not take, or that dpjax did not write."""
+  """Raises UserError for a run that the board does not take, or whose result lacks a field."""
   kind = row.get("epsilon_kind")
   if kind not in ("proved", "claimed"):
     raise UserError("must be proved or claimed", field="epsilon_kind", value=kind)

@@ -32,7 +32,7 @@ _BINS = 120
 
 
 class FigureNoise(NamedTuple):
-  """A noise distribution of the figure."""
+  """A noise distribution of figure 9, with its scale and standard deviations."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
