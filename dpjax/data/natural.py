@@ -36,7 +36,7 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """Groups rows into one client for each id, ordered by id as text: 10 before 2.
+  """Groups rows into one client for each id. Clients are ordered by id as text: 10 before 2.
 
   Rows of a client keep their order.
 

@@ -166,7 +166,7 @@ class Rows:
 
     Args:
       change: function of rows [k, *features], which converts each row independently.
-      features: shape of one row after the change; None: it stays.
+      features: shape of one row after the change; None: the shape stays.
     """
     before = self.decode
     shape = self.features if features is None else features

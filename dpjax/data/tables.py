@@ -28,7 +28,7 @@ _Held = pathlib.Path | Mapping[str, Any]
 # Path of the file of a declaration, or its content. None: the declaration file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
-# Number of column names that are compared with the name of a missing column, to suggest one.
+# Largest number of column names that are compared with the name of a missing column.
 _COMPARED = 1000
 
 
@@ -457,7 +457,7 @@ class _Cells:
 def hashed_text(text: str, salt: int) -> float:
   """Returns a hash of a text and a salt, as a number in [0, 1).
 
-  If it decides the split of a record, the split does not depend on other records.
+  If the hash decides the split of a record, the split does not depend on other records.
 
   >>> round(hashed_text("ward/7.png", salt=0), 3)
   0.813
