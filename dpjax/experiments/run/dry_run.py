@@ -107,7 +107,7 @@ def report(
       on this machine.
 
   Raises:
-    UserError: the run would be refused before its first step, with the same line; or there are
+    UserError: the run would be refused before its first step, with the same message; or there are
       several processes.
   """
   if jax.process_count() > 1:

@@ -369,7 +369,7 @@ def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
 
 
 class _Trainer:
-  """Carries out the phases of one run."""
+  """Carries out each phase that the schedule of a run passes to it."""
 
   def __init__(
     self,
@@ -426,7 +426,7 @@ def _alike(first: Any, other: Any) -> bool:
 
 
 class Running:
-  """The state of a running phase."""
+  """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, trainer: _Trainer):
     self.phase = job_lib.checked_phase(phase)
@@ -598,7 +598,7 @@ class Running:
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def go(self, received: list[int]) -> None:
-    """Runs the remaining steps."""
+    """Runs the remaining steps. A signal before the last step raises Interrupted, after a save."""
     phase = self.phase
     # A run killed after its last step, but before its result, has nothing left to train.
     if self.step == phase.num_steps or self.reached:
