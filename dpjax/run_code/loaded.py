@@ -180,7 +180,7 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """Returns (whether the frames decide who loads, the user's file that loads or None)."""
+  """Returns (whether a frame shows who loads, the user's file if it is the user, else None)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
