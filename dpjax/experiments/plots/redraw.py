@@ -1,4 +1,4 @@
-"""Draws CSV files: dpjax's own files like dpjax did, other files by columns that a user names."""
+"""Draws CSV files: dpjax's own files as dpjax drew them, other files by columns of the user."""
 
 from __future__ import annotations
 
