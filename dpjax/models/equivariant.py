@@ -165,9 +165,9 @@ class EquivariantCnn(nn.Module):
   The first convolution lifts images to maps of the group. All other convolutions take maps of the
   group. Convolution i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
   convolution j if j is in `pool_after`. Then come the maximum over the group, the mean over
-  positions, and a linear head. An element of the group does not change the logits. With
-  `invariant=False` the head gets all positions instead of their mean, and the logits may depend on
-  the orientation.
+  positions, and a linear head. If an element of the group acts on the image, the logits stay the
+  same. With `invariant=False` the head gets all positions instead of their mean, and the logits may
+  depend on the orientation.
 
   Args:
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (no symmetry: an ordinary network).

@@ -352,7 +352,7 @@ def scattering_features(
       linear model then scores both images alike, so half of the noise in its weights has no effect.
     colours: "rgb" keeps the colours, "opponent" applies `opponent_colours` to three colours.
     dtype: type of the result. float16 halves its size and keeps three digits.
-    progress: called as progress(images done, n) after each chunk.
+    progress: function that is called as progress(images done, n) after each chunk.
 
   Returns:
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
