@@ -105,7 +105,7 @@ def insert_canaries(
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
 ) -> tuple[Dataset, Canaries]:
-  """Inserts canaries: `num_canaries` rows of the training data, each in by a fair coin.
+  """Turns `num_canaries` rows of the training data into canaries. Fair coins decide which are in.
 
   Args:
     train: the training data, which is not changed.
@@ -156,7 +156,7 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """Returns the data after canaries whose coins lost are taken out, as the relation says."""
+  """Removes the canaries `rows`, or empties them (replace_special), or keeps rows (replace_one)."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -192,7 +192,7 @@ def split_scores(values: HostArray, canaries: _Coins) -> Scores:
 
 
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
-  """Applies a function of a batch [B, ...] -> [B] to all examples: [n]; NaN becomes 0."""
+  """Applies `score`, batch [B, ...] -> [B], to all examples. Returns [n], where NaN becomes 0."""
   batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
   placed = [Example(jnp.asarray(batch.x), jnp.asarray(batch.y)) for batch in batches]
   compiled = jax.jit(score)

@@ -118,8 +118,8 @@ def insert_canary_clients(
   neighboring_relation: str = "add_or_remove_one",
   join: bool = False,
 ) -> tuple[Federation, CanaryClients]:
-  """Returns a federation in which `num_canaries` clients are canaries, each in by a fair
-  coin.
+  """Returns a federation in which `num_canaries` clients are canaries. Fair coins decide which of
+  them are in.
 
   Args:
     federation: the federation, which is not changed.
@@ -254,7 +254,7 @@ def _trainers(
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
-  """Returns the federation after canaries whose coins lost are taken out, as the relation says."""
+  """Removes the clients at `places`, or empties them (replace_special); replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return federation
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -353,12 +353,12 @@ class _Work(NamedTuple):
 
   @property
   def key(self) -> Array:
-    """The client's key, from which wrappers around the client draw."""
+    """The client's key, from which wrappers of the client draw random numbers."""
     return self.own.key
 
 
 def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
-  """Yields the cohorts, in which each row has its number of `canaries`. `sender` reads the numbers.
+  """Yields the cohorts, with each row marked by its entry of `canaries.numbers`, for `sender`.
 
   If the canaries train, the cohorts stay unchanged.
   """
@@ -589,7 +589,7 @@ def _flattened(leaf: Array) -> Array:
   tall = tall if tall.shape[0] >= tall.shape[1] else tall.T
   if tall.shape[1] > _MOST_VALUES:
     return leaf
-  # Singular values come from the smaller Gram matrix: far cheaper than an SVD.
+  # Singular values come from the smaller Gram matrix, which is far cheaper than an SVD.
   squares, vectors = jnp.linalg.eigh(tall.T @ tall)
   values = jnp.sqrt(jnp.maximum(squares, 0.0))
   limit = _FLAT * jnp.median(values)
@@ -602,8 +602,9 @@ def _flattened(leaf: Array) -> Array:
 def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """Returns the log-likelihood ratios of one round: [..., m] -> [..., m].
 
-  A canary that is in takes part with probability `prob`, and then adds 1. A canary that is out adds
-  0, or -1 with `opposite`. The width of the normal noise is estimated from the round's canaries.
+  A canary that is in takes part with probability `prob`, and then adds 1 to its entry. A canary
+  that is out adds 0, or -1 with `opposite`. The width of the normal noise is estimated from the
+  round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))
@@ -611,7 +612,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """
   middle = jnp.median(seen, axis=-1, keepdims=True)
   width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
-  # The width of equal values would be 0, and is a divisor below.
+  # Equal values have width 0, which cannot be a divisor.
   variance = jnp.maximum(width, 1e-3) ** 2
   # A canary that takes part in every round cannot be absent.
   stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf

@@ -77,8 +77,8 @@ def _one(values: Any, name: str) -> np.ndarray:
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
-  Breaking ties turns a threshold inside a tie into a randomised test. This test is as valid, and
-  for discrete outputs the best there is. For independent trials the place of a score decides its
+  Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
+  and the best one for discrete outputs. For independent trials the place of a score decides its
   random number. For canaries of one run the place would reveal the coin, so `_guesses` uses ids.
   """
   validate.open_unit(confidence=confidence)
@@ -236,11 +236,11 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
 def one_run_p_value(
   *, correct: int, guesses: int, num_canaries: int, epsilon: float, delta: float
 ) -> float:
-  """Returns a bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
+  """Returns an upper bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
 
-  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Each of
-  the m canaries must be in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and
-  beta = P(W >= correct).
+  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Fair
+  coins must decide which of the m canaries are in. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)),
+  and beta = P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -263,7 +263,7 @@ def _too_many(
   guesses: int,
   num_canaries: int,
 ) -> Any:
-  """Returns whether `correct` guesses are too many at each of the significance `levels` [...].
+  """Returns whether `correct` right guesses are too many, at each of the significance `levels`.
 
   This is Algorithm 3 of Mahloujifar et al.
 
@@ -499,9 +499,9 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
   p-value is multiplied by how many there are (Bonferroni).
 
-  Guarantee: the result is at most p with probability at most p, if the claim holds. Every canary
-  must be in by a fair coin of its own. The result is rounded up, to one of 12 values in each power
-  of ten.
+  Guarantee: the result is at most p with probability at most p, if the claim holds. Fair
+  coins must decide which canaries are in. The result is rounded up, to one of 12 values in each
+  power of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
@@ -527,10 +527,10 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  If k canaries were in, it guesses the k largest scores to be in, and all others out. One guess is
-  right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy sums along
-  orthogonal canaries are independent (white noise, each canary drawn by itself). Canaries that
-  train are not, since they move a model that all of them share.
+  If k canaries were in, the test guesses the k largest scores to be in, and all others out. One
+  guess is right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy
+  sums along orthogonal canaries are independent (white noise, each canary drawn by itself).
+  Canaries that train are not, since they move a model that all of them share.
 
   >>> claim = TradeOff(np.zeros(1), np.array([0.5]))
   >>> p = alarm_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim)

@@ -255,7 +255,7 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """Returns bounds [levels, 4] by {score >= level} and its complement, in both directions."""
+  """Returns bounds on epsilon [levels, 4], by {score >= level} and its complement, both ways."""
   n = len(scores.inside)
   m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
@@ -419,7 +419,7 @@ def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def together(*adversaries: Adversary) -> Adversary:
-  """Returns an adversary whose score is the sum of several, each approximately a log-ratio."""
+  """Returns an adversary whose score is the sum of several scores, each nearly a log-ratio."""
 
   def learn(zero: np.ndarray, one: np.ndarray) -> Score:
     scores = [adversary(zero, one) for adversary in adversaries]

@@ -77,7 +77,7 @@ def game(
 
   @functools.cache
   def many(world: int) -> Callable:
-    # One program serves both inputs.
+    # Traced data are arguments, so one program serves both inputs.
     if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
     # The data are not traced, so that work on the host, such as refusing, is played, too.
@@ -509,7 +509,7 @@ _VOTES = 16
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game on equal counts [K] in all queries. `num` holds their numbers for the event."""
+  """Returns a game in which all queries have equal counts [K]; `num` tells `event` how many run."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)

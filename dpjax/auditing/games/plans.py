@@ -80,8 +80,8 @@ def game(
   Args:
     plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
-    epsilon, delta: cost of the plan that other code states. It replaces all but the last point of
-      the plan's own curve.
+    epsilon, delta: cost of the plan, as other code states it. This point replaces all but the last
+      point of the plan's own curve.
     runner: function from a plan to a function (keys [n], gradients [n, steps, batch], mask) ->
       private means [n, steps], for code that uses the plan. None: the plan's transform alone.
   """

@@ -182,7 +182,7 @@ _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class BrokenMechanism:
-  """Mechanism that states what the honest one states, and draws with the plant's fault.
+  """Mechanism that states what the honest one states, and makes releases with the plant's fault.
 
   Args:
     kind: class of mechanisms.
@@ -289,7 +289,7 @@ def _wider(clip: Any, factor: float) -> gradients.Clip:
 
 
 def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
-  """Returns a private transform that counts rows twice, or repeats its first noise."""
+  """Returns a private transform that counts rows `copies` times, or repeats its first noise."""
 
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
@@ -353,7 +353,7 @@ _PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_no
 
 
 def _broken_transform(make: Callable, plant: Plant) -> Callable:
-  """Returns the private transform with the plant's numbers."""
+  """Returns the function that makes a private transform, with the plant's fault."""
 
   def broken(*arguments: Any, **options: Any) -> Any:
     if "noise_multiplier" in options:
@@ -395,7 +395,7 @@ def _central(plant: Plant) -> Callable[[Plan, Any], federated.Aggregator]:
 def _in_rounds(
   init: Callable, loud: federated.Aggregator, plan: Plan, plant: Plant
 ) -> federated.Aggregator:
-  """Returns an aggregator that counts clients twice, or repeats its first noise."""
+  """Returns an aggregator that counts clients `copies` times, or repeats its first noise."""
   assert loud.partial is not None
   assert loud.finish is not None
   sums = loud.partial
@@ -625,7 +625,7 @@ def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[
 
 
 class _Statistics:
-  """Statistics that state what the honest ones state, and draw with the plant's fault."""
+  """Statistics that state what the honest ones state, and are released with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
@@ -661,7 +661,7 @@ def _vertical(name: str, plant: Plant) -> list[Game]:
 
 
 class _Opened:
-  """Release that states what the honest one states, and opens with the plant's fault."""
+  """Release that states what the honest one states, and opens weights with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
