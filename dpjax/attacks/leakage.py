@@ -185,8 +185,8 @@ def distance_correlation(
 ) -> LeakageScore:
   """Computes the bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
 
-  The result is sign(R) sqrt|R|, where R is the correlation of U-centred distances. It is in [-1,
-  1], around 0 for independent pairs, and 1 if the gradients are a similarity transform of the
+  The result is sign(R) * sqrt(|R|), where R is the correlation of U-centred distances. It is in
+  [-1, 1], around 0 for independent pairs, and 1 if the gradients are a similarity transform of the
   inputs. The score without correction is not used: in many dimensions it tends to 1 for all data. A
   pair may also be a whole batch and its gradient.
 

@@ -177,7 +177,7 @@ def lira(
       record that is surprisingly hard then counts as a member, too.
 
   Raises UserError for two_sided online, and for a record without shadows that did not hold it, or
-  (online) that held it. Without `fixed_variance`, two of each are needed.
+  (online) that held it. Without `fixed_variance`, two such shadows are needed.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)

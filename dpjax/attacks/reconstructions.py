@@ -70,7 +70,7 @@ def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
 
 @_moved.rename_keywords(found="recovered")
 def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
-  """Returns the peak signal-to-noise ratio 10 log10(range^2 / MSE) of each record, in dB: [B].
+  """Returns the peak signal-to-noise ratio of each record, 10 * log10(data_range^2 / MSE): [B], dB.
 
   >>> psnr([[0.0, 1.0]], [[0.1, 0.9]]).round(6).tolist()
   [20.0]
@@ -197,8 +197,8 @@ def fidelity(
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
-  It is the one-to-one assignment with the largest total PSNR. By the smallest total squared error,
-  an exact guess could go to another record, to reduce the large errors of bad guesses.
+  It is the one-to-one assignment with the largest total PSNR. With the smallest total squared error
+  instead, an exact guess could go to another record, to reduce the large errors of bad guesses.
 
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]
