@@ -249,8 +249,8 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """Returns the noise that makes the release of a record locally (epsilon, delta)-DP, after
-  `clipped`.
+  """Returns the noise that makes the release of a record from `clipped` locally (epsilon,
+  delta)-DP.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
