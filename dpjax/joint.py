@@ -28,8 +28,8 @@ from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# Field with the noise multiplier of a part. `JointPlan.calibrated` scales the noise multipliers of
-# all parts that are not fixed by one factor.
+# Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
+# all parts that are not fixed.
 _NOISE = "noise_multiplier"
 
 
@@ -223,7 +223,7 @@ class JointPlan:
 
     Raises:
       UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a part whose noise may change has none; or what the class raises.
+        a part whose noise may change has no noise; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -373,9 +373,10 @@ class JointPlan:
   def epsilon(
     self, delta: float | None = None, steps: Mapping[str, int] | None = None
   ) -> float:
-    """Returns epsilon of all parts together; `steps` as for `event`, `delta` None for the plan's.
+    """Returns epsilon of all parts together. `steps` is as for `event`.
 
-    It accounts for the abort of each plan on a draw above its capacity.
+    A `delta` of None is that of the joint plan. The abort of each plan on a draw above its capacity
+    is accounted for.
 
     Raises:
       UserError: no epsilon at such a small delta.
@@ -502,7 +503,7 @@ class JointPlan:
   def _check_key(
     self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
   ) -> None:
-    """Raises UserError if another part used this key, or an earlier call of this mechanism.
+    """Raises UserError if another part, or an earlier call of this mechanism, used this key.
 
     A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
     """

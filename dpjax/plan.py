@@ -182,7 +182,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # The events are computed now, since this raises for combinations without an analysis.
+      # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)

@@ -28,7 +28,7 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """Settings of a run. Exactly one of the first four fields is None: the one to solve for.
+  """Settings of a run. Without an `attack`, one of the first four fields is None: the unknown.
 
   With an `attack`, both epsilon and noise_multiplier are None: `solve` finds the noise, and
   `epsilon_of` the epsilon that it gives.
