@@ -347,8 +347,8 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
   deviations = [(math.inf if wrong else 0.0, "size of a batch")]
   # How often an example is in a batch, [n] for each step. float32 holds these counts exactly.
   copies = [np.bincount(drawn, minlength=n).astype(np.float32) for drawn in draws]
-  # Two draws are the same example with this chance. All pairs of draws are uncorrelated, also those
-  # that share a draw, since every example is equally likely.
+  # Two draws are the same example with chance 1 / n. All pairs of draws are uncorrelated, also
+  # pairs that share a draw, since every example is equally likely.
   alike = 1 / n
   variance = alike * (1 - alike)
   pairs = steps * size * (size - 1) / 2
@@ -431,8 +431,8 @@ def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
 
 
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
-  """Returns the z-score of the pair of batches that share unusually many examples, by a union bound
-  over all pairs of steps."""
+  """Returns the z-score of the two batches that share the most examples for their sizes, by a union
+  bound over all pairs of steps."""
   taken = _taken(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
@@ -483,7 +483,7 @@ def _unused_bits(
     for bit in range(width)
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
-  # With so few possible batches, equal ones may be chance.
+  # With fewer than e^25 possible results, equal batches may be chance.
   if sum(_ways(draws[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
@@ -499,7 +499,7 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
     drawn = [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]]
-    # Two of so many seeds may agree by chance. Seeds are compared only if the probability of that
+    # Two of many seeds may agree by chance. Seeds are compared only if the probability of that
     # is below e^-21, about 1e-9.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
@@ -532,7 +532,7 @@ def _comes_again(subject: Subject, n: int) -> float:
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
   for drawn in map(np.unique, _of_run(subject, n)):
-    # With so few possible batches of this size, one may repeat by chance.
+    # If few batches of this size are possible, one may repeat by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()

@@ -22,7 +22,7 @@ _QUIET = 1e-3
 # Epsilon of the medians that are released before the sums. It is large, so that they are nearly
 # exact.
 _LOUD = 100.0
-# Tolerance in clip norms, for the grid and the rounding of a run with this little noise.
+# Tolerance in clip norms, for the grid and the rounding of a run with little noise.
 _SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0

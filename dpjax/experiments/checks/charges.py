@@ -97,7 +97,8 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 def _levels_before(plan: Any) -> list[float]:
   """Returns noise multipliers, relative to the sensitivity, of what is released for one vector of
-  the statistics: its noisy sum, and its private median if it has one. Empty without statistics."""
+  the statistics: its noisy sum, and its private median if it has one. Returns [] without
+  statistics."""
   statistics = plan.statistics
   if statistics is None:
     return []

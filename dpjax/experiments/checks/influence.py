@@ -281,7 +281,7 @@ def _masks() -> Iterator[np.ndarray]:
 
 
 def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
-  """Yields (name, parameters) after plain Adam on these examples, so that gradients get short."""
+  """Yields (name, parameters) after training by Adam on the batch, so that gradients get short."""
   tx = optax.adam(0.02)
   mean = lambda params: jnp.mean(
     jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)

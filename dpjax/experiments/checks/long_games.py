@@ -55,7 +55,7 @@ class Settings:
   Args:
     minutes: approximate time for all games together. Games take longer if they need it for `LEAST`
       draws.
-    only: a package, a subject or package.subject; "" for all.
+    only: name of a package, of a subject, or package.subject; "" for all.
     seed: seed of all draws.
   """
 

@@ -28,10 +28,10 @@ NEAR = 0.05
 COORDINATES = 512
 # Every noise value of the first steps is recorded until there are this many values.
 _VALUES = 300_000
-# Largest number of steps in all for which a short plan is repeated. So small models give enough
-# values.
+# A short plan is repeated until its runs have this many steps, or enough values. So small models
+# give enough values.
 _LONGEST = 4000
-# Number of values to draw before steps are skipped. It takes about ten seconds.
+# Number of values that are drawn before steps are skipped. Drawing them takes about ten seconds.
 _WORK = 600_000_000
 # Number of entries up to which the state of a transform counts as small. A small state keeps no
 # noise.

@@ -266,7 +266,7 @@ def _with_ledger(
   path: pathlib.Path, stated: FinishedRun, result: Mapping[str, Any]
 ) -> FinishedRun:
   """Returns `stated` with the noise keys of its ledger, and with the event of the steps that ran if
-  the stated epsilon follows from it."""
+  the stated epsilon follows from this event."""
   held = result.get("ledger")
   if not isinstance(held, dict) or not stated.delta:
     return stated

@@ -35,7 +35,7 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-# Largest number of characters of a list of fields in an error.
+# Largest number of characters of a list of fields that an error shows whole.
 _LISTED = 200
 # Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
 _INT_BITS = 64
@@ -560,7 +560,7 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
-  # Python's spelling is read, such as (1, 2) and None, and JSON's, such as null and true.
+  # Two spellings are read: Python's, such as (1, 2) and None, and JSON's, such as null and true.
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)
