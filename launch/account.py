@@ -21,7 +21,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
-  # batches of independent draws, with copies, under the same two relations; proved by PLD only
+  # batches of independent draws, with copies: replace_one (default) or add_or_remove_one, PLD only
   python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
@@ -319,7 +319,7 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns --sampling_prob. For batches of a fixed size it is rounded to the nearest possible one.
+  """Returns --sampling_prob. For a fixed size it is rounded to the nearest possible probability.
 
   Without the flag, a sampler in passes gets the probability that makes the run one pass. For other
   samplers the result is then None.

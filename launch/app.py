@@ -134,7 +134,7 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # An unknown model raises here. The run itself refuses it later, and names the field.
+  # An unknown model raises UserError here. The run itself refuses it later, and names the field.
   with contextlib.suppress(UserError):
     if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
