@@ -21,7 +21,7 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Distances in units of the spread, which is the median distance of the messages from the
+# Two distances in units of the spread, which is the median distance of the messages from the
 # coordinate-wise median. A point beyond _FAR is moved towards the median to distance _FAR. Points
 # within _NEAR of each other count as equal.
 _FAR = 1e15
