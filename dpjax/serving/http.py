@@ -72,8 +72,8 @@ class _Refused(Exception):
     self.status = status
 
 
-# Maps each expected error to the status and the line of its answer. For (0, "") `_status_of`
-# decides them.
+# Maps each expected error to the status and the line of its answer. Where the entry is (0, ""),
+# `_status_of` decides both.
 _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   _Refused: (0, ""),
   UserError: (0, ""),
