@@ -396,7 +396,7 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
 
 
 def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
-  """Returns the words joined by commas; a longer list is cut, and its length is stated.
+  """Returns the words joined by commas; a list that is cut ends in the number of words.
 
   Args:
     most: largest number of characters of a list that is shown whole.

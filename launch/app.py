@@ -286,7 +286,7 @@ def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
 
   A write to any other broken pipe fails as usual. For example, about one in 500 event loops that
-  save checkpoints gets a message after it has closed.
+  save checkpoints is written to after it has closed.
   """
   poll = select.poll()
   for number in (1, 2):

@@ -40,7 +40,7 @@ _FITTED = (15, 40, 80, 150)
 _LARGE = 300_000
 # Number of sums after the first one in one trace, for a small and for a large model.
 _TRACED_CALLS = (3, 1)
-# Number of calls after the first one, for a small and for a large model.
+# Number of sums after the first one, each in a call of its own, for a small and for a large model.
 _LATER_CALLS = (16, 4)
 # Number of batches that are tested, so that labels occur which the first batch lacks.
 _MORE_BATCHES = 6

@@ -322,7 +322,7 @@ def _places(leaves: list[Any]) -> list[np.ndarray]:
 def _axis_sums(leaf: jax.Array) -> jax.Array:
   """Returns sums [s] over each axis of a matrix or kernel, at most 16 for each, and over all axes.
 
-  They are scaled to the variance of one value. A vector has none: s = 0."""
+  They are scaled to the variance of one value. A vector has no sums: s = 0."""
   if leaf.ndim < 2:
     return jnp.zeros(0)
   sums = [

@@ -122,7 +122,7 @@ def checks(checked: Subject) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CheckTable:
-  """The results of all checks. Printing it shows one line for each."""
+  """The results of all checks. Printing the table shows one line for each check."""
 
   rows: list[Row]
 

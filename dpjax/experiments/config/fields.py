@@ -358,8 +358,8 @@ def _check_section(config: Any, path: str, name: str) -> None:
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
-  """Raises UserError unless the config has such a field. The message names the nearest field, also
-  of its sections, or the chosen value that has the field."""
+  """Raises UserError unless the config has the field `head`. The message names the nearest field of
+  the config or of its sections, or the chosen value that has the field."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return
