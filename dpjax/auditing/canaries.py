@@ -156,7 +156,7 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """Removes the canaries `rows`, or empties them (replace_special), or keeps rows (replace_one)."""
+  """Removes the canaries `rows`; replace_special empties them, and replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:

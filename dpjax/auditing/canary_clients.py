@@ -254,7 +254,7 @@ def _trainers(
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
-  """Removes the clients at `places`, or empties them (replace_special); replace_one keeps them."""
+  """Removes the clients at `places`; replace_special empties them, and replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return federation
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:

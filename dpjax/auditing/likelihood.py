@@ -60,8 +60,8 @@ def likelihood_ratio(
 
   Args:
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
-    score: `outputs -> [n]`, fixed in advance. Any score gives a valid bound, and the log-likelihood
-      ratio the best one, such as `gaussian_log_ratio` or `laplace_log_ratio`.
+    score: `outputs -> [n]`, fixed in advance. Any score gives a valid bound. The best score is
+      the log-likelihood ratio, such as `gaussian_log_ratio` or `laplace_log_ratio`.
     num_trials: number of runs on each input. If all of them are told apart, the bound is about
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
     confidence: confidence of the bound, with a Bonferroni correction for all thresholds.

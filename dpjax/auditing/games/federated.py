@@ -182,7 +182,7 @@ def _one_block(
   (block,) = client_blocks.blocks(cohort, cohort.size, None, everything)
   rows = row(context.memories, block.places)
   collected, _, info = program(context._replace(memories=None), rows, block)
-  # The block orders clients by size. Their messages must follow the order of the cohort.
+  # The block orders clients by number of steps. Messages must follow the order of the cohort.
   sent = row(collected, np.argsort(block.places))
   return Mapped(collected, sent, (), _seen(info))
 

@@ -212,7 +212,7 @@ def draws_to_refute(
   Returns None if that is more than `most`.
 
   Args:
-    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`, as room for imperfect scores.
+    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores may be imperfect.
     most: largest number of draws on each of the two inputs.
     confidence: confidence of this one claim.
 
@@ -255,7 +255,8 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """Returns bounds on epsilon [levels, 4], by {score >= level} and its complement, both ways."""
+  """Returns bounds on epsilon [levels, 4]. The events {score >= level} and its complement give two
+  bounds each: either input may have the larger rate."""
   n = len(scores.inside)
   m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
@@ -314,7 +315,7 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns to clip each entry at its medians on the two inputs: the log-ratio of Laplace noise.
+  """Learns to clip each entry at its medians on the two inputs, as a log-ratio of Laplace noise does.
 
   An output with NaN or infinity gets a separate score.
   """

@@ -167,7 +167,7 @@ def reason(twin: BrokenTwin) -> str:
 
 # --- mechanisms
 
-# Mechanisms whose twins repeat all records. Twins of others, but `_OF_SHARDS`, double the answer.
+# Mechanisms whose twins repeat all records. Others, except `_OF_SHARDS`, double the answer.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
@@ -318,7 +318,7 @@ class BrokenPlan(Plan):
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns a transform with the plant's noise, clip norm, copies and keys."""
-    # `_transform` has no guard. `Plan.transform` has one, which gives NaN for rows that come twice.
+    # `_transform` has no guard. `Plan.transform` gives NaN for more rows than a batch can hold.
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
