@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
-  """The line of the largest allowed TPR at each FPR, called as `line(fpr)`, with its source."""
+  """The line of the largest allowed TPR at each FPR, called as `line(fpr)`, with the source."""
 
   words: str
   tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]

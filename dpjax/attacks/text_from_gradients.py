@@ -83,7 +83,7 @@ def span(gradient: HostArray, *, rank: int | None = None) -> np.ndarray:
     rank: number of directions, the largest first; None: all that are larger than rounding. Noise
       fills all directions, so an attacker then has to assume a rank.
 
-  Raises UserError for anything but a matrix of finite numbers, or for a rank above its sides.
+  Raises UserError for anything but a matrix of finite numbers, or a rank outside [0, min(d, P)].
 
   >>> span(np.outer([3.0, 4.0], [1.0, 2.0, 0.0])).round(3).tolist()  # up to its sign
   [[-0.6], [-0.8]]
