@@ -348,7 +348,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
-  # Beyond log n almost no amplification is left, so the search ends 1 above log n, or epsilon.
+  # Beyond log n almost no amplification is left, so the search ends a little above.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2
