@@ -108,7 +108,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-  """Returns the log coefficients of a product of two power series, as many as each factor has."""
+  """Returns the log coefficients of a product of two power series, cut to the factors' length."""
   size = len(left)
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
   shifted = np.lib.stride_tricks.sliding_window_view(padded, size)[::-1]

@@ -37,7 +37,7 @@ _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
 class Target(Counting):
-  """Largest (epsilon, delta) of a run, and the relation and accountant by which it is counted."""
+  """Largest (epsilon, delta) of a run, with the relation and accountant that give its epsilon."""
 
   epsilon: float
   delta: float
@@ -81,7 +81,7 @@ def calibrate_noise_to_attack(
     attack: bound on what an attacker gains, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
     tol: largest gap between the limit and the attacker's gain at the answer, as a share of the
-      limit.
+      limit, unless the gain jumps over this range or the answer is MIN_NOISE_MULTIPLIER.
     counting: relation and accountant, as in `epsilon`.
 
   Guarantee: the bound holds at the answer.
@@ -325,9 +325,9 @@ def _least(
   tol: float,
   first_step: float = 1.1,
 ) -> float | None:
-  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`, or None.
+  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`.
 
-  The cost must fall as x rises."""
+  Returns None if cost(high) is above the target. The cost must fall as x rises."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step

@@ -102,7 +102,7 @@ def epsilon(
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
-    # sampling. With little noise it is still smaller, since the first is a sum of two epsilons.
+    # sampling. With little noise it may be smaller, since the first is a sum of two epsilons.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 

@@ -54,7 +54,7 @@ _ZERO = 1e-12
 
 
 class Strategy(Protocol):
-  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several."""
+  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several strategies."""
 
   @property
   def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
@@ -146,7 +146,7 @@ def turn_images(
 
   Here e_t is the unit vector of step t. C' is C with row t divided by factors[t], the factor of the
   noise at step t; () means 1 for every step. The result is [num_steps, min(turns, num_steps)]:
-  further columns would be zero. Raises UserError if it is too large, or C has a negative entry.
+  further columns would be zero. Raises UserError if it is too large, or has a negative entry.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -299,7 +299,7 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """Returns an event for each step. For every t, the first t events compose to the cost of t steps.
+  """Returns an event for each step. For every t, the first t events cover the cost of t steps.
 
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.

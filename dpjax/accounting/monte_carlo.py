@@ -180,7 +180,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """Simulation of one example under b-min-sep sampling, which draws outputs and their losses."""
+  """Simulates the outputs of one example under b-min-sep sampling, and their privacy losses."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float

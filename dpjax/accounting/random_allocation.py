@@ -242,7 +242,7 @@ def _one_term(
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
   # Near 0 the density changes within a cell, so closed forms are used. Further out these would lose
-  # digits by cancellation.
+  # digits by cancellation, so a quadrature is used.
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2

@@ -39,7 +39,8 @@ LEAST_PROB = 1e-200
 # The Renyi divergence of one sampled step has a rounding error of about 3e-16. So it may come out
 # zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
-# Limits of noise multipliers, between which their squares neither overflow nor underflow.
+# Smallest and largest noise multiplier, whose squares neither overflow nor underflow, and smallest
+# square of a probability.
 _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 _LEAST_SQUARE = 1e-300
