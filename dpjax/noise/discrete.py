@@ -35,7 +35,7 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Largest variance for which the integers of the rejection step fit into 64 bits.
+# Largest variance of `discrete_gaussian`, whose integers must fit into 64 bits.
 MAX_VARIANCE = 2**24
 # Largest variance for Python's integers: a standard deviation of 2^56. Draws that exceed 64 bits
 # are then 128 standard deviations away.
@@ -285,7 +285,7 @@ def round_randomly(
     beta: as for `rounded_norm_bound`.
 
   Raises:
-    UserError: the vector has a norm above `l2_norm` (was not clipped), is not finite, or not flat.
+    UserError: the vector was not clipped to `l2_norm`, is not finite, or has not one axis.
 
   >>> round_randomly(np.random.default_rng(0), [2.0, -1.0], l2_norm=2.3)
   array([ 2, -1])

@@ -39,7 +39,7 @@ from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Largest number of bands. Each band needs one more draw of noise in every step.
+# Largest number of bands. Each costs one more draw in every step, or memory for one more draw.
 _MOST_BANDS = 4096
 # Largest total size of earlier noise that is kept by default. Up to this size, keeping noise is
 # cheaper than drawing it again.

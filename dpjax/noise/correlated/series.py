@@ -88,7 +88,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """Returns the `bands` coefficients, 1 first, that minimise error times squared sensitivity.
+  """Returns the `bands` coefficients that minimise error times squared sensitivity; the first is 1.
 
   The sensitivity is right if an example's participations are at least `bands` steps apart, so that
   their columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
