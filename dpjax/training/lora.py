@@ -129,7 +129,7 @@ def _wide(w: Any) -> Any:
 
 
 def _chosen(params: Any, pattern: str) -> dict[str, Any]:
-  """Returns {path: leaf} of the leaves whose path matches the pattern, at least one."""
+  """Returns {path: leaf} of the leaves whose path matches; raises UserError if there are none."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
     raise UserError("must hold at least one array", field="params")

@@ -69,7 +69,7 @@ def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray
 def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n], by its place alone.
 
-  Guarantee: a record that is replaced changes one part. One record more or fewer may change all.
+  Guarantee: replacing a record changes one part. One record more or fewer may change all parts.
 
   >>> parts_by_place(5, 2).tolist()
   [0, 1, 0, 1, 0]
@@ -151,7 +151,7 @@ def vote_counts(votes: ArrayLike, num_classes: int) -> np.ndarray:
 
 
 class PublicGraph(NamedTuple):
-  """Public examples as a student sees them."""
+  """Public examples as a student sees them, and the graph of their similarities."""
 
   spread: sparse.csr_matrix  # [n, n], normalised similarities of near neighbours
   pool: np.ndarray  # [n, d] examples, some of which get labels

@@ -41,9 +41,9 @@ PARTS = ("fourier", "moments")
 # exactly.
 _PIXEL_BITS = 12
 _FREQUENCY_BITS = 24
-# Size of the constant entry of u, relative to the length of an image of ones.
+# Size of the constant entry of u before scaling, relative to the length of an image of ones.
 _CONSTANT = 0.2
-# Number of images whose features are computed at a time. So few fit into the processor's cache.
+# Number of images whose features are computed at a time. They fit into the processor's cache.
 _CHUNK = 64
 # A class whose noisy count is below this many standard deviations of the noise counts as empty.
 _EMPTY = 4.0
