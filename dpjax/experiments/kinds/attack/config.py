@@ -48,7 +48,7 @@ class AttackConfig(WithChoices):
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
   "federate.compression": "top_k"}}. Without rows, this config is the only row. In a label, the text
-  before the first comma names the attack in the table, and the text after it the defence. `beside`
+  before the last comma names the attack in the table, and the text after it the defence. `beside`
   maps labels to results that others have published. The table shows them in a separate column.
   """
 

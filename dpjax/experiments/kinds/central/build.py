@@ -335,7 +335,7 @@ def start(
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
-  # `load_data` has already standardised scattering features, so the model must not.
+  # `load_data` has already standardised scattering features, so the model must not do it again.
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])

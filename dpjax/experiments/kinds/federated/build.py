@@ -297,8 +297,8 @@ def client_of(
   keeps no state.
 
   Args:
-    guessed: whether the client is an attacker's simulation. The attacker has no key, so simulated
-      messages are clipped, but neither noised nor compressed.
+    guessed: whether the client is an attacker's simulation. The attacker has no key, so noise and
+      compression are left out, but the clip that comes before the noise is not.
   """
   tx = optimizer(config.client_optimizer)
   weighting = config.weighting.make()
