@@ -315,9 +315,9 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns to clip each entry at its medians on the two inputs, as a log-ratio of Laplace noise does.
+  """Learns to clip each entry at its medians on the two inputs.
 
-  An output with NaN or infinity gets a separate score.
+  This gives the log-ratio of Laplace noise, up to a constant. An output with NaN or infinity gets a separate score.
   """
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
