@@ -186,8 +186,8 @@ def judge_inversion(
     records: true records, from which the mean of each class is taken.
     target: parameters of the attacked model, which must not judge itself.
 
-  Raises UserError if the target is its own judge, the judge has too few classes, a class has no
-  record, or inputs have another shape than records.
+  Raises UserError if the target is its own judge, or the judge has too few classes. It is also
+  raised if a class has no record, or inputs have another shape than records.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
   # Networks with equal bits count as one network.

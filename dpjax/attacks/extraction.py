@@ -92,8 +92,8 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     x: queries [n, ...], flattened to [n, d].
     answers: probabilities [n, K].
 
-  Raises UserError if the queries do not fix d + 1 numbers for each class, or if a probability is 0
-  or 1 (rounded, or a label) and so has no log odds.
+  Raises UserError if the queries do not fix d + 1 numbers for each class. It is also raised for a
+  probability of 0 or 1 (rounded, or a label), which has no log odds.
 
   >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
   >>> kernel.round(4).tolist(), (bias.round(4) + 0.0).tolist()  # log 3
