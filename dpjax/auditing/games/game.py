@@ -317,7 +317,8 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns to clip each entry at its medians on the two inputs.
 
-  This gives the log-ratio of Laplace noise, up to a constant. An output with NaN or infinity gets a separate score.
+  This gives the log-ratio of Laplace noise, up to a factor and a constant. An output with NaN or
+  infinity gets a separate score.
   """
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
