@@ -29,7 +29,7 @@ _AXIS = "processes"
 
 
 class PeerLost(Exception):
-  """Raised when another process is gone, or cannot be reached; this one cannot go on alone."""
+  """Raised when another process is gone, or is out of reach; this process cannot go on alone."""
 
 
 def is_first() -> bool:

@@ -212,7 +212,7 @@ class _Lobby:
 
   def _let_go(self) -> None:
     """Disconnects guests whose time is over. If too many are left, disconnects the oldest guests
-    of the address that has the most."""
+    of the address with the most guests."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:
       self._dismiss(guest)
@@ -289,9 +289,9 @@ def host(
   """Returns the connections to the peers, by process id. An error is also sent to all of them.
 
   Args:
-    report: called with one line for each id that a peer claims without the right config.
+    report: function that gets one line for each id that a peer claims without the right config.
     fewest: number of peers that are enough when the time is over. A peer that differs in anything
-      is told so, and disconnected alone. None: all must come.
+      is told so, and only this peer is disconnected. None: all must come.
 
   Raises:
     UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.

@@ -190,7 +190,7 @@ def meet(
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging. It must be
       equal in all processes.
-    report: called in process 0 with one line about each id that a peer claimed without knowing
+    report: function that process 0 calls with one line for each id that a peer claimed without
       `config`. The peer may be a stranger, so it is disconnected, and the id stays free.
 
   Raises:

@@ -90,7 +90,7 @@ class Journal:
     return self.folder / f"{segment:06d}{_SUFFIX}"
 
   def append(self, records: Sequence[bytes]) -> np.ndarray:
-    """Writes rows, and returns their entries of an index, [K, 4].
+    """Writes rows, and returns their entries [K, 4] for an index.
 
     Call `sync` to make them survive a loss of power.
 

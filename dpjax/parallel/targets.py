@@ -177,7 +177,7 @@ class Machine:
     """Returns its devices. Programs can be compiled for them, but nothing runs on them.
 
     Raises:
-      UserError: the compiler is not installed, is of another version of JAX, or knows no such
+      UserError: the compiler is not installed, is for another version of JAX, or knows no such
         machine.
     """
     _check_installed(self.chip.platform, jax.__version__)

@@ -45,13 +45,13 @@ _ROOT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Parameters for some successive products, at a precision of about `scale_bits` - 12 bits.
+  """Parameters for `levels` successive products, at a precision of about `scale_bits` - 12 bits.
 
   Args:
     levels: number of successive products; each takes a prime of `scale_bits`.
     scale_bits: bits of the scale by which numbers are multiplied.
-    end_bits: bits of the prime that is left in the end, and of the prime of the keys. Values in the
-      end must be below 2^(end_bits - scale_bits - 1).
+    end_bits: bits of the prime that remains after all products, and of the prime of the keys.
+      Results must be below 2^(end_bits - scale_bits - 1).
 
   Raises:
     UserError: no degree up to 16,384 holds such a chain at 128 bits of security.

@@ -52,7 +52,7 @@ LAYOUTS = ("packed", "pixels")
 
 
 class SquareNetwork(NamedTuple):
-  """dense - square - dense, as plain weights of the model's owner."""
+  """Plain weights of a network dense - square - dense, as the model's owner has them."""
 
   kernel: np.ndarray  # [d, h]
   bias: np.ndarray  # [h]

@@ -246,7 +246,7 @@ class RegressionServer:
     return whole
 
   def _first_step(self, upload: Upload) -> tuple[list[Any], Any]:
-    """Returns the diagonals of M up to m / 2, and c = eta b, the first step from zero."""
+    """Returns the diagonals of M (see the module) up to m / 2, and the first step c = eta b."""
     on = self._evaluator
     plan = self.plan
     x, y = ([on.load(cipher) for cipher in held] for held in (upload.x, upload.y))

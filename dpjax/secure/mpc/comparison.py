@@ -191,7 +191,7 @@ def argmax(party: Party, x: Shares) -> Shares:
 
 
 def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
-  """Returns shares of 1 / x by Newton's steps y (2 - x y) from y = 1 / high.
+  """Returns shares of 1 / x by Newton's steps y <- y (2 - x y), from y = 1 / high on.
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.

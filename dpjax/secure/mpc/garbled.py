@@ -194,7 +194,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: both labels of each bit of y, encrypted so that one can be opened.
+    """Returns message 3: both labels of each bit of y, encrypted. The evaluator can open one.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
@@ -203,7 +203,7 @@ class Garbler(Unique):
 
 
 class Evaluator:
-  """The party with y, which learns whether x < y."""
+  """The party with y. It learns whether x < y."""
 
   def __init__(self, y: int, *, bits: int):
     """Raises UserError unless y is an integer in [0, 2^bits)."""

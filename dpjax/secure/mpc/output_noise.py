@@ -93,9 +93,9 @@ class OutputNoise:
     num_features: d, without the constant.
     l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
-    noise_multiplier: standard deviation of ONE party's noise / `l2_sensitivity`.
+    noise_multiplier: standard deviation of ONE party's noise, divided by `l2_sensitivity`.
     feature_norm: C, the norm to which each owner clips its rows by `rows`.
-    num_outputs: k label columns, one for two classes, else one for each class.
+    num_outputs: k, the number of label columns: one for two classes, else one for each class.
     learning_rate: a; a / n must be a power of two. None: the largest that contracts by 1 - a l.
     frac_bits: f, the fraction bits of the fixed point; the party must have the same.
 
@@ -484,7 +484,7 @@ def bounded_rows(
   """Clips each row of x [m, d] to an l2 norm, rounded toward zero to the grid: [m, d] float64.
 
   If columns are split, each party clips its part, and the squares of the norms add up. A row with
-  NaN or infinity becomes zeros. Each result depends on its own row alone.
+  NaN or infinity becomes zeros. Each row of the result depends on one row of x alone.
 
   >>> bounded_rows(np.array([[3.0, 4.0], [0.25, np.nan]]), 2.5, frac_bits=1).tolist()
   [[1.0, 1.5], [0.0, 0.0]]
@@ -497,8 +497,8 @@ def bounded_rows(
   # Rows are divided by their largest entry first: the square of 1e200 is infinite.
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
-  # Overflow is harmless in both lines: a row whose norm is infinite becomes zero, and a row of
-  # zeros is not scaled.
+  # Overflow of `norms` or `scale` is harmless: a row whose norm is infinite becomes zero, and a row
+  # of zeros is not scaled.
   with np.errstate(over="ignore"):
     norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
     scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))

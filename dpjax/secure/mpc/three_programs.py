@@ -446,7 +446,7 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   """Returns (outputs, `Spent`) of each party.
 
-  If both failed, raises the error that is more than a lost peer.
+  If a party failed, raises its error; PeerFailed only if there is no other error.
   """
   outcomes = {}
   faults = []

@@ -105,7 +105,7 @@ class SumClient(Protocol):
 
 
 class _SecAggServer:
-  """The server of SecAgg."""
+  """Server of SecAgg: the functions of `secagg_server`, with the state that they change."""
 
   def __init__(self, terms: Terms):
     self._terms = terms

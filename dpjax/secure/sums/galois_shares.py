@@ -96,7 +96,7 @@ def split(
   padded = np.zeros(packed * words, vector.dtype)
   padded[: len(vector)] = vector
   drawn = np.frombuffer(entropy(colluding * words * vector.itemsize), vector.dtype)
-  # The polynomial's values are the secrets at the first points, then uniform for the first shares.
+  # The polynomial's values are secrets at the first points, and uniform at the next `colluding`.
   values = np.concatenate([padded, drawn]).reshape(-1, columns)
   uniform = list(drawn.reshape(colluding, words))
   held = tuple(range(packed + colluding))

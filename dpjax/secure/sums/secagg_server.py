@@ -308,8 +308,8 @@ def total(state: Collected) -> Unmasked:
 def _rebuilt(state: Collected, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
-  A rebuilt seed is compared with the client's commitment or public key. All runs of `threshold`
-  shares around the circle of holders are tried, so that one wrong share does no harm if enough
+  A rebuilt seed is compared with the client's commitment or public key. With the holders on a
+  circle, any `threshold` successive shares are tried. So one wrong share does no harm if enough
   others are right.
   """
   terms = state.terms

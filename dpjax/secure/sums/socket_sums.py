@@ -225,7 +225,7 @@ class _Phase:
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # At the limit of half-read messages, others wait in their sockets.
+    # At the limit of half-read messages, further messages wait in their sockets.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ class _Phase:
     """
     with selectors.DefaultSelector() as ready:
       for who, line in self._lines.items():
-        # A client that has sent its message may still be sent those of others.
+        # A client that has sent its message may still be sent messages of others.
         is_heard = who in self.waiting and self._listens(who)
         events = selectors.EVENT_READ * is_heard
         events |= selectors.EVENT_WRITE * line.has_unsent

@@ -53,8 +53,8 @@ from dpjax.validate import UserError, flag
 
 MAX_LEVERAGE = 0.9
 # Smaller singular values count as 0, since nothing can be learnt from them. The bound is relative
-# to the largest one. It is at most _STEP, the step of the masks' lattice, unless rounding errors
-# are larger: small columns may occur beside large ones.
+# to the largest one, and capped at _STEP, the step of the masks' lattice: small columns may occur
+# beside large ones. Only rounding errors (_ROUNDING) may raise it above _STEP.
 _RANK = 1e-9
 _STEP = 2.0**-28
 # Rounding error of the singular values, relative to the largest one.
@@ -92,7 +92,7 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns how many bits matrix^T residuals tell, with each sum rounded to 2^-SUM_BITS.
+  """Returns how many bits of residuals r the sums matrix^T r tell, if rounded to 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.

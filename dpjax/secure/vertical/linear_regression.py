@@ -97,7 +97,7 @@ def fed_avg(
   num_local_steps: int,
   learning_rate: float,
 ) -> np.ndarray:
-  """Returns [num_rounds + 1, d], the weights before and after each round of FedAvg from zero.
+  """Returns [num_rounds + 1, d]: zero weights at first, and the weights after each FedAvg round.
 
   Every client takes `num_local_steps` full-batch gradient steps on its own F_k. The server averages
   with weights n_k / n. With one local step this is gradient descent on F.
@@ -218,7 +218,7 @@ class PrivateStatistics:
   def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounded rows, without rows that hold NaN or infinity.
 
-    Each bounded row depends on its own row alone.
+    Each bounded row depends on one given row alone.
     """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)

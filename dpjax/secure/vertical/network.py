@@ -90,7 +90,7 @@ def split_gradient(
   The gradient equals `jax.grad` of `top_loss(top, (bottom_1(x_1), ...), y)`.
 
   Args:
-    batch: x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
+    batch: rows (x, y). x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
 
   Raises:
     UserError: the parties, or their rows, differ in number.
@@ -324,7 +324,7 @@ def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
 def masked_sums(
   keys: KeyPair, encrypted: bytes, columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-  """Returns (columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one
+  """Returns (columns^T @ residuals [f], bytes sent to the coordinator): steps 3 to 5 for one
   party.
 
   `encrypted` holds as many copies of the residuals [B] as fit, so that one ciphertext
@@ -358,7 +358,7 @@ def masked_sums(
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
   """Returns the sums over rows, [num_sums], which are all that the coordinator computes.
 
-  Sums are rounded, so that each has a known number of bits (`disclosure`) with any keys.
+  Sums are rounded, so that each has a known number of bits (`disclosure`), whatever the keys.
   """
   sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
