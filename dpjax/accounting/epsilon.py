@@ -291,7 +291,7 @@ def _rdp_profile(steps: Parts) -> Profile:
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
   # At every epsilon, delta <= sqrt(1 - e^-KL). The Renyi divergence of every order is at least the
-  # Kullback-Leibler divergence KL, so the smallest one gives a bound.
+  # Kullback-Leibler divergence KL, so the smallest divergence gives a bound.
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
   # Near order 1 the formula is not stable. The bound is valid without these orders, too.
   usable = orders > 1.01
@@ -317,7 +317,7 @@ def _pld_profile(steps: Parts) -> Profile:
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # All of `ways` are proved, so the smallest delta holds. In each, the worse direction counts.
+  # All of `ways` are proved, so the smallest delta holds. For each way the worse direction counts.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways

@@ -20,7 +20,7 @@ from scipy import special, stats
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# On a long grid, thresholds are first found for one loss in 256. From them Newton's method starts
+# On a long grid, thresholds are first found for every 256th loss. From them Newton's method starts
 # for all other losses.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256

@@ -42,7 +42,7 @@ def set_aside(
   log_abort_prob: float,
   least: float,
 ) -> float | None:
-  """Returns the amount x of delta to reserve for aborts: the smallest on a grid that covers them.
+  """Returns the amount x of delta to reserve for aborts: the smallest sufficient one on a grid.
 
   The grid is least, 1.01 least, 1.01^2 least, .. An amount x covers aborts of a probability up to B
   if x >= (1 + e^epsilon_at(delta - x)) B.
