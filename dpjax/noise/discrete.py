@@ -285,7 +285,7 @@ def round_randomly(
     beta: as for `rounded_norm_bound`.
 
   Raises:
-    UserError: the vector was not clipped to `l2_norm`, is not finite, or has not one axis.
+    UserError: the vector was not clipped to `l2_norm`, is not finite, or is not [d].
 
   >>> round_randomly(np.random.default_rng(0), [2.0, -1.0], l2_norm=2.3)
   array([ 2, -1])

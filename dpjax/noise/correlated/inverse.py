@@ -419,7 +419,7 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 def _loss_in(
   num_steps: int, min_sep: int, objective: str
 ) -> Callable[[InverseBanded], float]:
-  """Returns a function strategy -> `inverse_loss` in a run, by which parameters are chosen."""
+  """Returns a function strategy -> `inverse_loss` in a run; `make` minimises this loss."""
   run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
   return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
