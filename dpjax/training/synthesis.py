@@ -366,7 +366,7 @@ class Synthesis:
       constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
       joined = jnp.concatenate([constant, low], axis=1)
       unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
-      # With the metric, directions in which images vary little count, too.
+      # The metric raises the weight of directions in which images vary little.
       unit = (unit @ targets.metric).reshape(by_class)
       mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
       # Products of an image with itself are left out: they make the squared mean too large.
