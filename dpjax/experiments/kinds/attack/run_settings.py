@@ -208,7 +208,7 @@ class Imprint(DenseFirst):
   The bins are quantiles of the test inputs. The server is assumed to have these inputs.
 
   Args:
-    gain: scale of the kernels after the first.
+    gain: scale of the kernels that have one row for each unit of the first layer.
   """
 
   gain: float = 1.0
@@ -242,7 +242,7 @@ class Fishing(Imprint):
   """`attacks.fish`: a server whose model shows one class, by the bins of `attacks.imprint`.
 
   Args:
-    gain: scale of the kernels after the first.
+    gain: scale of the kernels that have one row for each unit of the first layer.
     label: class that is fished for.
     head: name of the last layer.
   """

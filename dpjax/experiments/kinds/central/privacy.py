@@ -181,7 +181,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   """Returns the number of examples that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: no number is declared for a user's own data, under add_or_remove_one.
+    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
   """
   privacy = config.privacy
   known = train.nominal_size

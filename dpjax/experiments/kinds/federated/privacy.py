@@ -57,7 +57,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
   """Returns the number of clients that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: under add_or_remove_one, no number is declared for clients that the data name.
+    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
   """
   privacy = config.privacy
   known = federation.nominal_users
