@@ -164,7 +164,7 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
   """Returns a lower bound on epsilon at `delta`, for a mechanism KNOWN to be Gaussian-DP.
 
   mu = Phi^-1(1 - FPR) - Phi^-1(FNR), at the upper bounds of both rates. It is negative if the
-  scores say nothing, and then the bound is 0. Taking |mu| there, as jax-privacy 2.0.0 does, turns
+  scores say nothing, and then the bound is 0. Taking |mu| instead, as jax-privacy 2.0.0 does, turns
   the LACK of evidence into an epsilon of 4.
 
   Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism without

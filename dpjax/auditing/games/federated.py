@@ -202,8 +202,8 @@ def _game(
   """Returns the game of `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
-    at_once: function that builds the same algorithm for many draws at once, if `build` makes one
-      that draws one by one. The first draws are then made in both ways. If they differ, all draws
+    at_once: function that builds the same algorithm for many draws at once, if the algorithm of
+      `build` draws one by one. The first draws are then made in both ways. If they differ, all draws
       are made one by one.
     leaves: whether the client takes part in the first round alone, so that a later round which
       repeats the noise reveals it.
@@ -324,7 +324,7 @@ def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Game
 
 
 def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
-  """Returns games on two weighted messages, of which the second may be absent.
+  """Returns games on two weighted messages; the second may be absent.
 
   `make` maps a noise key to the aggregator.
   """
@@ -421,8 +421,8 @@ _CLUSTERS: dict[str, Any] = {
   # The server asks clients for losses, then chooses their clusters.
   "choices": True,
 }
-# Algorithms for which one joining client is not the only worst case: they get more inputs, or other
-# ones.
+# Algorithms for which one joining client is not the only worst case. Their games have more inputs,
+# or other inputs.
 _CLOSER: dict[str, Games] = {
   "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(

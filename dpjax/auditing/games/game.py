@@ -375,8 +375,8 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns the log-ratio of the frequencies of each difference of two entries; 0 for rare ones.
 
-  Independent noise hardly ever gives one difference of two numbers five times. Noise that is drawn
-  twice leaves the difference of the exact values, of which there are few.
+  Independent noise hardly ever gives one difference of two numbers five times. If noise is drawn
+  twice, only the few differences of exact values remain.
   """
   zero = zero[:_LEARNT]
   one = one[:_LEARNT]

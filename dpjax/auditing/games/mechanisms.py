@@ -112,7 +112,7 @@ def _i(*values: int) -> np.ndarray:
 
 
 _NOBODY = _f()
-# A far value in float64: coarse rounding there must not tell two neighbours apart.
+# A far value in float64. Coarse rounding of such values must not tell two neighbours apart.
 _FAR = 1e9 + 31.9
 
 

@@ -93,7 +93,7 @@ def is_mechanism(candidate: object) -> bool:
 
 
 def is_sampler(candidate: object) -> bool:
-  """Returns whether this is a class that draws and has an event; base classes do not count."""
+  """Returns whether this is a class with `draw` and `event`; base classes do not count."""
   return _concrete(candidate, "draw", "event")
 
 
