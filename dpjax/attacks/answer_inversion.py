@@ -22,7 +22,7 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-# Smaller probabilities are raised to this one: float32 does not resolve them beside 1.
+# Smaller probabilities are raised to this, since float32 does not resolve them beside 1.
 _FLOOR = 1e-7
 
 

@@ -59,7 +59,7 @@ class PoisoningSettings(AttackSettings):
   """Base of the settings of attacks that poison federated rounds; see `attacks.poisoning`.
 
   Args:
-    fraction: fraction of the clients that attack. The seed decides which ones.
+    fraction: fraction of the clients that attack. The seed decides which clients attack.
 
   An attack of this kind defines `method` and its own settings, and nothing else:
 

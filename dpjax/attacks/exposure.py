@@ -178,7 +178,7 @@ def extrapolate(
     draws: number of samples for the p-value; each is drawn from the fit, and fitted again.
     seed: seed of these samples.
 
-  Raises UserError for numbers that are not finite, too few references, or references all equal.
+  Raises UserError for numbers that are not finite, too few references, or equal references.
 
   >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
   >>> extrapolated = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)

@@ -258,7 +258,7 @@ def rmia(
   The score of x is the share of other records z with (p(x) / P(x)) / (p(z) / P(z)) > gamma.
   p and P are those of `relative_confidence`. The defaults are the paper's gamma and no
   temperature. They find few members if a model is sure of all records; `rmia_tuned` then chooses
-  both on the shadow models.
+  gamma and temperature on the shadow models.
 
   Args:
     population: bool [n], which records serve as z; None: all. The attacker need not know whether

@@ -314,7 +314,7 @@ def recruited(
   if memories is None or not (isinstance(initial, dict) and set(initial) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
-  # A client whose memory is still the first one is no attacker, so it needs no write.
+  # A client that still has its first memory is no attacker, so it needs no write.
   who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
   return state._replace(memories=memories.replaced(who, rows))

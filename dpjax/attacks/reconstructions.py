@@ -148,7 +148,7 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
   with warnings.catch_warnings():
-    # The library leaves its weights file open, of which Python would warn.
+    # Python would warn that the library leaves its weights file open.
     warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
   # The library broadcasts arrays [3] to images, which is rank promotion.
