@@ -176,8 +176,8 @@ class Journal:
   def compact(self, index: np.ndarray) -> None:
     """Moves rows out of closed files that are mostly unused, so that `keep` can remove the files.
 
-    Changes `index` in place. Afterwards the closed files that `index` uses hold at most twice as
-    many rows as it names.
+    Changes `index` in place. Afterwards `index` names no row, or at least half of the rows, of each
+    file that was closed before.
     """
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot

@@ -263,7 +263,7 @@ def skellam_mean(
   whoever runs it sees all messages.
 
   Raises:
-    UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism, or
+    UserError: a protocol with a smaller `min_survivors` or fewer bits than the mechanism, or one
       that shows somebody the sum before it is reduced (BFV).
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)

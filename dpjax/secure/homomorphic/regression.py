@@ -83,8 +83,8 @@ class DataOwner:
     y: [n] targets, standardised in the same way.
 
   Raises:
-    UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,
-      numbers so large that they have no variance.
+    UserError: shapes that are not the plan's; NaN; a column that is constant up to rounding; or
+      numbers so large that their variance is infinite.
   """
 
   def __init__(self, x: np.ndarray, y: np.ndarray, plan: RegressionPlan):

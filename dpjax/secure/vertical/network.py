@@ -231,8 +231,8 @@ def two_party_logistic(
 
   A party's gradient is one equation for each of its columns (b's bias is one). Its unknowns are B
   residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
-  parties over all steps. It refuses a batch or a step that would let a party solve for a residual,
-  for the other's features, or for more than a share of the labels' bits. With secret labels it
+  parties over all steps. It refuses batches and steps that would give a party a residual, the
+  other's features, or more than a share of the labels' bits. With secret labels `disclosure`
   admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` computes the same
   steps on shares, where neither party sees a gradient, and has no such limit. If a may know the
   labels, give `Disclosure(secret_labels=False)`. Nothing here is differentially private.
