@@ -203,8 +203,8 @@ def _game(
 
   Args:
     at_once: function that builds the same algorithm for many draws at once, if the algorithm of
-      `build` draws one by one. The first draws are then made in both ways. If they differ, all draws
-      are made one by one.
+      `build` draws one by one. The first draws are then made in both ways. If they differ, all
+      draws are made one by one.
     leaves: whether the client takes part in the first round alone, so that a later round which
       repeats the noise reveals it.
     choices: whether client states differ from draw to draw.
