@@ -168,7 +168,7 @@ def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any
   """Returns the guarantee of the target, from the result.json beside its params.npz.
 
   If that file does not belong to exactly these parameters, its epsilon does not cover them. Then
-  epsilon_kind is "none", method is "unknown", and the other facts on privacy are None.
+  epsilon_kind is "none", method is "unknown", epsilon_note says why, and other values are None.
 
   Raises UserError if the target's run had other data than `train`, and so other members.
   """
