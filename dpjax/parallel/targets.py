@@ -153,7 +153,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """A machine of equal chips, which `parse` reads from text.
+  """A machine of equal chips. `parse` makes it from text.
 
   Attributes:
     text: text that `parse` was given.

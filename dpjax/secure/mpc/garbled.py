@@ -144,7 +144,7 @@ def evaluate(
 ) -> tuple[int, ...]:
   """Returns the output bits from one label of each input, the garbler's first.
 
-  Raises UserError for labels or tables that are not those that were garbled.
+  Raises UserError for labels or tables that differ from the garbled ones.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
