@@ -194,7 +194,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: both labels of each bit of y, encrypted. The evaluator can open one.
+    """Returns message 3: both labels of each bit of y, encrypted. The evaluator opens one of two.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
