@@ -117,7 +117,7 @@ def attribute(package: str, name: str) -> object:
 
 
 class _Alias(importlib.abc.Loader):
-  """Loads the module of the new name under the old one."""
+  """Loads a module of a new name under its old name."""
 
   def __init__(self, new_name: str):
     self.new_name = new_name
@@ -135,7 +135,7 @@ class _Alias(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds modules by their old names, and warns about the new ones."""
+  """Finds modules by their old names, and warns that they have new names."""
 
   def find_spec(
     self,
@@ -163,7 +163,7 @@ def install() -> None:
 
 
 def names_of_module(module: str, **new_names: str) -> Callable[[str], Any]:
-  """Returns a `__getattr__` for a module, which gives old names their new values, and warns."""
+  """Returns a `__getattr__` for a module: it warns, and reads old names as their new names."""
 
   def get(name: str) -> Any:
     if name not in new_names:
@@ -175,7 +175,7 @@ def names_of_module(module: str, **new_names: str) -> Callable[[str], Any]:
 
 
 class OldName:
-  """Attribute of a class under its old name: reads the new one, and warns.
+  """Old name of a class attribute: warns, and reads the attribute under its new name.
 
   >>> class Box:
   ...   width = OldName("size")
@@ -247,7 +247,7 @@ def rename_keywords(
 
 
 def warn(old: str, new: str, stacklevel: int) -> None:
-  """Warns that `old` is now called `new`, and goes with the next release."""
+  """Warns that `old` is now called `new`, and that the next release removes `old`."""
   warnings.warn(
     f"{old} is {new} now; the old name goes with the next release",
     DeprecationWarning,

@@ -28,8 +28,8 @@ from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# Field with the noise multiplier of a part. `JointPlan.calibrated` scales the noise multipliers of
-# all parts that are not fixed by one factor.
+# Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
+# all parts that are not fixed.
 _NOISE = "noise_multiplier"
 
 
@@ -44,8 +44,8 @@ class JointPlan:
     times: name of a mechanism -> how often it may be called; 1 for one that is not named. A call
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
-    neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
-      the first mechanism, or add_or_remove_one if it states none.
+    neighboring_relation: relation of all parts; "" for that of the plans, which must agree.
+      Without a plan, "" is that of the first mechanism, or add_or_remove_one if it states none.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
@@ -223,7 +223,7 @@ class JointPlan:
 
     Raises:
       UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a part whose noise may change has none; or what the class raises.
+        a part whose noise may change has no noise; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -285,9 +285,9 @@ class JointPlan:
 
     A plan with epsilon e aborts with a probability B. It sizes its capacity so that
     (1 + exp(e)) B <= the share of the plan's delta. All parts together need
-    (1 + exp(epsilon)) sum B <= the share of the joint delta. So a plan's delta is divided by
-    (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta raises e, which makes B
-    smaller still, so one division is enough.
+    (1 + exp(epsilon)) sum B <= the share of the joint delta. So each plan gets an equal part of the
+    joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta
+    raises e, which makes B smaller still, so one division is enough.
 
     Args:
       epsilon: epsilon of all parts together.
@@ -373,9 +373,10 @@ class JointPlan:
   def epsilon(
     self, delta: float | None = None, steps: Mapping[str, int] | None = None
   ) -> float:
-    """Returns epsilon of all parts together; `steps` as for `event`, `delta` None for the plan's.
+    """Returns epsilon of all parts together. `steps` is as for `event`.
 
-    It accounts for the abort of each plan on a draw above its capacity.
+    A `delta` of None is that of the joint plan. The abort of each plan on a draw above its capacity
+    is accounted for.
 
     Raises:
       UserError: no epsilon at such a small delta.
@@ -502,7 +503,7 @@ class JointPlan:
   def _check_key(
     self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
   ) -> None:
-    """Raises UserError if another part used this key, or an earlier call of this mechanism.
+    """Raises UserError if another part, or an earlier call of this mechanism, used this key.
 
     A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
     """

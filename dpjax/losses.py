@@ -143,7 +143,7 @@ def next_token(
   reduction: str = "mean",
   weights: Callable[[Array], Array] | None = None,
 ) -> LossFn:
-  """Cross-entropy of the tokens of one example, each given those before it in its sequence.
+  """Cross-entropy of the tokens of one example, each predicted from those before it.
 
   An example is one sequence of tokens, `example.x` [T], and m = 1. `apply` gets tokens [m, T - 1],
   returns logits [m, T - 1, V], and must be causal. `example.y` is unused.

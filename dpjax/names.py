@@ -190,9 +190,9 @@ def reason(error: BaseException, file: str | None) -> str:
 
 
 def blame(error: BaseException) -> str | None:
-  """Returns the config field that names the user's file in an error's traceback, and `reason`.
+  """Returns "field='path': reason" for an error in a user's file that a config field names.
 
-  It returns None if no user's file is in the traceback.
+  It returns None if no such file is in the traceback.
   """
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
   # A config may also name a part of dpjax by its import path. The file of dpjax is no user's file.

@@ -53,7 +53,7 @@ def _not_installed(name: str) -> UserError:
 
 @contextlib.contextmanager
 def needed() -> Iterator[None]:
-  """Turns a failed import in its block into a one-line error, if an extra has the package.
+  """Turns a failed import in the `with` block into a one-line error, if an extra has the package.
 
   Raises:
     UserError: names the package and the extra. Other errors pass unchanged.

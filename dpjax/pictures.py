@@ -41,7 +41,8 @@ SUFFIXES = (".png", ".pdf", ".svg")
 WITHOUT_PRIVACY = "without privacy"
 _GREYS = ("#000000", "#5A5A5A", "#8C8C8C", "#B0B0B0")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-# Smallest and largest side of a picture, in inches. On a smaller one no tick label would fit.
+# Smallest and largest side that a `Look` may ask for, in inches. On a smaller picture no tick label
+# would fit.
 _LEAST = 1.0
 _MOST = 40.0
 _FONT_SIZES = (4.0, 24.0)
@@ -315,7 +316,7 @@ def label_ends(
     )
     if over:
       centers[index] = min(centers[index], above - shown[index][3] / 2)
-  # Names begin ten points to the right of the axes. `gap` is this length as a share of their width.
+  # Names begin ten points to the right of the axes. `gap` is this distance in widths of the axes.
   gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
   for center, (share, text, color, _) in zip(centers, shown):
     axes.annotate(

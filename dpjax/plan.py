@@ -83,9 +83,9 @@ class Plan:
       `batches` warns if it is far from the expected batch size.
     num_steps: largest number of updates, all of which the guarantee covers.
     delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved for draws above the capacity.
-    neighboring_relation: "" for the sampler's default.
+    neighboring_relation: relation of the guarantee; "" for the sampler's default.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
-    slices: physical batches that make up one step; see `accumulated`.
+    slices: number of physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), since the cost depends on that bound.
@@ -182,7 +182,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # The events are computed now, since this raises for combinations without an analysis.
+      # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)

@@ -12,8 +12,8 @@ def random_phases(
 
   Args:
     random: generator of the phases.
-    falling: [H, W], in the order of `np.fft.fftfreq`; infinite at frequencies to leave out. The
-      absolute frequency itself gives the spectrum of photographs (Field 1987).
+    falling: inverse amplitudes [H, W], in the order of `np.fft.fftfreq`; infinite at frequencies to
+      leave out. The absolute frequency as `falling` gives the spectrum of photographs (Field 1987).
 
   Returns:
     [count, H, W] of variance 1 over all; each image has mean 0 if falling[0, 0] is infinite.

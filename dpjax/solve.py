@@ -28,7 +28,7 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """Settings of a run. Exactly one of the first four fields is None: the one to solve for.
+  """Settings of a run. Without an `attack`, one of the first four fields is None: the unknown.
 
   With an `attack`, both epsilon and noise_multiplier are None: `solve` finds the noise, and
   `epsilon_of` the epsilon that it gives.
@@ -57,7 +57,7 @@ class Question(NamedTuple):
 
   @property
   def can_overflow(self) -> bool:
-    """Whether batches have a random size, for which a share of delta is reserved."""
+    """Whether a draw can exceed the padded batch size. A share of delta is reserved for this."""
     return self.kind is not None and self.kind.can_overflow
 
   @property
@@ -116,7 +116,7 @@ def run_event(question: Question) -> accounting.DpEvent:
 def solve(question: Question) -> Question:
   """Returns the question with its unknown setting solved for, rounded so that epsilon is kept.
 
-  If epsilon itself is unknown the question is returned unchanged; call `epsilon_of`.
+  Without an attack, a question with an unknown epsilon is returned unchanged; call `epsilon_of`.
 
   >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> round(solve(asked).noise_multiplier, 2)
@@ -200,7 +200,7 @@ def profile_of(question: Question) -> accounting.Profile:
 def epsilon_in_training(question: Question, accountant: str) -> float:
   """Returns the epsilon that `launch.train` prints for this run.
 
-  If batches have a random size, a share of delta is reserved for a draw above their capacity.
+  If a draw can exceed the padded batch size, a share of delta is reserved for this.
   """
   share = OVERFLOW_SHARE if question.can_overflow else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
@@ -208,7 +208,7 @@ def epsilon_in_training(question: Question, accountant: str) -> float:
 
 
 class Bounded(NamedTuple):
-  """Settings of a run with banded noise, whose sampler bounds how often an example takes part."""
+  """Settings of a run with banded noise and a sampler that bounds an example's participation."""
 
   sampler: str  # one of BOUNDED
   noise_multiplier: float

@@ -16,7 +16,7 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-# Largest number of terms of a clipped sum that are added one after the other. A sum of N equal
+# Largest number of float32 terms of a sum that are added one after the other. A sum of N equal
 # terms is rounded by up to N eps / 2 of a term at each addition, where 1 + eps is the float after
 # 1. These errors add up to .016 terms for 1,024 rows, and to 64 terms for 65,536. One more example
 # can change the errors, and so move the sum by more than its own term.
@@ -35,7 +35,7 @@ def wide_dtype(dtype: DType) -> Any:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-  """Casts floats of less than 32 bits up to float32; leaves float32 and float64 alone.
+  """Casts integers, and floats of less than 32 bits, to float32; leaves wider floats alone.
 
   >>> at_least_float32(jnp.ones(2, jnp.bfloat16)).dtype
   dtype('float32')
@@ -44,7 +44,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-  """Flattens [B, ...] -> [B, n], absolute values if complex, in float32 or wider."""
+  """Flattens a leaf to [B, n], in float32 or wider; complex numbers become absolute values."""
   wide = at_least_float32(leaf).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
   return jnp.abs(wide) if jnp.iscomplexobj(wide) else wide
 
@@ -88,7 +88,7 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
 
 @rarely_taken
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-  """Returns the norms `plain`, with those computed anew whose `keep` is False.
+  """Returns the norms `plain`. Norms whose `keep` is False are computed anew.
 
   Each row is scaled by itself, so no example affects the rounding of another one's norm.
   """

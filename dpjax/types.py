@@ -85,7 +85,7 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-# Default of `ClippedSum.seal`. The seal is then made from the bounds of this sum.
+# Default of `ClippedSum.seal`: the seal is made from the bounds of the sum itself.
 _OF_ITS_BOUNDS = object()
 
 
@@ -95,8 +95,8 @@ class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.
 
   `norms` and `losses` are per example and NOT private: never release them. A norm of at most 1e-7
-  clip norms may be too small, even 0, if its square underflows: in float32, below 1e-19. This
-  changes no clipping factor.
+  clip norms may be too small, even 0, if its square underflows (in float32: a norm below 1e-19).
+  This changes no clipping factor.
 
   `l2_bound` is static (not an array), so that a transform which adds noise for another bound
   refuses during tracing. But scaling the sum would not scale `l2_bound`. So Optax may not flatten

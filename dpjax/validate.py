@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-# Largest number of characters of one word in a message, and of the whole message. A launcher puts
-# "error: " in front of it, which makes about 300 characters.
+# Number of characters above which a word of a message is cut, and number above which the value that
+# a message shows is cut. With the "error: " of a launcher, the second makes about 300 characters.
 _LONGEST_WORD = 160
 _LONGEST = 292
 # Largest number of characters shown of another library's error.
 _LONGEST_REASON = 160
-# Largest number of characters of a list of choices in an error.
+# Largest number of characters of a list of choices that an error shows whole.
 _MOST_LETTERS = 180
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 
@@ -89,7 +89,7 @@ class UserError(ValueError):
     return type(self)(self.must, field=field, value=value, hint=self.hint)
 
   def is_about(self, field: str, value: Any) -> bool:
-    """Returns whether this error is about that field, and shows that value.
+    """Returns whether this error is about `field`, and shows `value`.
 
     >>> UserError("must be > 0", field="n", value=0).is_about("n", 0)
     True
@@ -282,7 +282,7 @@ def factors(**named: Iterable[float]) -> None:
 
 
 def several(**named: object) -> tuple:
-  """Returns the value of the only argument as a tuple; UserError if it is text or not iterable.
+  """Returns the only argument as a tuple; raises UserError if it is text or not iterable.
 
   >>> several(values=[1, 2])
   (1, 2)
@@ -337,7 +337,7 @@ def folder(**named: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def about(field: str, value: Any = NO_VALUE, *, but: Sequence[str] = ()) -> Iterator[None]:
-  """Makes each UserError of its block an error about one argument.
+  """Makes each UserError that is raised in the `with` block an error about one argument.
 
   Use it where the block checks a part of that argument, or a file that the argument names.
 
@@ -396,7 +396,7 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
 
 
 def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
-  """Returns the words joined by commas; a longer list is cut, and its length is stated.
+  """Returns the words joined by commas; a list that is cut ends in the number of words.
 
   Args:
     most: largest number of characters of a list that is shown whole.

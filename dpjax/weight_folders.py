@@ -48,7 +48,7 @@ def newest(path: str, *, is_step: bool = False) -> str | None:
 
 
 def is_checkpoint(file: str) -> bool:
-  """Returns whether a path of `dpjax.names.weights_file` is a checkpoint of Flax or Orbax.
+  """Returns whether a path from `dpjax.names.weights_file` is a checkpoint of Flax or Orbax.
 
   >>> is_checkpoint("best.msgpack"), is_checkpoint("ckpt/checkpoint_300")
   (True, True)
@@ -92,7 +92,7 @@ def sha256(folder: str, at: str) -> str:
   """Returns the SHA-256 of the names and contents of all files in a folder.
 
   Raises:
-    UserError: those of `files_within`, or a file that cannot be read.
+    UserError: as `files_within`; or a file cannot be read.
   """
   names = files_within(folder, at)
   digests = []

@@ -21,7 +21,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
-  # batches of independent draws, with copies, under the same two relations; proved by PLD only
+  # batches of independent draws, with copies: replace_one (default) or add_or_remove_one, PLD only
   python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
@@ -30,7 +30,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
   # each record is in one random batch of every pass: 10 passes of 200 steps. Without
-  # --sampling_prob it is one pass of --num_steps. Poisson sampling is shown for comparison
+  # --sampling_prob the run is one pass of --num_steps. Poisson sampling is shown for comparison
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
@@ -62,11 +62,11 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # the proved epsilons, and an approximation by the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
-  # what finished runs on the same data cost together, which is less than the sum of their epsilons;
-  # a folder of a sweep stands for all of its runs
+  # what finished runs on the same data cost together, which is at most the sum of their epsilons; a
+  # folder of a sweep stands for all of its runs
   python -m launch.account --runs=runs/first,runs/second
 
-  # published formulas beside the true epsilon: which claim too small a one, and which waste noise
+  # published formulas beside the true epsilon: some claim too small an epsilon, some waste noise
   python -m launch.account --compare_documents --out=/tmp/documents
 
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
@@ -115,8 +115,8 @@ _QUESTION_FLAGS = (
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines this launcher's flags. Importing it defines none, since launchers share names of
-  flags."""
+  """Defines this launcher's flags. Importing the module defines none, since launchers share names
+  of flags."""
 
   def flag(kind: str, name: str, default: Any, *more: Any) -> None:
     getattr(flags, f"DEFINE_{kind}")(name, default, *more, flag_values=values)
@@ -319,7 +319,7 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns --sampling_prob. For batches of a fixed size it is rounded to the nearest possible one.
+  """Returns --sampling_prob. For a fixed size it is rounded to the nearest possible probability.
 
   Without the flag, a sampler in passes gets the probability that makes the run one pass. For other
   samplers the result is then None.
@@ -518,7 +518,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Returns the line above the table: which number is solved for, and the assumptions."""
+  """Returns the line above the table: what is solved for, at which delta, sampler and relation."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "

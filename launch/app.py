@@ -134,7 +134,7 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # An unknown model raises here. The run itself refuses it later, and names the field.
+  # An unknown model raises UserError here. The run itself refuses it later, and names the field.
   with contextlib.suppress(UserError):
     if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
@@ -274,7 +274,7 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     sys.exit(0)
   except flags.Error as error:
     fail(error)
-  # Code that reads a flag's value may raise these, too.
+  # Code that reads a flag's value may raise errors of Python, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
   if len(positional) > 1 and not words:
@@ -286,7 +286,7 @@ def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
 
   A write to any other broken pipe fails as usual. For example, about one in 500 event loops that
-  save checkpoints gets a message after it has closed.
+  save checkpoints is written to after it has closed.
   """
   poll = select.poll()
   for number in (1, 2):

@@ -49,7 +49,7 @@ def define(
   for path in _overridden(name):
     try:
       flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
-    # A name with a space, for example, raises this at import, before `app.run` catches errors.
+    # A name with a space, for example, is an error at import, before `app.run` catches errors.
     except flags.Error as error:
       app.fail(f"--{name}.{path}: {error}")
   if default is None:

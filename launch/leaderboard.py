@@ -3,7 +3,7 @@
   python -m launch.leaderboard results/cifar10_patches --out=entry.yml \\
     --name='Patches of random images' --authors='A. Researcher'
 
-  # beside a clone of the board: its file with the entry, and what on it is as good
+  # with a clone of the board: writes its file with the new entry, and prints which are as good
   git clone https://github.com/Private-MachineLearning/Private-MachineLearning.github.io board
   python -m launch.leaderboard results/cifar10_patches --out=CIFAR10_no.yml --board=board \\
     --name='Patches of random images' --authors='A. Researcher'

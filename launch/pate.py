@@ -28,7 +28,7 @@ flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/pate_
 
 
 def line(result: dict) -> str:
-  """Returns one line about a finished run: its scores, its guarantee and its time."""
+  """Returns one line about a finished run: scores, guarantee, answered queries and time."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
     f"{guarantee.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "

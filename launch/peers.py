@@ -34,7 +34,7 @@ _MOMENT = 0.5
 
 
 class Options(NamedTuple):
-  """Settings of one process of a run on many; timeouts are in seconds."""
+  """Settings of one process of a run on many processes; timeouts are in seconds."""
 
   coordinator: str
   num_processes: int
@@ -131,7 +131,7 @@ def _own_stderr(me: str) -> None:
 
 
 class _Ending:
-  """Way to end a process when the run cannot continue: one line, and no barrier to wait at.
+  """Ends a process when the run cannot continue: prints the reason, and waits at no barrier.
 
   An ordinary exit would wait for the dead peer and then print a stack trace.
   """
@@ -206,8 +206,8 @@ def carry_out(
   line: Callable[[dict], str],
   unit: str,
 ) -> None:
-  """Runs the `main` of a training launcher: a config's run, on as many processes as the
-  flags say, or its plan (--dry_run).
+  """Does the work of a training launcher: runs a config on as many processes as the flags say, or
+  prints its plan (--dry_run).
 
   Args:
     same: values that must be equal in all processes; see `meeting.meet`.

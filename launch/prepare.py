@@ -106,8 +106,8 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
 
 
 def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
-  """Downloads the database of TensorFlow Federated with this name, unpacks it as it arrives, and
-  returns its path.
+  """Downloads the database `name` of TensorFlow Federated, unpacks it as it arrives, and returns
+  its path.
 
   An existing file is left alone. A failed download leaves nothing that could be read as data.
   """

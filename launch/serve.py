@@ -117,8 +117,8 @@ def _shares(name: str) -> tuple[float, ...]:
 
 
 def _stages(num_runs: int) -> tuple[float, ...]:
-  """Returns the shares of requests at each stage of a release. --weights sets the first share,
-  after which only larger ones follow."""
+  """Returns the shares of requests at each stage of a release. --weights sets the first share, and
+  then only larger shares of --stages follow."""
   from dpjax.serving import rollout
 
   stages = _shares("stages")

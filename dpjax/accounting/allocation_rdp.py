@@ -60,7 +60,8 @@ def allocation_rdp(
     orders: Renyi orders above 1, [k]. The result has the same shape.
 
   Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special. It is
-  exact up to rounding at integer orders where removing a record costs more than adding one.
+  exact up to rounding at integer orders where removing a record costs more than adding one, unless
+  the noise multiplier is below 1 / 30.
   Divergences of several passes add up if each pass draws its steps anew.
 
   >>> rdp = allocation_rdp(1, 2.0, orders=[2.0, 8.0])  # a Gaussian: a / (2 z^2)
@@ -75,7 +76,7 @@ def allocation_rdp(
   shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of one Gaussian sum, whose divergence bounds a pass
   # One step is one Gaussian sum. With a noise multiplier below 1 / 30, amplification would save
-  # almost nothing.
+  # almost nothing, so the bound claims none.
   if num_steps == 1 or shift > 30:
     return gaussian
   bounds = np.maximum(
@@ -96,7 +97,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
     total = _multiplied(total, log_term) if bit == "1" else total
   sizes = 1 + np.abs(log_term) + counts * math.log(num_steps)  # of the logarithms
   # Each product sums positive terms, so its errors are relative. A bound on all errors is added
-  # to the moments.
+  # to the log moments.
   rounding = 64 * _UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
   moments = total + special.gammaln(counts + 1) - counts * math.log(num_steps)
   # (a - 1) D_a is zero at the orders 0 and 1.
@@ -107,7 +108,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-  """Returns the log coefficients of a product of two power series, as many as each factor has."""
+  """Returns the log coefficients of a product of two power series, cut to the factors' length."""
   size = len(left)
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
   shifted = np.lib.stride_tricks.sliding_window_view(padded, size)[::-1]
@@ -139,9 +140,9 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns rising log c, [u], and log phi(c) = log E exp(-c X) there, [u], for a lognormal X.
+  """Returns rising values log c, [u], and log phi(c) = log E exp(-c X) at each of them, [u].
 
-  Both end before phi is too small to be accurate.
+  X is lognormal with mean 1. Both arrays end before phi is too small to be accurate.
   """
   rates = np.arange(_FIRST, _LAST, _STEP)
   step = min(0.04, math.pi**2 / (300 * shift))

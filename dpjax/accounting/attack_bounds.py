@@ -202,7 +202,7 @@ class GaussianDp(AttackBound):
   """No test of membership beats the best test between N(0, 1) and N(mu, 1), up to delta.
 
   For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. This is proved from the whole
-  trade-off curve, for sampled mechanisms too, and needs no limit of many steps. Losses are known
+  trade-off curve, for sampled mechanisms too, and needs no central limit. Losses are known
   only up to a largest value, so no mu would hold without the slack delta.
 
   Raises:

@@ -70,8 +70,8 @@ def balls_in_bins_event(
     num_bins: number of steps of one pass.
     spacing: number g of the proof, from 1 to num_bins. Every g gives a valid bound.
 
-  Guarantee: the event costs at least as much as the run, or as its first steps. This holds for
-  adaptive runs, too (proof in the docstring of the module).
+  Guarantee: the event costs at least as much as the run, even if the run stops early. This holds
+  for adaptive runs, too (proof in the docstring of the module).
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> event = balls_in_bins_event(BandedToeplitz((1.0, 0.5)), noise_multiplier=2.0,

@@ -37,7 +37,7 @@ _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
 class Target(Counting):
-  """Largest (epsilon, delta) of a run, and the relation and accountant by which it is counted."""
+  """Largest (epsilon, delta) of a run, with the relation and accountant that give its epsilon."""
 
   epsilon: float
   delta: float
@@ -81,7 +81,7 @@ def calibrate_noise_to_attack(
     attack: bound on what an attacker gains, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
     tol: largest gap between the limit and the attacker's gain at the answer, as a share of the
-      limit.
+      limit, unless the gain jumps over this range or the answer is MIN_NOISE_MULTIPLIER.
     counting: relation and accountant, as in `epsilon`.
 
   Guarantee: the bound holds at the answer.
@@ -286,9 +286,9 @@ def _least_guided(
   target: float,
   tol: float,
 ) -> float | None:
-  """Returns `_least` of `cost_by("")`, searched from an answer that a quicker cost gives.
+  """Returns `_least` of the cost `cost_by("")`. A cost that is quicker to compute gives the start.
 
-  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost says.
+  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost is.
   """
   cost = cost_by("")
   search = functools.partial(_least, low=low, high=high)
@@ -325,9 +325,9 @@ def _least(
   tol: float,
   first_step: float = 1.1,
 ) -> float | None:
-  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`, or None.
+  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`.
 
-  The cost must fall as x rises."""
+  Returns None if cost(high) is above the target. The cost must fall as x rises."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
@@ -368,7 +368,8 @@ def _between(
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
   """Returns the point at which the line through a and b, on log-log axes, has the cost `aim`.
 
-  Every third trial returns the geometric middle of a and b instead."""
+  Every third trial returns the geometric middle of a and b instead, and so does a trial in which a
+  cost is 0 or infinite."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees

@@ -39,7 +39,7 @@ NOISES = ("skellam", "discrete_gaussian")
 
 
 def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
-  """Returns min(sqrt(d) D2, D2^2), which bounds the L1 norm of an integer vector of L2 norm D2.
+  """Returns min(sqrt(dim) D2, D2^2), a bound on the L1 norm of an integer vector of L2 norm D2.
 
   >>> l1_sensitivity(2.0, 100), l1_sensitivity(20.0, 100)
   (4.0, 200.0)
@@ -111,7 +111,8 @@ def skellam_rdp(
   Args:
     variance: variance of the noise on each coordinate.
     l2_sensitivity: L2 norm by which one record changes the integer vector.
-    l1_sensitivity: L1 norm of that change, as the function `l1_sensitivity` bounds it.
+    l1_sensitivity: L1 norm by which one record changes the integer vector. The function
+      `l1_sensitivity` bounds this norm.
     orders: Renyi orders > 1. An order that is no integer gets the value of the next integer, which
       is an upper bound.
 
@@ -203,7 +204,7 @@ class DistributedNoise:
 
     Args:
       survivors: number of shares in a sum that was released; None means `min_survivors`. A sum of
-        fewer shares costs more than the guarantee.
+        fewer shares than that costs more than the guarantee.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

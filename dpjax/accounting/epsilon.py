@@ -56,12 +56,12 @@ class Counting(TypedDict, total=False):
 # the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). So 2.5 times
 # this error is added to delta.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
-# Largest interval of the grid of privacy losses, unless the losses are huge.
+# Largest interval of the grid of privacy losses, except for huge losses and in `coarse_grid`.
 _INTERVAL = 4e-4
 # If losses need a wider interval than this, epsilon is reported as infinite. A finite epsilon would
 # be too large to be useful.
 _WIDEST = 100.0
-# Largest number of points of one step's grid, and of the composed grid: a bound on memory.
+# About the largest number of grid points, for one step and for the composition: they bound memory.
 _MAX_POINTS = (2e5, 4e6)
 # Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
 # ratio of any two intervals.
@@ -102,7 +102,7 @@ def epsilon(
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
-    # sampling. With little noise it is still smaller, since the first is a sum of two epsilons.
+    # sampling. With little noise it may be smaller, since the first is a sum of two epsilons.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 
@@ -291,7 +291,7 @@ def _rdp_profile(steps: Parts) -> Profile:
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
   # At every epsilon, delta <= sqrt(1 - e^-KL). The Renyi divergence of every order is at least the
-  # Kullback-Leibler divergence KL, so the smallest one gives a bound.
+  # Kullback-Leibler divergence KL, so the smallest divergence gives a bound.
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
   # Near order 1 the formula is not stable. The bound is valid without these orders, too.
   usable = orders > 1.01
@@ -309,14 +309,15 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns a function epsilons -> the smaller delta, of the steps or without amplification.
+  """Returns a function epsilons -> deltas. Each delta is the smaller of two bounds.
 
-  With little noise the delta without amplification may be smaller."""
+  The first bound is for the steps as they are sampled, the second for the same steps without
+  amplification by sampling. With little noise the second may be smaller."""
   plain = merged_parts(unamplified(steps))
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # All of `ways` are proved, so the smallest delta holds. In each, the worse direction counts.
+  # All of `ways` are proved, so the smallest delta holds. For each way the worse direction counts.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways
@@ -350,7 +351,7 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
   plain = merged_parts(unamplified(steps))
   if plain != steps:
     # With little noise the analysis of an amplified step may be looser than the analysis of the
-    # same step without amplification.
+    # same step without amplification. Both are proved, so the smaller epsilon holds.
     return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
   return _pld_quantile(steps, delta)
 
@@ -393,8 +394,8 @@ def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   return _pld_of(parts, _interval(steps))
 
 
-# The cache has few entries, since an entry can hold millions of points. It is needed where a
-# replaced record is accounted: this asks for the same run at several deltas.
+# The cache has few entries, since an entry can hold millions of points. It serves
+# `epsilon_of_both`, which asks for the same run at several deltas.
 @functools.lru_cache(maxsize=2)
 def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],

@@ -53,13 +53,14 @@ from scipy import stats
 from dpjax.accounting.exchanged_sample import profile
 from dpjax.accounting.mixture_pld import removed_deltas
 
-# Numbers of copies are counted while the chance of at least as many copies is above this. The
-# chance of more copies than are counted is added to delta at every step.
+# A number m of copies is counted if the chance of m or more copies is above this. The chance of
+# more copies than are counted is added to delta at every step.
 _LEAST_MASS = 1e-20
 # Largest number of copies that may be counted. As b <= n, m copies have a chance of at most 1 / m!,
 # so far fewer are counted.
 _MOST_COPIES = 200
-# The grid of losses ends where delta is at most this. Losses beyond its end count as infinite.
+# The grid of losses ends where delta is at most this, or at about `_LARGEST_LOSS`. Losses beyond
+# its end count as infinite.
 _LEAST_DELTA = 1e-18
 # Once the end of the grid is above this, it is not doubled again: no useful epsilon is as large.
 _LARGEST_LOSS = 1e9
@@ -135,7 +136,7 @@ def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
   # Each slope against e^loss is multiplied by e^loss at its left end, so that nothing overflows.
   rises = np.diff(deltas) / np.expm1(np.diff(losses))
   next_rises = rises[1:] * np.exp(-np.diff(losses)[:-1])
-  # Each delta errs by about 1e-16, so slopes may seem to fall by this much.
+  # Each delta errs by about 1e-16, so a slope may seem to fall by up to `rounding`.
   rounding = 4e-16 / np.expm1(np.minimum(np.diff(losses)[1:], np.diff(losses)[:-1]))
   return bool((next_rises - rises[:-1] >= -rounding).all())
 
@@ -156,7 +157,7 @@ def joining_prob(num_examples: int, batch_size: int) -> float:
 def copies_largest_loss(
   num_examples: int, batch_size: int, noise_multiplier: float
 ) -> float:
-  """Returns a loss at which the profile is at most 1e-18, or about 1e9 if no smaller loss is."""
+  """Returns a loss at which delta is at most 1e-18, or about 1e9 if no smaller loss has this."""
   low = 0.0
   high = 1.0
 

@@ -38,10 +38,10 @@ from scipy import special
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
-# For a larger shift (z < 1 / 5) no amplification is claimed, since it would save almost nothing.
+# For a larger shift (z < 1 / 5) RDP claims no amplification, since it would save almost nothing.
 _LARGEST_SHIFT = 10.0
-# If order * shift is at most this, the moment is integrated. For larger orders a binomial sum gives
-# the moment.
+# If order * shift is at most this, the moment is integrated. For larger orders a binomial sum
+# bounds the moment.
 _FARTHEST = 60.0
 _PANEL = 0.25
 _NODES = 16
@@ -194,8 +194,8 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
 
 def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
   """Returns log E r^(a - 1) = (a - 1) D_a of the pair at each order, [k]."""
-  # The integrand falls like a normal density away from 0 and from shift * order. So little of the
-  # integral lies beyond `end`.
+  # The integrand falls like a normal density away from 0 and from shift * order. Therefore
+  # almost nothing of the integral lies beyond `end`.
   start = shift / 2
   end = max(start, shift * float(orders.max())) + _TAIL + 2
   edges = np.linspace(start, end, int(np.ceil((end - start) / _PANEL)) + 1)

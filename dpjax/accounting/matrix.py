@@ -48,16 +48,17 @@ _DENSE = 4096
 # Largest number of entries of one array: 2 GiB of float64. A few arrays of this size are held at
 # once.
 _MOST_ENTRIES = 2**28
-# Largest number of entries of C that are looked at one by one, and of columns at once.
+# Largest number of entries of C that are checked one by one.
 _MOST_LOOKED_AT = 2**28
+# Number of columns of C that are checked at once.
 _COLUMNS = 256
-# Largest rounding error of an entry of C. Entries down to minus this count as not negative, and a
-# Toeplitz column that rises by at most this counts as falling.
+# Largest rounding error of an entry of C. An entry of at least minus this counts as not
+# negative, and a Toeplitz column that rises by at most this counts as falling.
 _ZERO = 1e-12
 
 
 class Strategy(Protocol):
-  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several."""
+  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several strategies."""
 
   @property
   def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
@@ -149,7 +150,7 @@ def turn_images(
 
   Here e_t is the unit vector of step t. C' is C with row t divided by factors[t], the factor of the
   noise at step t; () means 1 for every step. The result is [num_steps, min(turns, num_steps)]:
-  further columns would be zero. Raises UserError if it is too large, or C has a negative entry.
+  further columns would be zero. Raises UserError if it is too large, or has a negative entry.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -323,7 +324,7 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """Returns an event for each step. For every t, the first t events compose to the cost of t steps.
+  """Returns an event for each step. For every t, the first t events cover the cost of t steps.
 
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.

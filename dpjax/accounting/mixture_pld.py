@@ -20,7 +20,7 @@ from scipy import special, stats
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# On a long grid, thresholds are first found for one loss in 256. From them Newton's method starts
+# On a long grid, thresholds are first found for every 256th loss. From them Newton's method starts
 # for all other losses.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
@@ -36,7 +36,8 @@ _ROUNDING = 1e-16
 def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
   """Returns numbers of successes, [k], and their chances, [k], with k < 260.
 
-  Rare numbers are replaced by the largest number, which costs no less privacy.
+  If there are more than 16 numbers, the largest ones, of total chance at most 1e-25, are merged
+  into the largest of them. A larger number moves the sum further, so this costs no less privacy.
 
   Args:
     trials: number of trials, at most 256 unless `trials * prob` is at most 1.
@@ -47,14 +48,15 @@ def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
   """
   counts = np.arange(min(trials, _MOST_COUNTS) + 1)
   chances = np.asarray(stats.binom.pmf(counts, trials, prob), float)
-  # Logarithms of smaller chances may be infinite. Such chances are far below any delta.
+  # Chances below 1e-300 are left out: they are far below any delta, and have infinite logarithms if
+  # they underflow to 0.
   kept = chances > 1e-300
   counts = counts[kept].astype(float)
   chances = chances[kept] / chances[kept].sum()
   if len(counts) <= _FEW:
     return counts, chances
-  # Rare numbers of successes count as the largest number. This moves the sum further, so it costs
-  # no less privacy.
+  # The large numbers of successes that are rare count as the largest number. This moves the sum
+  # further, so it costs no less privacy.
   beyond = np.cumsum(chances[::-1])[::-1]
   usual = max(_FEW, int((beyond > _RARE).sum()))
   if usual >= len(counts) - 1:

@@ -32,9 +32,9 @@ from dpjax.validate import UserError, Verbatim
 # Largest min_sep or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
-# Largest count of random numbers that are drawn at a time, which bounds the memory.
+# Largest count of random numbers drawn at a time, unless one run needs more. It bounds the memory.
 _CHUNK = 4_000_000
-# Epsilons that may be returned, up to 1157. The grid must not depend on the draws: the
+# Finite epsilons that may be returned, up to 1156. The grid must not depend on the draws: the
 # confidence holds for a fixed grid only.
 _GRID = 1e-3 * 1.005 ** np.arange(2800)
 
@@ -134,13 +134,13 @@ def min_sep_epsilon(
 
   Args:
     strategy: matrix C without negative entries, and with at most `min_sep` bands.
-    sampling_prob: chance that an example takes part in a step in which it may.
+    sampling_prob: chance that an example takes part in a step in which it may take part.
     num_samples, confidence: as in `balls_in_bins_epsilon`, which also says what the confidence
       is about. The time is proportional to num_samples * num_steps.
 
   Raises:
     UserError: too few samples, or more bands than min_sep. With more bands, steps of one example
-      share rows, and the likelihood ratio is a sum over all sets of its steps.
+      share rows, so the sum over all sets of steps cannot be computed step by step.
 
   >>> from dpjax.noise.correlated import Independent
   >>> simulated = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
@@ -180,7 +180,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """Simulation of one example under b-min-sep sampling, for outputs and their likelihood ratios."""
+  """Simulates the outputs of one example under b-min-sep sampling, and their privacy losses."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float

@@ -15,9 +15,10 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.loss_masses import Profile
 
-# Largest share of delta reserved for Poisson draws above the capacity.
+# Share of a plan's delta that is reserved for draws above the capacity. At a smaller delta
+# `set_aside` may reserve a larger share.
 OVERFLOW_SHARE = 0.05
-# `set_aside` tries amounts of delta that grow by this factor.
+# Factor between neighbouring amounts of delta on the grid of `set_aside`.
 LADDER = 1.01
 
 
@@ -41,7 +42,7 @@ def set_aside(
   log_abort_prob: float,
   least: float,
 ) -> float | None:
-  """Returns the amount x of delta to reserve for aborts: the smallest on a grid that covers them.
+  """Returns the amount x of delta to reserve for aborts: the smallest sufficient one on a grid.
 
   The grid is least, 1.01 least, 1.01^2 least, .. An amount x covers aborts of a probability up to B
   if x >= (1 + e^epsilon_at(delta - x)) B.

@@ -64,7 +64,7 @@ from scipy import fft, special
 
 from dpjax import validate
 
-# Smallest and largest number of cells in the window of L.
+# Smallest and largest number of cells that is chosen automatically for the window of L.
 _CELLS = (2**16, 2**20)
 # Wanted width of a cell, in units of s = 1 / z. The variance that this width adds is negligible.
 _FINE = 0.05
@@ -242,7 +242,7 @@ def _one_term(
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
   # Near 0 the density changes within a cell, so closed forms are used. Further out these would lose
-  # digits by cancellation.
+  # digits by cancellation, so a quadrature is used.
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2
@@ -279,8 +279,8 @@ def _sum(
   masses of the tilted term, and is None under Q.
 
   With N cells and unit roundoff u, an entry of a transform of mass m errs by at most
-  d = 8 log2(N) u m. It is a sum over at most log2(N) stages, each with a rounding of a few u
-  (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 24.1, has less for accurate
+  d = 8 log2(N) u m. This adds up at most log2(N) stages, each with a rounding of a few u
+  (Higham 2002, Accuracy and Stability of Numerical Algorithms, 24.1, has a smaller d for accurate
   twiddle factors). The transform back has the same bound in L2 (theorem 24.2). A product of T
   entries of size at most a, each off by d, is off by T d (a + d)^(T - 1), and multiplying adds an
   error of 4 T u times the product. After Parseval, going from L2 to L1 costs a factor of sqrt(N).

@@ -26,8 +26,8 @@ from scipy import stats
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Largest number of reports for `amplified_delta`. For more reports its sum takes too long, but the
-# closed form of `amplified_epsilon` holds.
+# Largest number of reports for `amplified_delta`. For more reports its sum takes too long;
+# `amplified_epsilon` has a closed form.
 MAX_REPORTS = 1_000_000
 # Mass that is left out at each tail of a distribution. It is added to delta.
 _TAIL = 1e-14
@@ -87,7 +87,7 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
 
 
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
-  """Returns the hockey-stick divergence of the counts under both inputs, given the clones."""
+  """Returns the hockey-stick divergence of the counts under both inputs, for a number of clones."""
   half: Any = stats.binom(clones, 0.5)
   low = int(half.ppf(_TAIL))
   high = int(half.isf(_TAIL)) + 1

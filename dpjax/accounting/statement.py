@@ -216,7 +216,7 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
       f"{sentence} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
-  # A number computed from the size of the data could reveal whether a record is there.
+  # The true number could reveal whether a record is there, so a declared number takes its place.
   declared = (
     f"A declared number of {unit}s"
     if num_examples is None

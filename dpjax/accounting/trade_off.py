@@ -22,9 +22,9 @@ from dpjax.accounting.loss_masses import Profile
 # Epsilons of `all_pairs`. Each pair bounds the curve of true positive rates by a tangent. A finer
 # grid would lower the bound by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Number of epsilons of a curve, from 0 to the epsilon at which delta is the slack.
+# Number of epsilons of the curve of `trade_off`, from 0 to the epsilon at which delta is the slack.
 _POINTS = 129
-# Last epsilon of a curve if delta is above the slack at every finite epsilon.
+# Last epsilon of a curve if delta is above the slack at every smaller epsilon.
 _WIDEST = 100.0
 _MOST = 1e4  # largest mu
 # The rounding of a Gaussian's delta is at most this times (1 + epsilon).
@@ -183,7 +183,9 @@ class TradeOff(NamedTuple):
 
 
 def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns the proved curve of an event, from epsilon 0 to the first with delta <= `slack`.
+  """Returns pairs (epsilon, delta) proved for an event, at epsilons from 0 to a last one.
+
+  The last epsilon is the smallest one with delta <= `slack`, or 100 if that is smaller.
 
   Args:
     event: event of the whole run.

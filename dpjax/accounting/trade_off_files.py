@@ -97,7 +97,7 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the columns alpha, [k], and beta, [k]; UserError if a line has no two rates."""
+  """Returns the columns alpha, [k], and beta, [k]; raises UserError if a line is not two rates."""
   if not lines or tuple(lines[0].split(",")) != _HEADER:
     raise UserError(f"{place}: must begin with the header alpha,beta")
   if len(lines) > _MOST_ROWS:
@@ -124,7 +124,7 @@ def write_losses(
   Guarantee: an upper bound. A bound on the rounding errors is added to the mass at infinity.
 
   Returns:
-    Whether a file was written. None is written if `loss_distribution` gives None, as for Renyi DP.
+    Whether a file was written: False if `loss_distribution` returns None, as for Renyi DP.
 
   Raises UserError as `epsilon` does.
   """

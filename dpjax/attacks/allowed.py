@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
-  """The largest TPR at each FPR, `allowed(fpr)`, and the source of this line in words."""
+  """The line of the largest allowed TPR at each FPR, called as `line(fpr)`, with the source."""
 
   words: str
   tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]

@@ -22,7 +22,7 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-# Smaller probabilities are raised to this one: float32 does not resolve them beside 1.
+# Smaller probabilities are raised to this, since float32 does not resolve them beside 1.
 _FLOOR = 1e-7
 
 
@@ -79,7 +79,7 @@ class AnswerInversion:
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Returns a decoder, trained on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    Raises UserError for answers that are no probabilities, or without one input for each answer.
+    Raises UserError if answers are no probabilities, or there is not one input for each answer.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)
@@ -140,7 +140,7 @@ def judge_decoder(
   Args:
     x: the records [n, *shape].
     class_means: [K, *shape], class means of the attacker's own data. They are the best guess from
-      the label alone. None for no comparison with them.
+      the label alone. None: no comparison with class means.
 
   Raises UserError for records or means of another shape.
   """

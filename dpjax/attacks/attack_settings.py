@@ -28,7 +28,7 @@ class AttackSettings:
     module: full name of the module with the functions `prepare`, `phase` and `measured`, as in
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
     task: task named in result.json. For a task that is not dpjax's, the result of `measured` holds
-      the rows of its table as `rows`.
+      the rows of the task's table as `rows`.
     wants: field of `federated.described.AlgorithmFacts` that must be true of the attacked
       algorithm.
     wants_because: reason for `wants`, put after a comma in the error message.
@@ -59,7 +59,7 @@ class PoisoningSettings(AttackSettings):
   """Base of the settings of attacks that poison federated rounds; see `attacks.poisoning`.
 
   Args:
-    fraction: fraction of the clients that attack. The seed decides which ones.
+    fraction: fraction of the clients that attack. The seed decides which clients attack.
 
   An attack of this kind defines `method` and its own settings, and nothing else:
 

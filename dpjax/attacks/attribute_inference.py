@@ -114,8 +114,8 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Measures how much more often guesses [S, n] of S models are right for records of their
-  training.
+  """Measures how much more often guesses [S, n] of S models are right for records that the models
+  held than for other records.
 
   Each record is judged by ONE model that held it and by one that did not; the models rotate over
   the records. So each record counts once in either rate. Both rates have exact intervals at

@@ -39,7 +39,7 @@ class Inverted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassInversion:
-  """Minimises -log p(class | x) + l2 / 2 |x - mean|^2 + total_variation TV(x) by Adam.
+  """Minimises -log p(class | x) + l2 / 2 * |x - mean|^2 + total_variation * TV(x) by Adam.
 
   Args:
     temperature: divisor of the logits in p. Above 1, a model that is nearly sure of the class still
@@ -186,8 +186,8 @@ def judge_inversion(
     records: true records, from which the mean of each class is taken.
     target: parameters of the attacked model, which must not judge itself.
 
-  Raises UserError if the target is its own judge, or the judge has too few classes. Also for a
-  class without a record, or inputs of another shape.
+  Raises UserError if the target is its own judge, or the judge has too few classes. It is also
+  raised if a class has no record, or inputs have another shape than records.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
   # Networks with equal bits count as one network.

@@ -112,7 +112,8 @@ def min_max(direction: str = "std") -> Poisoning:
     pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
     square = jnp.sum(way**2)
     along = off @ way
-    # The limit on gamma solves square gamma^2 + 2 along gamma = spare, for each honest client.
+    # For each honest client, the largest gamma solves
+    # `square` * gamma^2 + 2 * `along` * gamma = `spare`.
     spare = jnp.maximum(jnp.max(pairs) - jnp.sum(off**2, axis=1), 0.0)
     roots = (-along + jnp.sqrt(along**2 + square * spare)) / jnp.where(
       square > 0, square, 1.0

@@ -64,7 +64,7 @@ def quantile_regression(
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
   held_back = order[known.size // 2 :]
-  # The factor 1 + 1e-12 undoes the rounding down of fpr (n + 1) if that is a whole number.
+  # The factor 1 + 1e-12 undoes the rounding down of fpr * (n + 1) if that is a whole number.
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(

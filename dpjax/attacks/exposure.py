@@ -154,7 +154,7 @@ def _losses(name: str, losses: HostArray, *, least: int) -> np.ndarray:
 
 
 class Extrapolation(NamedTuple):
-  """Exposure of a canary by a skew-normal distribution, and the quality of its fit."""
+  """Exposure of a canary, estimated by a skew-normal distribution, and the quality of the fit."""
 
   bits: float
   statistic: float  # Kolmogorov and Smirnov's distance of the references from the fit
@@ -178,7 +178,7 @@ def extrapolate(
     draws: number of samples for the p-value; each is drawn from the fit, and fitted again.
     seed: seed of these samples.
 
-  Raises UserError for numbers that are not finite, too few references, or references all equal.
+  Raises UserError for numbers that are not finite, too few references, or equal references.
 
   >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
   >>> extrapolated = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
@@ -254,10 +254,10 @@ class ExposureBound:
   """Bounds on the exposure of a canary that a guarantee allows, for every attacker.
 
   The secret is uniform among N, and occurs in `copies` records. Without those records the output
-  does not depend on it, so Pr[rank <= m] <= m / N for every way to rank. With them the probability
-  is at most G(...G(m / N)). G is the line of the guarantee (the largest TPR at an FPR), applied
-  once for each copy: group privacy (Dong, Roth and Su 2022, Theorem 2.14). For one (epsilon, delta)
-  and one copy that is Pr[exposure >= b] <= e^epsilon / 2^b + delta.
+  does not depend on the secret, so Pr[rank <= m] <= m / N for every way to rank. With the records,
+  Pr[rank <= m] is at most G(...G(m / N)). G is the line of the guarantee (the largest TPR at an
+  FPR), applied once for each copy: group privacy (Dong, Roth and Su 2022, Theorem 2.14). For one
+  (epsilon, delta) and one copy this means Pr[exposure >= b] <= e^epsilon / 2^b + delta.
 
   Args:
     line: line of the guarantee, such as `allowed.by_plan(plan)`.
@@ -305,7 +305,7 @@ class ExposureBound:
     return float(np.sum(self._reached(ranks[1:] - 1) * np.diff(np.log2(ranks))))
 
   def most(self, confidence: float = 0.95) -> float:
-    """Returns the bits that the exposure does not exceed with probability `confidence`."""
+    """Returns an upper bound on the exposure, in bits, that holds with probability `confidence`."""
     validate.open_unit(confidence=confidence)
     low = 0  # a rank that is exceeded with this confidence
     high = self.num_secrets

@@ -40,7 +40,7 @@ def ask(
   decimals: int | None = None,
   batch_size: int = 500,
 ) -> Ask:
-  """Returns the function that queries a model: x [n, ...] -> its answers, float64 [n, K].
+  """Returns the function that queries a model: x [n, ...] -> answers, float64 [n, K].
 
   Args:
     labels_only: whether answers show the most probable label alone, as 1, and 0 for all others.
@@ -92,8 +92,8 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     x: queries [n, ...], flattened to [n, d].
     answers: probabilities [n, K].
 
-  Raises UserError if the queries do not fix d + 1 numbers for each class. Also for a probability of
-  0 or 1 (rounded, or a label), which has no log odds.
+  Raises UserError if the queries do not fix d + 1 numbers for each class. It is also raised for a
+  probability of 0 or 1 (rounded, or a label), which has no log odds.
 
   >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
   >>> kernel.round(4).tolist(), (bias.round(4) + 0.0).tolist()  # log 3
@@ -184,7 +184,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Compares the answers of copy and model, each [n, K], to inputs that were not queried.
+  """Compares what copy and model answer, each [n, K], for inputs that were not queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

@@ -69,8 +69,8 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
 def _scored(
   score: Callable[[np.ndarray], np.ndarray], count: int, num_null: int, seed: int
 ) -> LeakageScore:
-  """Computes a score with its null; `score(order)` returns its values after one side is
-  reordered."""
+  """Computes a score with its null. `score(order)` returns the score's values after one side of the
+  pairs is reordered."""
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
@@ -111,7 +111,7 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
 def dense_leakage(
   kernels: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
-  """Measures how well the best unit of a first dense layer shows each record of its batch.
+  """Measures how well the best unit of a first dense layer shows each record of a batch.
 
   Args:
     kernels: [N, d, m], gradients of the first kernel, one for each of N batches.
@@ -185,8 +185,8 @@ def distance_correlation(
 ) -> LeakageScore:
   """Computes the bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
 
-  The result is sign(R) sqrt|R|, where R is the correlation of U-centred distances. It is in [-1,
-  1], around 0 for independent pairs, and 1 if the gradients are a similarity transform of the
+  The result is sign(R) * sqrt(|R|), where R is the correlation of U-centred distances. It is in
+  [-1, 1], around 0 for independent pairs, and 1 if the gradients are a similarity transform of the
   inputs. The score without correction is not used: in many dimensions it tends to 1 for all data. A
   pair may also be a whole batch and its gradient.
 

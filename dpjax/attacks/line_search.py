@@ -40,8 +40,8 @@ def descend(
 ) -> Descent:
   """Follows L-BFGS-B without bounds (Byrd et al. 1995) from `start`, float64 [d].
 
-  It ends after `steps` evaluations, or at a value of at most `tolerance`. It also ends if no step
-  lowers the value, or if value or gradient is not finite.
+  The descent ends after `steps` evaluations, or at a value of at most `tolerance`. It also ends if
+  no step lowers the value, or if value or gradient is not finite.
 
   Args:
     memory: number of pairs (step, change of the gradient) that L-BFGS keeps.

@@ -148,7 +148,7 @@ def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
 
 
 def loss_threshold(evidence: Evidence) -> np.ndarray:
-  """Returns minus the target's loss [n], as one threshold serves all records (Yeom et al. 2018).
+  """Returns minus the target's loss [n]. One threshold serves all records (Yeom et al. 2018).
 
   >>> loss_threshold(Evidence([0.0, 9.0], np.zeros((2, 2)), np.eye(2, dtype=bool))).round(3)
   array([-0.693, -0.   ])
@@ -166,8 +166,8 @@ def lira(
   """Returns the scores [n] of the likelihood-ratio attack (Carlini et al. 2022).
 
   Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). m and s are median and standard
-  deviation over the shadows that held a record (in), or that did not (out). Offline it is the
-  one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
+  deviation over the shadows that held a record (in), or that did not (out). Offline the score is
+  (t - m_out) / s_out, which orders records as the paper's one-sided 1 - P(Z > t) does.
 
   Args:
     offline: whether to use only shadows that did not hold a record.
@@ -177,7 +177,7 @@ def lira(
       record that is surprisingly hard then counts as a member, too.
 
   Raises UserError for two_sided online, and for a record without shadows that did not hold it, or
-  (online) that held it. Without `fixed_variance`, two of each are needed.
+  (online) that held it. Without `fixed_variance`, two such shadows are needed.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)
@@ -219,7 +219,7 @@ def relative_confidence(
   p is the target's confidence in x: the logistic function of its log odds over `temperature`. That
   is a softmax with this temperature over two classes, the record's label and all other labels.
   P is the mean of P_in and P_out, the mean confidences of shadows with and without the
-  record. With `offline`, P_in is estimated as a P_out + 1 - a, where a is `offline_a`.
+  record. With `offline`, P_in is estimated as a * P_out + 1 - a, where a is `offline_a`.
 
   Args:
     temperature: divisor of log odds. Above 1 it spreads the confidences of a model that is sure of
@@ -258,7 +258,7 @@ def rmia(
   The score of x is the share of other records z with (p(x) / P(x)) / (p(z) / P(z)) > gamma.
   p and P are those of `relative_confidence`. The defaults are the paper's gamma and no
   temperature. They find few members if a model is sure of all records; `rmia_tuned` then chooses
-  both on the shadow models.
+  gamma and temperature on the shadow models.
 
   Args:
     population: bool [n], which records serve as z; None: all. The attacker need not know whether

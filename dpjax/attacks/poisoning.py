@@ -72,7 +72,7 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
   """Returns an attack that relabels the attackers' records of class `source` as `target`.
 
   Args:
-    factor: factor of what the attackers send; see `scaled_update`.
+    factor: number by which attackers multiply what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = label_flip(1, 7)
@@ -148,7 +148,7 @@ def backdoor(
     target: label of the stamped records.
     trigger: the pattern that is stamped.
     share: share of each attacker's records that are stamped, in (0, 1]; the first ones are taken.
-    factor: factor of what the attackers send; see `scaled_update`.
+    factor: number by which attackers multiply what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = backdoor(3, trigger=Trigger(size=1))
@@ -203,7 +203,7 @@ def _relabelled(
 
 
 def choose_attackers(num_clients: int, fraction: float, *, seed: int) -> np.ndarray:
-  """Draws round(fraction num_clients) clients, and returns their places in ascending order.
+  """Draws round(fraction * num_clients) clients, and returns their places in ascending order.
 
   >>> choose_attackers(10, 0.2, seed=0).tolist()
   [5, 6]
@@ -314,7 +314,7 @@ def recruited(
   if memories is None or not (isinstance(initial, dict) and set(initial) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
-  # A client whose memory is still the first one is no attacker, so it needs no write.
+  # A client that still has its first memory is no attacker, so it needs no write.
   who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
   return state._replace(memories=memories.replaced(who, rows))

@@ -48,7 +48,7 @@ def populations(
 ) -> Populations:
   """Draws training sets of `size` records. The property is the share of marked records.
 
-  Every other set has the property, with share `shares[1]`; the rest have share `shares[0]`.
+  Every second set has the property, with share `shares[1]`; the rest have share `shares[0]`.
 
   Args:
     marked: bool [n], records of the kind whose share is the property (a class, a group).

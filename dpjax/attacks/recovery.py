@@ -46,7 +46,7 @@ def check_seen(seen: ArrayTree) -> None:
 def as_gradient(
   message: ArrayTree, *, learning_rate: float, num_steps: int = 1
 ) -> ArrayTree:
-  """Returns -message / (learning_rate num_steps): the mean gradient of `num_steps` SGD steps.
+  """Returns -message / (learning_rate * num_steps): the mean gradient of `num_steps` SGD steps.
 
   This is exact for one plain SGD step. For several steps it holds to first order in the learning
   rate.
@@ -131,11 +131,11 @@ def infer_labels(
 ) -> np.ndarray:
   """Infers the labels of a batch from the last layer's gradient under cross-entropy: [B], sorted.
 
-  The bias has the gradient g, the mean of p_i - onehot(y_i). At batch size 1 its one negative entry
-  marks the label, exactly and at any scale (iDLG, Zhao et al. 2020). For larger batches class k has
-  B (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are taken one
-  by one. Each is that of the class with the largest number of examples left (after LLG, Wainakh et
-  al. 2022). That is nearly exact while the model knows little; the scale of the gradient must be
+  The bias has the gradient g, the mean of p_i - onehot(y_i). At batch size 1 the one negative entry
+  of g marks the label, exactly and at any scale (iDLG, Zhao et al. 2020). For larger batches class
+  k has B * (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are
+  taken one by one. Each is the class with the largest number of examples left (after LLG, Wainakh
+  et al. 2022). This is nearly exact while the model knows little; the scale of the gradient must be
   right. Without a bias, sums over the kernel's rows replace g, as in iDLG, for features that are
   not negative.
 

@@ -62,7 +62,7 @@ def defences(
 
   Args:
     plan: a plan that guarantees no epsilon (noise_multiplier=0).
-    num_byzantine: f of Krum.
+    num_byzantine: number f of arbitrary clients that Krum assumes.
     trim: share of the values that the trimmed mean cuts off at either end.
     num_selected: number of messages that multi-Krum selects, such as n - f; None: no multi-Krum.
 

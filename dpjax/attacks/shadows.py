@@ -35,9 +35,9 @@ def random_halves(
 ) -> np.ndarray:
   """Draws the members of each model: bool [models, records], a fair coin for each record.
 
-  Rows 2 k and 2 k + 1 are each other's complement. So exactly half of an even number of models hold
-  any record. With an odd number the last row is independent of the others, as the target of an
-  attack must be.
+  Rows 2 k and 2 k + 1 are each other's complement. If the number of models is even, exactly half of
+  them hold each record. If it is odd, the last row is independent of the others, as the target of
+  an attack must be.
 
   Args:
     exact: whether each row holds exactly half of the records, for samplers that need a fixed number

@@ -74,7 +74,7 @@ def _predictive(
 
 
 def _log_density(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-  """Returns the log density of Student's t distribution."""
+  """Returns the log density of Student's t distribution at z, for `freedom` degrees of freedom."""
   constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
   spread = 0.5 * np.log(freedom * math.pi)
   # The square may overflow. Beyond 1e100, log(z^2 / freedom) replaces log1p: they are equal there.

@@ -83,7 +83,7 @@ def span(gradient: HostArray, *, rank: int | None = None) -> np.ndarray:
     rank: number of directions, the largest first; None: all that are larger than rounding. Noise
       fills all directions, so an attacker then has to assume a rank.
 
-  Raises UserError for anything but a matrix of finite numbers, or a rank that it cannot have.
+  Raises UserError for anything but a matrix of finite numbers, or a rank outside [0, min(d, P)].
 
   >>> span(np.outer([3.0, 4.0], [1.0, 2.0, 0.0])).round(3).tolist()  # up to its sign
   [[-0.6], [-0.8]]
@@ -169,7 +169,7 @@ class SpanAttack:
     flat = _projected(first.reshape(-1, first.shape[-1]), project)
     basis = _fitting(gradient, flat.shape[1], rank)
     distances = np.full(len(flat), np.inf)
-    # A span of all dimensions contains every token, and an empty one none: both tell nothing.
+    # A span of all dimensions contains every token, and an empty span contains none.
     if 0 < basis.shape[1] < basis.shape[0]:
       distances = distance(basis, flat)
     table = distances.reshape(self.vocab_size, self.length).T

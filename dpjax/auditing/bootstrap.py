@@ -28,7 +28,7 @@ class Interval(NamedTuple):
   high: float
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain data, with a note that it is no guarantee."""
+    """Returns the fields, and a note that the interval is no guarantee."""
     return {**self._asdict(), "meaning": MEANING}
 
 
@@ -47,7 +47,7 @@ def auc(scores: Scores) -> float:
 def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   """Returns the epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
 
-  It is that of mu = Phi^-1(1 - FPR) - Phi^-1(FNR), with the median of all scores as threshold.
+  The mu of the pair is Phi^-1(1 - FPR) - Phi^-1(FNR), at the median of all scores as threshold.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
   >>> 4.0 < estimated_epsilon(Scores(1.0 + noise[0], noise[1]), delta=1e-5) < 4.8  # 4.38

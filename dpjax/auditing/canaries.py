@@ -105,14 +105,14 @@ def insert_canaries(
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
 ) -> tuple[Dataset, Canaries]:
-  """Inserts canaries: `num_canaries` rows of the training data, each in by a fair coin.
+  """Turns `num_canaries` rows of the training data into canaries. Fair coins decide which are in.
 
   Args:
     train: the training data, which is not changed.
     num_canaries: number m <= len(train) of rows that become canaries.
     seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
-      labels.
+      labels. Needs the kind "random".
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: relation that decides what is left of a canary that is out; see the table
@@ -156,7 +156,7 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """Returns the data after canaries whose coins lost are taken out, as the relation says."""
+  """Removes the canaries `rows`; replace_special empties them, and replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -192,7 +192,7 @@ def split_scores(values: HostArray, canaries: _Coins) -> Scores:
 
 
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
-  """Applies a function of a batch [B, ...] -> [B] to all examples: [n]; NaN becomes 0."""
+  """Applies `score`, batch [B, ...] -> [B], to all examples. Returns [n], where NaN becomes 0."""
   batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
   placed = [Example(jnp.asarray(batch.x), jnp.asarray(batch.y)) for batch in batches]
   compiled = jax.jit(score)

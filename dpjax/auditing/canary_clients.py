@@ -118,8 +118,8 @@ def insert_canary_clients(
   neighboring_relation: str = "add_or_remove_one",
   join: bool = False,
 ) -> tuple[Federation, CanaryClients]:
-  """Returns a federation in which `num_canaries` clients are canaries, each in by a fair
-  coin.
+  """Returns a federation in which `num_canaries` clients are canaries. Fair coins decide which of
+  them are in.
 
   Args:
     federation: the federation, which is not changed.
@@ -254,7 +254,7 @@ def _trainers(
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
-  """Returns the federation after canaries whose coins lost are taken out, as the relation says."""
+  """Removes the clients at `places`; replace_special empties them, and replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return federation
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -290,7 +290,7 @@ class Directions(NamedTuple):
     return float(1 / np.sqrt(len(self.signs)))
 
   def one(self, number: Array, like: ArrayTree) -> Any:
-    """Returns the direction of canary `number`, from 0, as a tree like the parameters."""
+    """Returns the direction of canary `number`, counted from 0, as a tree like the parameters."""
     flat, unravel = flatten_util.ravel_pytree(like)
     # Entry (i, j) of a Hadamard matrix is (-1)^(number of 1 bits of i & j).
     odd = jax.lax.population_count(number & jnp.arange(len(self.signs))) & 1
@@ -313,7 +313,7 @@ class OwnParameters(NamedTuple):
   count: int
 
   def one(self, number: Array, like: ArrayTree) -> Any:
-    """Returns the direction of canary `number`, from 0, as a tree like the parameters."""
+    """Returns the direction of canary `number`, counted from 0, as a tree like the parameters."""
     zeros: Any = trees.zeros(like)
     one_hot = jax.nn.one_hot(number, self.count, dtype=zeros["canaries"].dtype)
     return zeros | {"canaries": one_hot}
@@ -339,26 +339,29 @@ def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
 
 
 class _Marked(NamedTuple):
-  """Rows, and the number of the canary that each belongs to."""
+  """Rows, each with its entry of `CanaryClients.numbers`."""
 
   examples: Any
   numbers: Any  # [n] int32
 
 
 class _Work(NamedTuple):
-  """A client in the middle of its work. Its rows tell whether it is a canary."""
+  """State of a client between two steps, and the number that its rows hold in `_Marked`."""
 
   own: Any
   number: Array
 
   @property
   def key(self) -> Array:
-    """The client's key, from which wrappers around the client draw."""
+    """The client's key, from which wrappers of the client draw random numbers."""
     return self.own.key
 
 
 def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
-  """Yields the cohorts with each row marked by its canary, for clients that are `sending`."""
+  """Yields the cohorts, with each row marked by its entry of `canaries.numbers`, for `sender`.
+
+  If the canaries train, the cohorts stay unchanged.
+  """
   if canaries.numbers is None:
     yield from cohorts
     return
@@ -444,7 +447,7 @@ def heard(
 
   def finish(received: Any, work: _Heard) -> Any:
     sent, memory, info = client.finish(received, work.own)
-    # Other transforms may wrap the work of a `sender`, so it is searched for.
+    # Other wrappers may hold the `_Work` of a `sender` inside their states, so a search finds it.
     is_sender = lambda node: isinstance(node, _Work)
     nodes = jax.tree.leaves(work.own, is_leaf=is_sender)
     number = next(node.number for node in nodes if is_sender(node))
@@ -537,11 +540,11 @@ def seeing(
   *,
   divisor: float,
 ) -> FederatedAlgorithm:
-  """Gives `watching` the participants of every round's sum, which a server knows.
+  """Returns the algorithm, which tells `watching` whose messages are in the sum of each round.
 
   Args:
     in_sum: function (cohort, round) -> the clients whose messages are in the mean of that round.
-    divisor: divisor of the sum, in the `unit` of `watching`.
+    divisor: divisor of the sum with which the `unit` of `watching` was computed.
   """
 
   def one_round(state: Any, cohort: Cohort) -> Any:
@@ -559,7 +562,7 @@ def _is_watched(node: Any) -> bool:
 
 
 def along(directions: Directions | OwnParameters, moved: Any) -> Array:
-  """Returns lengths along each direction, [m], after cutting what most clients share.
+  """Returns the lengths [m] of `moved` along each direction, after cutting what most clients share.
 
   Honest clients move matrices along a few singular directions, and move a few coordinates far. A
   canary's random signs spread evenly over all of them. So singular values are cut at 1.2 times
@@ -570,7 +573,7 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
     return jnp.asarray(moved["canaries"], jnp.float32)
   flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
-  # If most coordinates are zero, nothing is cut.
+  # If most coordinates are zero, the limit is 0, and no coordinate is cut.
   return directions.along(jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat))
 
 
@@ -586,7 +589,7 @@ def _flattened(leaf: Array) -> Array:
   tall = tall if tall.shape[0] >= tall.shape[1] else tall.T
   if tall.shape[1] > _MOST_VALUES:
     return leaf
-  # Singular values come from the smaller Gram matrix: far cheaper than an SVD.
+  # Singular values come from the smaller Gram matrix, which is far cheaper than an SVD.
   squares, vectors = jnp.linalg.eigh(tall.T @ tall)
   values = jnp.sqrt(jnp.maximum(squares, 0.0))
   limit = _FLAT * jnp.median(values)
@@ -599,8 +602,9 @@ def _flattened(leaf: Array) -> Array:
 def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """Returns the log-likelihood ratios of one round: [..., m] -> [..., m].
 
-  A canary that is in takes part with probability `prob`, and then adds 1. A canary that is out adds
-  0, or -1 with `opposite`. The width of the normal noise is estimated from the round's canaries.
+  A canary that is in takes part with probability `prob`, and then adds 1 to its entry. A canary
+  that is out adds 0, or -1 with `opposite`. The width of the normal noise is estimated from the
+  round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))
@@ -608,7 +612,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """
   middle = jnp.median(seen, axis=-1, keepdims=True)
   width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
-  # The width of equal values would be 0, and is a divisor below.
+  # Equal values have width 0, which cannot be a divisor.
   variance = jnp.maximum(width, 1e-3) ** 2
   # A canary that takes part in every round cannot be absent.
   stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf

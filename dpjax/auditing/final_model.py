@@ -39,7 +39,7 @@ _SIDE_BY_SIDE = 50
 def fitted_params(
   loss_fn: LossFn, params: Params, records: Dataset, *, num_steps: int, learning_rate: float
 ) -> Params:
-  """Returns parameters at which ordinary records have small gradients, by Adam without privacy.
+  """Returns parameters fitted by Adam, without privacy, to give ordinary records small gradients.
 
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.

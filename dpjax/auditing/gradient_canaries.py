@@ -63,7 +63,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
-    # The data get as many empty records as the sampler needs at least, whatever the coins.
+    # The empty records alone reach the smallest size of the sampler, whatever the coins.
     others = plan.sampler.least_size
     return _Ids(
       np.concatenate([kept, np.zeros(others, int)]),
@@ -89,7 +89,7 @@ def gradient_canaries(
   key: jax.Array,
   transform: Callable[[jax.Array], Any] | None = None,
 ) -> Scores:
-  """Returns the scores of one run of a plan on gradient canaries, each in by a fair coin.
+  """Returns the scores of one run of a plan on gradient canaries. Fair coins decide which are in.
 
   Args:
     plan: plan with the batches, the transform and the number of steps.
@@ -157,9 +157,9 @@ def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
 
 
 def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
-  """Returns the loss of one example of data in which labels from `num_classes` up are canaries.
+  """Returns the loss of one example of data in which labels from `num_classes` on mark canaries.
 
-  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, and zero along the model's.
+  A canary's gradient is -1,000 * `l2_clip_norm` along its parameter, and zero along the model's.
   Clipping shortens this gradient to the clip norm. The gradient of any other example is that of
   `loss_fn`, and zero along the canaries' parameters. So model and canaries share only the noise.
 
@@ -210,6 +210,6 @@ def canary_sums() -> optax.GradientTransformation:
 def sum_scores(state: Any, canaries: Canaries) -> Scores:
   """Returns the scores of canaries, from a state that holds `canary_sums`.
 
-  The score of a canary is the length of all noisy sums along its own gradient.
+  The score of a canary is the total length of the noisy sums along the canary's gradient.
   """
   return split_scores(-np.asarray(optax.tree.get(state, "canary_sums")), canaries)

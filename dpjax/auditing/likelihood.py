@@ -60,8 +60,8 @@ def likelihood_ratio(
 
   Args:
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
-    score: `outputs -> [n]`, fixed in advance; best is the log-likelihood ratio, such as
-      `gaussian_log_ratio` or `laplace_log_ratio`. Any score gives a valid bound.
+    score: `outputs -> [n]`, fixed in advance. Any score gives a valid bound. The best score is
+      the log-likelihood ratio, such as `gaussian_log_ratio` or `laplace_log_ratio`.
     num_trials: number of runs on each input. If all of them are told apart, the bound is about
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
     confidence: confidence of the bound, with a Bonferroni correction for all thresholds.
@@ -88,7 +88,7 @@ def _summed(terms: np.ndarray) -> np.ndarray:
 
 
 def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> Score:
-  """Returns the score z -> log N(z; mean_1, std^2) - log N(z; mean_0, std^2), over coordinates.
+  """Returns z -> log N(z; mean_1, std^2) - log N(z; mean_0, std^2), summed over coordinates.
 
   >>> gaussian_log_ratio(0.0, 1.0, 1.0)(np.array([0.5, 1.5]))
   array([0., 1.])
@@ -103,7 +103,7 @@ def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> 
 
 
 def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) -> Score:
-  """Returns z -> log Laplace(z; mean_1, scale) - log Laplace(z; mean_0, scale), over coordinates.
+  """Returns z -> sum over i of log Laplace(z_i; mean_1, scale) - log Laplace(z_i; mean_0, scale).
 
   >>> laplace_log_ratio(0.0, 1.0, 0.5)(np.array([-3.0, 0.5, 4.0]))
   array([-2.,  0.,  2.])

@@ -48,18 +48,19 @@ from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Largest epsilon or mu that is searched.
+# A search for an epsilon or mu doubles its upper end until it reaches this value.
 _LARGEST = 200.0
 # Thresholds are at equal steps of the normal quantile of a held-out score. A ratio of rates
 # needs the extremes, so its thresholds run from the largest score to the smallest. mu needs the
 # region where neither rate is small.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-# A one-run audit tries this many different numbers of guesses.
+# Number of values of k that a one-sided audit of one run tries: it guesses k canaries to be in.
 _GUESSES = 6
-# An audit that guesses at both ends of the scores tries this many.
+# Number of values of k for a two-sided audit, which also guesses k canaries to be out.
 _TWO_SIDED = 5
-# Smallest number of guesses at each of both ends: fewer refute nothing at the usual confidence.
+# Smallest k of a two-sided audit of at least 2 k canaries. Fewer guesses refute nothing at the
+# usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -76,9 +77,9 @@ def _one(values: Any, name: str) -> np.ndarray:
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
-  Breaking ties turns a threshold inside a tie into a randomised test. This test is as valid, and
-  for discrete outputs the best there is. For independent trials the place of a score decides its
-  random number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
+  Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
+  and the best one for discrete outputs. For independent trials the place of a score decides its
+  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses ids.
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -109,15 +110,15 @@ def _at(quantiles: np.ndarray, n: int) -> np.ndarray:
 
 
 class _Rates(NamedTuple):
-  """Upper bounds of the error rates at each threshold, all true with `confidence`."""
+  """Upper bounds on the error rates at each threshold. All hold together, with one confidence."""
 
   false_positive: np.ndarray
   false_negative: np.ndarray
 
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
-  """Returns bounds on the error rates at thresholds: for each rank, the rank-th largest score
-  outside."""
+  """Returns bounds on the error rates, one for each rank. The threshold of rank r is the r-th
+  largest score outside."""
   n = len(scores.inside)
   m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
@@ -163,7 +164,7 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
   """Returns a lower bound on epsilon at `delta`, for a mechanism KNOWN to be Gaussian-DP.
 
   mu = Phi^-1(1 - FPR) - Phi^-1(FNR), at the upper bounds of both rates. It is negative if the
-  scores say nothing, and then the bound is 0. Taking |mu| there, as jax-privacy 2.0.0 does, turns
+  scores say nothing, and then the bound is 0. Taking |mu| instead, as jax-privacy 2.0.0 does, turns
   the LACK of evidence into an epsilon of 4.
 
   Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism without
@@ -218,8 +219,8 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
-  """Returns the largest value in [low, _LARGEST] for which a monotone condition still holds,
-  rounded down; `low` if it never holds."""
+  """Returns the largest value for which a monotone condition still holds, rounded down; `low` if it
+  never holds. The range of the search doubles until it reaches `_LARGEST`."""
   if not holds(low):
     return low
   high = max(1.0, 2 * low)
@@ -235,11 +236,11 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
 def one_run_p_value(
   *, correct: int, guesses: int, num_canaries: int, epsilon: float, delta: float
 ) -> float:
-  """Returns a bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
+  """Returns an upper bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
 
-  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Each of
-  the m canaries must be in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and
-  beta = P(W >= correct).
+  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Fair
+  coins must decide which of the m canaries are in. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)),
+  and beta = P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -262,7 +263,7 @@ def _too_many(
   guesses: int,
   num_canaries: int,
 ) -> Any:
-  """Returns whether `correct` guesses are too many at each of the significance `levels` [...].
+  """Returns whether `correct` right guesses are too many, at each of the significance `levels`.
 
   This is Algorithm 3 of Mahloujifar et al.
 
@@ -289,7 +290,8 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
-  """Returns the numbers of canaries to guess at one end of the scores, one for each test."""
+  """Returns the values of k, one for each test. A test guesses the k canaries with the largest
+  scores, and if it is two-sided also the k with the smallest."""
   # More guesses of "in" than records that are in cannot help.
   half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
@@ -497,9 +499,9 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
   p-value is multiplied by how many there are (Bonferroni).
 
-  Guarantee: the result is at most p with probability at most p, if the claim holds. Every canary
-  must be in by a fair coin of its own. The result is rounded up, to one of 12 values in each power
-  of ten.
+  Guarantee: the result is at most p with probability at most p, if the claim holds. Fair
+  coins must decide which canaries are in. The result is rounded up, to one of 12 values in each
+  power of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
@@ -525,10 +527,10 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  If k canaries were in, it guesses the k largest scores to be in, and all others out. One guess is
-  right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy sums along
-  orthogonal canaries are independent (white noise, each canary drawn by itself). Canaries that
-  train are not, since they move a model that all of them share.
+  If k canaries were in, the test guesses the k largest scores to be in, and all others out. One
+  guess is right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy
+  sums along orthogonal canaries are independent (white noise, each canary drawn by itself).
+  Canaries that train are not, since they move a model that all of them share.
 
   >>> claim = TradeOff(np.zeros(1), np.array([0.5]))
   >>> p = alarm_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim)

@@ -211,7 +211,7 @@ def audit(
   bounds that do not assume Gaussian-DP are reported.
 
   Args:
-    scores: scores of the canaries that were in and of those out, each by a fair coin of its own.
+    scores: scores of the canaries. Independent fair coins must have decided which were in.
     delta, epsilon_claimed: one pair of the claim.
     claim: all pairs of the claim, as `Plan.trade_off` gives them; with all pairs far more can be
       refuted. None: no p-values are computed.
@@ -251,11 +251,11 @@ def ceiling(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
-  """Returns the best possible result: every canary that is in scores above all others.
+  """Returns the best possible result, in which all scores inside are above all scores outside.
 
   Args:
-    num_inside: number of canaries that the coins put in. None: half of all, as before the coins are
-      drawn.
+    num_inside: number of canaries that the coins put in. None: half of all canaries, an estimate
+      before the coins are drawn.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7

@@ -33,13 +33,13 @@ _MAGIC = "dpjax features 1"
 
 
 def folder() -> pathlib.Path | None:
-  """Returns the path in $DPJAX_CACHE_DIR. None: the variable is unset, and no features are kept."""
+  """Returns the path in $DPJAX_CACHE_DIR, or None (no cache) if that is unset or empty."""
   named = os.environ.get(VARIABLE)
   return pathlib.Path(os.path.expanduser(named)) if named else None
 
 
 def key(data: bytes, *settings: object) -> bytes:
-  """Returns the key of features: a SHA-256 of `data`, the digest of the data, and of all settings
+  """Returns the key of features: a SHA-256 over `data` (the digest of the data) and the settings
   that determine the features.
 
   >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
@@ -67,7 +67,7 @@ def rows(
     tell: function that is called with a line about what was found or done.
 
   A file appears only when it is complete: it is written under another name, then renamed. Its
-  content is compared with a digest when it is opened. Only one process at a time computes.
+  content is compared with a digest when it is opened. Only one process at a time computes features.
 
   Raises:
     UserError: a path that cannot be a folder, a folder that other users may access, or a full disk.
@@ -89,7 +89,7 @@ def rows(
 
 
 def check_folder(where: pathlib.Path) -> None:
-  """Makes the folder if it is missing, for its owner alone (mode 0700).
+  """Makes the folder `where`, which only its owner may enter (mode 0700), if it is missing.
 
   Raises:
     UserError: `where` cannot be a folder, or other users may access it.
@@ -121,7 +121,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
   with _refused(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
-    # Some file systems have no locks: there `flock` raises OSError.
+    # On a file system without locks, `flock` raises OSError.
     with _refused(where):
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

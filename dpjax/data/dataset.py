@@ -180,8 +180,8 @@ class Dataset:
   def subset(self, indices: np.ndarray | slice) -> Dataset:
     """Returns the rows at `indices` (numbers, a slice or a mask), in the order of `indices`.
 
-    It keeps `nominal_size`, so that a data set with one row less has the same plan. If the part
-    is used as a separate data set, declare its size: `part.declared(100)`.
+    The result keeps `nominal_size`, so that a data set with one row less has the same plan. If the
+    result is used as a separate data set, declare its size: `part.declared(100)`.
     """
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
@@ -279,7 +279,7 @@ def _as_features(value: Any) -> np.ndarray:
 
 
 def _as_columns(tree: dict[Any, Any]) -> Columns:
-  """Converts each array of a dict: images and floats become float32, wider integers int32."""
+  """Converts each array of a dict: images and floats to float32, other integers to int32."""
 
   def converted(place: str, leaf: Any) -> np.ndarray:
     array = _as_array(leaf, place)

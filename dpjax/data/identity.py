@@ -46,7 +46,7 @@ def digest(data: Labelled | Federation) -> bytes:
   """
   held: Any = data
   if hasattr(held, "indices"):
-    # The owners of rows belong to the identity: names and rows in the clients' order.
+    # The digest covers the name and the rows of each client, in the order of the clients.
     hashed = hashlib.sha256(b"dpjax federation " + digest(held.dataset))
     for name, rows in zip(held.client_ids, held.indices, strict=True):
       hashed.update(f"{name!r} ".encode())

@@ -122,7 +122,7 @@ def image_folder(
 
 
 def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, int]]]:
-  """Returns files of each split, relative to the folder, with the number of their class."""
+  """Returns (path in the folder, class number) of each image, by split."""
   by_split: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
   if declared.test_share is None:
     _only(path, (*by_split, DECLARATION))

@@ -143,7 +143,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   except UserError as error:
     raise error.at(f"{path.parent.name}/{path.name}") from error
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    # The reason is cut, because the same line also names the file and the command to run.
+    # The reason is cut, because the message also names the file and the command to run.
     why = f"{first_line(error, with_type=True):.90}"
     raise UserError(
       f"is no file of LEAF ({why}); {PREPARE}", field=f"{path.parent.name}/{path.name}"

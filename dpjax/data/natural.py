@@ -36,7 +36,7 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """Groups rows into one client for each id, ordered by id as text: 10 before 2.
+  """Groups rows into one client for each id. Clients are ordered by id as text: 10 before 2.
 
   Rows of a client keep their order.
 
@@ -45,7 +45,7 @@ def by_client(
       are one client.
     sizes: lengths of consecutive stretches of rows, each of one client. If they are given,
       `client_ids` has one id for each stretch, and a stretch may have length 0.
-    max_examples: public upper limit on the examples of a client, of which the first are kept. None:
+    max_examples: public upper limit on the examples of a client. Its first examples are kept. None:
       all are kept.
 
   Raises:
@@ -131,7 +131,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  # NFC makes names equal that differ only in how they encode a character, such as an accent.
+  # One character, such as an accented letter, may have several encodings. NFC makes them equal.
   return unicodedata.normalize("NFC", text)
 
 

@@ -66,7 +66,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
   no_pipe(path)
   try:
     # Pickles can run code, so they are refused. NumPy does not close the file of a bad archive, so
-    # it is opened here.
+    # the file is opened and closed here.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:

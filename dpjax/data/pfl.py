@@ -1,6 +1,6 @@
 """The HDF5 files of pfl-research's benchmarks: FLAIR's photographs and StackOverflow's sentences.
 
-Written by the scripts of github.com/apple/pfl-research (Granqvist et al. 2024, arXiv:2404.06430):
+Scripts of github.com/apple/pfl-research (Granqvist et al. 2024, arXiv:2404.06430) write them:
 
   python -m dataset.flair.download_preprocess --output_file flair_federated.hdf5
   python -m dataset.stackoverflow.download_preprocess --output_dir DIR  # stackoverflow.hdf5
@@ -8,7 +8,8 @@ Written by the scripts of github.com/apple/pfl-research (Granqvist et al. 2024, 
 In both files a user is a group `SPLIT/USER`:
 
 - FLAIR (Song et al. 2022) holds `images` [n, H, W, 3] bytes. Image `labels_row[i]` has the label
-  `labels_col[i]`, a number of `metadata/label_mapping`. `fine_grained_labels` are stored alike.
+  `labels_col[i]`, a number of `metadata/label_mapping`. The fine labels lie in
+  `fine_grained_labels_row` and so on.
 - StackOverflow holds `inputs` and `targets` [n, T]: words, and the words that follow them.
 """
 
@@ -35,7 +36,7 @@ from dpjax.validate import UserError, first_line, integer_at_least, one_of
 
 _SUFFIX = ".hdf5"
 _SPLITS = ("val", "test")
-# Number of colours of FLAIR's images.
+# Number of colour channels of FLAIR's images.
 _COLOURS = 3
 
 
@@ -54,22 +55,24 @@ def pfl_federation(
   Images are float32 [image_size, image_size, 3] in [0, 1], with several labels each
   (`data.Labels`). Sentences are int32 [T + 1], padded with 0, for `losses.next_token`; y is 0.
 
-  The words of StackOverflow's file are the most frequent ones of its users, and the labels of
-  FLAIR's are those that occur. No epsilon covers how the file was made.
+  StackOverflow's vocabulary holds the most frequent words of its users, and FLAIR's labels are
+  those that occur in its images. No epsilon covers these choices, which were made from the users'
+  data.
 
   Args:
-    name: a path that ends in .hdf5. Needs the `h5` extra.
+    name: path that ends in .hdf5. Reading the file needs the `h5` extra.
     data_dir: folder in which a relative `name` begins. None: the current folder.
-    num_classes: number of FLAIR's labels, public: 17 coarse ones, or 1,628 fine ones. It must be
-      that of the file. None for sentences.
-    image_size: side of an image in pixels, which must divide that of the file: each pixel is the
-      mean of a square. None: as in the file, where 345,879 images of 256 pixels take 272 GB.
+    num_classes: number of FLAIR's labels, public: 17 coarse ones, or 1,628 fine ones. It must
+      equal the number of labels in the file. None for sentences.
+    image_size: side of an image in pixels. It must divide the side in the file; each pixel is then
+      the mean of a square of pixels. None: the side in the file. If that is 256 pixels, all 345,879
+      images take 272 GB.
     fine_grained: whether the labels are FLAIR's fine ones.
-    test_split: "val", on which pfl-research reports, or "test".
+    test_split: split of the test data: "val", which pfl-research reports results for, or "test".
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
-    UserError: one line: no such file, a damaged file, or an option that does not fit it.
+    UserError: one line: no such file, a damaged file, or an option that does not fit the file.
   """
   name = os.fspath(name)
   one_of(_SPLITS, test_split=test_split)
@@ -100,7 +103,7 @@ def _one_line_errors() -> Iterator[None]:
     yield
   except UserError:
     raise
-  # HDF5 raises many types, mostly with long messages.
+  # HDF5 raises many types of errors, mostly with long messages.
   except Exception as error:
     raise UserError(
       f"cannot be read as a file of pfl-research ({type(error).__name__}: "
@@ -146,7 +149,7 @@ def _federation(
 
 @contextlib.contextmanager
 def _of_user(who: str, split: str) -> Iterator[None]:
-  """Names the user in an error."""
+  """Turns an error in the block into a UserError that names the user and the split."""
   try:
     yield
   except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -154,7 +157,7 @@ def _of_user(who: str, split: str) -> Iterator[None]:
 
 
 class _Photographs:
-  """Reads a user of FLAIR's file: images, and a column of 0 and 1 for each label."""
+  """Reads a user's images from FLAIR's file, with 0 or 1 for each label of an image."""
 
   dtype = np.float32
 
@@ -196,9 +199,9 @@ class _Photographs:
     """Reads the first images of a user.
 
     Args:
-      group: of the user, in the file.
-      x: [k, side, side, 3], written.
-      y: [k, labels], written.
+      group: the user's group in the file.
+      x: array [k, side, side, 3], filled with the first k images.
+      y: array [k, labels], filled with 0 and 1: the labels of these images.
     """
     images = group["images"]
     expected = (self._file_side, self._file_side, _COLOURS)
@@ -208,21 +211,22 @@ class _Photographs:
       )
     factor = self._file_side // self.shape[0]
     for place in range(len(x)):
-      # One image at a time: a user may have thousands of 200 KB each.
+      # Images are read one at a time: a user may have thousands of images of 200 KB.
       squares = images[place].reshape(
         self.shape[0], factor, self.shape[1], factor, _COLOURS
       )
       x[place] = squares.mean(axis=(1, 3), dtype=np.float64) / 255
     rows = np.asarray(group[f"{self._prefix}_row"], np.int64)
     columns = np.asarray(group[f"{self._prefix}_col"], np.int64)
-    # Unsigned in the file. Larger ones than there are images or labels are an IndexError.
+    # The numbers of images and labels are unsigned in the file. One that is too large raises
+    # IndexError.
     pairs = np.zeros((images.shape[0], *self.label_shape), np.int64)
     pairs[rows, columns] = 1
     y[:] = pairs[: len(y)]
 
 
 class _Sentences:
-  """Reads a user of StackOverflow's file: each sentence with the word after its last one."""
+  """Reads a user's sentences from StackOverflow's file, each followed by its last target."""
 
   dtype = np.int32
   label_shape = ()
@@ -246,9 +250,9 @@ class _Sentences:
     """Reads the first sentences of a user.
 
     Args:
-      group: of the user, in the file.
-      x: [k, T + 1], written.
-      y: [k], left as it is.
+      group: the user's group in the file.
+      x: array [k, T + 1], filled with the first k sentences.
+      y: array [k], which is not changed.
     """
     del y
     count = len(x)

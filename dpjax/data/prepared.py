@@ -54,8 +54,8 @@ def is_prepared(name: str, root: pathlib.Path) -> bool:
 
 
 def check_known(name: str) -> None:
-  """Raises UserError, with the nearest name, unless dpjax or TFDS knows the data set `name`. It
-  needs no network."""
+  """Raises UserError, with the nearest name, unless dpjax or TFDS knows the data set `name`. The
+  check needs no network."""
   # TFDS is imported here, because its import is slow.
   with optional.needed():
     import tensorflow_datasets as tfds
@@ -228,7 +228,7 @@ def stored_values(feature: Any) -> Any:
 
 
 class _Records:
-  """Source of the inputs of a split, decoded as tensorflow-datasets does.
+  """Source of the inputs of a split, which it decodes as tensorflow-datasets does.
 
   It is several times faster than the reader of tensorflow-datasets, which decodes every feature of
   a record.
@@ -262,7 +262,7 @@ class _Records:
     with _quiet(), self._errors():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
       decoded = self._decode([self._feature.decode_example_np(value) for value in stored])
-      # Files are compared after the read, so that data from changed files are not used.
+      # Files are checked for changes after the read, so that data from changed files are not used.
       if self._identity() != self._known:
         raise UserError(
           "its files have changed since they were opened; a run is bound to its data, bring "

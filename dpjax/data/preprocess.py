@@ -50,7 +50,7 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   the range. This function cannot estimate them.
 
   Raises:
-    UserError: for a request such as `mean="estimate"`, a wrong shape, or std <= 0.
+    UserError: for a request such as `mean="estimate"`, a wrong shape, std <= 0, or integer data.
 
   >>> standardize(np.array([[0.0, 1.0]], np.float32), mean=0.5, std=[0.5, 0.25])
   array([[-1.,  2.]], dtype=float32)

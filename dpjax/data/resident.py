@@ -16,7 +16,7 @@ from dpjax.columns import Columns
 from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 
-# Larger data stay in host memory.
+# Largest size of the inputs of a data set that `resident` moves to the device by default.
 LIMIT_BYTES = 8 * 2**30
 
 
@@ -77,7 +77,7 @@ def resident_bytes(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> int:
 
 
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
-  """Moves the data set to the device if it fits into `limit_bytes`. Larger data, and data
+  """Moves a data set to the device if its inputs fit into `limit_bytes`. Larger data, and data
   in files, are returned as they are. `placed` holds `everywhere` and `split` of `Resident`."""
   fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return Resident(dataset, **placed) if fits else dataset

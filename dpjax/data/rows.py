@@ -22,7 +22,7 @@ import numpy as np
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
-# Number of bytes that are in memory at a time in a pass over all rows.
+# Approximate number of bytes that are in memory at a time in a pass over all rows.
 CHUNK_BYTES = 2**24
 
 
@@ -154,7 +154,7 @@ class Rows:
     return decoded
 
   def subset(self, which: Any) -> Rows:
-    """Returns the rows that `which` selects, in its order, without reading them."""
+    """Returns the rows that `which` selects, in the order of `which`, without reading them."""
     return dataclasses.replace(self, places=self._of_source(which))
 
   def then(
@@ -166,7 +166,7 @@ class Rows:
 
     Args:
       change: function of rows [k, *features], which converts each row independently.
-      features: shape of one row after the change; None: it stays.
+      features: shape of one row after the change; None: the shape stays.
     """
     before = self.decode
     shape = self.features if features is None else features

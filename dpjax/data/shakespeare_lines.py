@@ -38,7 +38,7 @@ PUBLIC_PLAYS = (
 )
 # Number of tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
-# Public number of lines that are kept of a role at most, the first ones.
+# Number of lines in an example of roles. Shorter roles are padded. The number is public.
 MOST_LINES = 16
 _TEST_SHARE = 0.2
 

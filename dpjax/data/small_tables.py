@@ -1,7 +1,7 @@
-"""Tables that packages ship: medicine and finance in seconds, without a download.
+"""Small tables of medicine, wine and finance, which installed packages contain.
 
 The bounds of columns are round numbers around the ranges that scikit-learn's documentation
-publishes for these very rows. That is right for a published benchmark. For private rows, take
+publishes for the same rows. That is right for a published benchmark. For private rows, take
 bounds from the values that a column can have, not from the values in the rows.
 """
 

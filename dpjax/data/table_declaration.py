@@ -267,8 +267,8 @@ def check_hashed(way: Mapping[str, Any]) -> None:
 
 
 def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-  """Returns a copy of a dict. Raises UserError if a key is no text, or if `known` is not empty and
-  lacks a key."""
+  """Returns a copy of a dict. Raises UserError if `value` is no dict, if a key is no text, or if
+  `known` is not empty and lacks a key."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
     raise UserError(f"must be a table of keys and values, not {got}", field=field)
@@ -296,7 +296,7 @@ def text_of(value: object, field: str) -> str:
 
 
 def texts(value: object, field: str, least: int = 1) -> tuple[str, ...]:
-  """Returns the texts of a list. Raises UserError if two are equal, or fewer than `least`."""
+  """Returns the texts of a list. Raises UserError for equal texts, or fewer than `least` texts."""
   if not isinstance(value, (list, tuple)) or len(value) < least:
     raise UserError(f"must be a list of at least {least}", field=field, value=value)
   seen: dict[str, None] = {}

@@ -178,7 +178,7 @@ class _Lines:
 
 
 def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  """Yields (number of its first line, cells) of each row. Blank lines may stand only at the end."""
+  """Yields (number of first line, cells) for each row. Blank lines may stand only at the end."""
   lines = _Lines(stream)
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
   blank = 0

@@ -28,7 +28,7 @@ _Held = pathlib.Path | Mapping[str, Any]
 # Path of the file of a declaration, or its content. None: the declaration file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
-# Number of column names that are compared with the name of a missing column, to suggest one.
+# Largest number of column names that are compared with the name of a missing column.
 _COMPARED = 1000
 
 
@@ -52,7 +52,7 @@ def is_table(name: str) -> bool:
 
 
 def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
-  """Loads (train, test) of a table, as inputs in [0, 1] and targets.
+  """Loads (train, test) of a table: inputs in [0, 1], or tokens of a text, and targets.
 
   Args:
     source: path of a .csv, .tsv or .parquet file (Parquet needs `pip install 'dpjax[tables]'`).
@@ -358,8 +358,7 @@ class _Cells:
       try:
         # Python parses 1_000 as a number, but no table uses this form, so it is refused.
         number = float(cell) if not isinstance(cell, str) or "_" not in cell else np.nan
-      # `float` raises OverflowError for integers that are too large, which columns in memory may
-      # hold.
+      # `float` raises OverflowError for very large integers. Columns in memory may hold them.
       except (ValueError, OverflowError):
         number = np.nan
       if not np.isfinite(number):
@@ -458,7 +457,7 @@ class _Cells:
 def hashed_text(text: str, salt: int) -> float:
   """Returns a hash of a text and a salt, as a number in [0, 1).
 
-  If it decides the split of a record, the split does not depend on other records.
+  If the hash decides the split of a record, the split does not depend on other records.
 
   >>> round(hashed_text("ward/7.png", salt=0), 3)
   0.813

@@ -46,7 +46,7 @@ class Interval:
 
   @property
   def half_width(self) -> float:
-    """Half of upper - lower: the value of a scaled 1 in units of the data."""
+    """The length, in units of the data, that scaling turns into 1: half of upper - lower."""
     return self.upper / 2 - self.lower / 2
 
   def scaled(self, values: HostArray) -> np.ndarray:

@@ -246,8 +246,8 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
 
 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
-  """Returns images [count, *shape] of numbers. Raises UserError if their number does not fit, or if
-  pixels for uint8 are not integers in 0 .. 255."""
+  """Converts pixels to images [count, *shape]. Raises UserError if the number of pixels does not
+  fit, or if pixels for uint8 are not integers in 0 .. 255."""
   if values.size != count * int(np.prod(kind.shape)):
     raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
   as_is = values.astype(kind.dtype)

@@ -100,7 +100,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
         raise
       # The message does not show the text: it is private, and messages end in logs.
       raise UserError(f"cannot read a text of these ({type(error).__name__})") from None
-    # A file states the ids of the special tokens around each text, which may lie outside of its
+    # A file also states the ids of the special tokens around each text. They may lie outside of its
     # vocabulary. For such an id a model would read the embedding of another token.
     if max(tokens, default=0) >= size:
       raise UserError(f"gives a text tokens that are none of its {size}")

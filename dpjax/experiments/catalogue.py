@@ -199,7 +199,7 @@ def _threats() -> Rows:
 
 
 def user_defined(paths: Sequence[str]) -> Section:
-  """Returns a section with a line for each import path, which names the flag that takes it.
+  """Returns a section with a line for each import path, with the flag that takes the path.
 
   `rows()` of the section raises UserError if an import path names nothing, or nothing that can be
   called.

@@ -226,8 +226,8 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     round: number of the round that the cohort must be drawn for.
 
   Raises:
-    UserError: the aggregator adds no noise, or adds noise of an unknown or another plan; or the
-      cohort was drawn for another round.
+    UserError: the cohort is of a private plan, and the aggregator adds no noise, or noise of an
+      unknown plan; the cohort is of another plan than the aggregator's, or of another round.
   """
   if cohort.drawn is None:
     return

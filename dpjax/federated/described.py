@@ -56,7 +56,7 @@ class AlgorithmFacts:
     client_rule: rule of client optimizers that the algorithm is derived for; "": any rule.
     client_momentum: whether a client's SGD may have momentum.
     from_run: function from the numbers of a run to arguments of `make`.
-    checks: function of `dpjax.validate` that refuses a wrong value, by option.
+    checks: option -> function of `dpjax.validate` that refuses a wrong value.
     played: options of the algorithm when `launch.audit` attacks it, in addition to optimizers.
   """
 

@@ -206,8 +206,9 @@ def federated(
     server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (dropout, rounding, local noise). Each client of
       each round gets another key from it.
-    aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
-    map_clients: default `auto_clients()`.
+    aggregator: rule for the mean message; `weighted_mean()` by default, `central(plan, noise_key)`
+      for user-level privacy.
+    map_clients: execution of the clients; `auto_clients()` by default.
     memory: `(params) -> state of ONE client before its first round`. States are kept as
       `ClientStates`, on the host, for clients that have taken part. Devices hold the states of one
       cohort at most. To keep states on disk: `state._replace(memories=OnDisk(state.memories,

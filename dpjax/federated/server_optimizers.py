@@ -75,7 +75,7 @@ def fed_opt(
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),
-      # v_-1 = tau^2, as in the paper. Optax starts elsewhere.
+      # v_-1 = tau^2, as in the paper. Optax starts from other values.
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 

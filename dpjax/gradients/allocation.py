@@ -68,8 +68,8 @@ def allocate_clip_norms(
     rule: "uniform" gives each layer C / sqrt(number of layers). "by_size" gives C sqrt(d_l / d) to
       layer l, which has d_l of d coordinates. "by_score" gives C s_l / sqrt(sum s^2) to group l of
       score s_l.
-    scores: prefix tree of `params`, for "by_score". It holds a number >= 0 for each group, its
-      share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
+    scores: prefix tree of `params`, for "by_score". It holds each group's share of the signal, a
+      number >= 0; 0 freezes the group. See `shares_from_sensitivity`.
     scores_are: origin of the scores: "public" (computed without private data) or "released" (the
       output of a DP mechanism whose event is accounted in the same ledger). No other origin is
       allowed, such as the private data themselves.

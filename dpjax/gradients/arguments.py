@@ -78,7 +78,7 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 
 
 def check_arrays(**named: Any) -> None:
-  """Raises UserError unless every leaf of each tree is numbers, bools or random keys.
+  """Raises UserError unless every leaf of each tree holds numbers, bools or random keys.
 
   >>> check_arrays(batch={"x": ["a"]})
   Traceback (most recent call last):

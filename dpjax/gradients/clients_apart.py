@@ -66,7 +66,7 @@ def is_wide(eqn: Any) -> bool:
 
 
 class _Apart(convolutions.Rewriting):
-  """Evaluates jaxprs with separate convolutions for each client, where one could mix clients."""
+  """Evaluates jaxprs. Convolutions that could mix clients are computed client by client."""
 
   def meets(self, eqn: Any) -> bool:
     if convolutions.entered(eqn):
@@ -108,13 +108,13 @@ def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any
     def of_one(clients: list[Any]) -> Any:
       rows = iter(clients)
       every = [next(rows) if is_mapped else x for x, is_mapped in zip(operands, mapped)]
-      # Calls the function with this rule, since an outer vmap may map clients a second time.
+      # `differentiable` has this batching rule, too, since an outer vmap may map clients again.
       return differentiable(*every)
 
     outs = lax.map(of_one, clients)
     return outs, jax.tree.map(lambda _: True, outs)
 
-  # JAX cannot transpose a mapped `custom_vmap`, so the gradient has a rule of its own.
+  # JAX cannot transpose a mapped `custom_vmap`, so the gradient is defined separately.
   @jax.custom_vjp
   def differentiable(*operands: Any) -> Any:
     return alone(*operands)

@@ -2,8 +2,8 @@
 
 A rule determines how much a gradient of some length is shortened. `RULES` lists the known rules;
 a new rule is a class and a row of `RULES`. The clip norm may change between steps, at the privacy
-cost of a constant norm (`transforms/clip_scale.py`). It follows a public schedule, or with a rule
-that `adapts` the mechanism's earlier releases (`transforms/adaptive_clipping.py`).
+cost of a constant norm (`transforms/clip_scale.py`). It follows a public schedule. With a rule that
+`adapts`, it follows earlier releases of the mechanism (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 # Within these limits float32 holds a bound, and the length of a clipped term, as normal numbers.
 MIN_NORM = 1e-25
 MAX_NORM = 1e30
-# Least gamma of `Automatic`, and largest C / gamma: within them every factor is finite.
+# Smallest gamma of `Automatic`, and largest C / gamma. Within these limits factors are finite.
 _MIN_GAMMA = 1e-8
 _MAX_QUOTIENT = 1e30
 
@@ -66,7 +66,7 @@ class ClipRule:
     """Returns the factor of each gradient, times `most`, [B].
 
     Args:
-      lengths: [B], l2 norms of the gradients; 0 and infinity occur.
+      lengths: [B], l2 norms of the gradients; 0, infinity and NaN occur.
       top: `self.top(C)` times `most`.
       most: a power of two, which lifts tiny factors so that they keep their digits.
 
@@ -83,7 +83,7 @@ class Flat(ClipRule):
   may_be_unbounded: ClassVar[bool] = True
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    # A length of 0 gives inf, which becomes `most`. So the factor is never NaN.
+    # A length of 0 gives inf, which becomes `most`. Only lengths that are not finite can give NaN.
     return jnp.minimum(most, top / lengths)  # [B]
 
 

@@ -213,8 +213,7 @@ def clip_and_sum(
 def weighted_and_norms(
   grads: Updates, mask: jax.Array, clip: Clip
 ) -> tuple[Any, jax.Array]:
-  """Returns the sum of clipped gradients [B, *param], not yet `rescaled`, and their norms
-  [B]."""
+  """Returns (the sum of clipped gradients, [*param], not yet `rescaled`; their norms [B])."""
 
   def group_norm(bound, group):
     """Returns a group's norms [B], exact where they change the factor; 0 for a group without

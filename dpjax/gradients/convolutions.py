@@ -64,7 +64,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
 def rewritten(
   fn: Callable[..., Any], rewriting: Rewriting, *args: Any, **kwargs: Any
 ) -> Any:
-  """Returns `fn(*args, **kwargs)`, a function of pytrees, after `rewriting` changed its jaxpr."""
+  """Returns `fn(*args, **kwargs)`, computed from the jaxpr of `fn` as `rewriting` changes it."""
   leaves, structure = jax.tree.flatten((args, kwargs))
   places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
   outputs: dict[str, Any] = {}

@@ -108,8 +108,8 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   """Returns the mesh with automatic axes, whose shardings the compiler may choose.
 
   Raises:
-    UserError: it has no axis `data`, or an axis that is neither `data` nor `model`. With several
-      processes: they have different numbers of devices, or an axis `model` spans two of them.
+    UserError: the mesh has no axis `data`, or an axis that is neither `data` nor `model`. Processes
+      have different numbers of its devices, or the axis `model` spans two processes.
 
   >>> checked_mesh(jax.make_mesh((1,), ("rows",)))
   Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr: operands, evaluation of a single one, and users of a value.
+"""Equations of a jaxpr: operands, evaluation of one equation, and users of a value.
 
 The module relies on `jax.extend.core` and on the names of a few primitives of JAX.
 """
@@ -212,8 +212,8 @@ def wide_fn(
 
   Args:
     eqn: equation, or chain of equations.
-    precision: precision of its products. With a lower precision, a term of a sum could be longer
-      than its norm, unless the norm allows for that (`ghost.precision`).
+    precision: precision of the products. Below `HIGHEST`, a term of a sum could be longer than the
+      norm computed for it, unless the norm includes that growth (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)
@@ -323,9 +323,8 @@ class Graph(NamedTuple):
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
-    """Returns each result's ends. A split into parts counts only if another value ends in the same
-    parts. One example is the two products of a recurrent cell, whose gates are summed one by
-    one."""
+    """Returns the `Ends` of each result. A split into parts counts only if another value ends in
+    the same parts. The two products of a recurrent cell do: its gates are summed one by one."""
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())

@@ -12,7 +12,7 @@ class ExactSum(NamedTuple):
   """A running sum of trees, with the part that its roundings have left out.
 
   A plain sum of n terms, added one after the other, is rounded n times. So one more term can
-  change n roundings. Here it changes one rounding.
+  change n roundings. Here it changes one rounding, apart from much smaller ones.
   """
 
   total: Any

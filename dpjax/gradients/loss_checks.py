@@ -103,10 +103,10 @@ def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
 def mixes(eqn: Any) -> bool:
   """Returns whether an equation of ONE example may mix examples under `jax.vmap`.
 
-  The gradient of a kernel is then a convolution with groups, one for each example. XLA's CPU
-  backend computes some of these by one kernel with zeros between groups. An example that is not
-  finite, times those zeros, makes the gradients of all others NaN. This was seen for kernels that
-  have groups themselves, and in double precision.
+  There the gradient of a convolution's kernel is a convolution with groups, one for each example.
+  XLA's CPU backend computes some of these by one kernel with zeros between groups. An example that
+  is not finite, times those zeros, makes the gradients of all others NaN. This was seen for kernels
+  that have groups themselves, and in double precision.
   """
   if eqn.primitive.name != "conv_general_dilated":
     return False
@@ -182,8 +182,8 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
 def explain_failure(
   loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
 ) -> None:
-  """Raises UserError that explains `error`: a primitive without a derivative, which it names, or
-  one that JAX cannot batch. Returns None for any other error."""
+  """Raises UserError that names the cause of `error`: a primitive without a derivative, or an
+  operation that JAX cannot batch. Returns None for any other cause."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):

@@ -108,7 +108,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the size of a microbatch whose estimated temporaries fit in `budget` bytes.
 
   The result is None if the whole batch fits. Otherwise it is the largest size that fits, or a
-  smaller size with less padding in the last pass, at most at twice the number of passes.
+  smaller size with less padding in the last pass, for at most twice the number of passes.
 
   Raises:
     UserError: not even one example fits.
@@ -149,7 +149,7 @@ def _nbytes(tree: Any) -> float:
 
 
 def _held_bytes(unit: Unit, leaves: Any) -> float:
-  """Returns the bytes per example that a unit holds for the sum, minus those freed for them."""
+  """Returns the bytes per example that a unit holds for the sum, minus the bytes freed for it."""
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:
@@ -166,8 +166,8 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
 
 
 def _work(planned: Recipe) -> tuple[float, float]:
-  """Returns the largest temporary of a norm, or of a sum that computes gradients again, in bytes:
-  (per example without a loop, in total in a loop over chunks)."""
+  """Returns (bytes per example without a loop, bytes in total in a loop over chunks) of the largest
+  temporary of a norm, or of a sum that computes gradients again."""
   norms = [unit.cost for unit in planned.units if not unit.hold]
   again = [unit.cost for unit in planned.units if sum_of(unit) is Sum.AGAIN]
   chunks = [(cost, cost_model.chunk(cost, planned.platform)) for cost in norms]

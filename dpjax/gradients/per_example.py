@@ -168,8 +168,7 @@ def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
 
 
 def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
-  """Returns `fn`, changed if its traced `loss` could mix clients under `jax.vmap`, to keep them
-  apart."""
+  """Returns `fn`, or `clients_apart(fn)` if the traced `loss` could mix clients under vmap."""
   # Most losses hold no convolution that mixes clients. Their program is left as it is.
   return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
 
@@ -222,7 +221,7 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
-    # Otherwise JAX, under shard_map, would sum the gradients of all devices before the
+    # Under shard_map, JAX would sum the gradients of unmarked parameters over devices before the
     # clip.
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
     planned = self._plan(params, batch)

@@ -104,7 +104,7 @@ class SampleAndAggregateMean:
     return lower + (upper - lower) * (total / k)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Returns the event for `dpjax.accounting` of one call, for any number of coordinates."""
+    """Returns the event of one call for `dpjax.accounting`, whatever the number of coordinates."""
     return self.noise(1).event(neighboring_relation)
 
 
@@ -162,7 +162,7 @@ class SampleAndAggregateVote:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Returns the event for `dpjax.accounting` of `num_queries` released labels."""
+    """Returns the event of `num_queries` released labels, for `dpjax.accounting`."""
     validate.integer_at_least(1, num_queries=num_queries)
     event = self.selection.event(neighboring_relation)
     return accounting.composed(event, int(num_queries))

@@ -76,7 +76,7 @@ class ChannelStatistics(NoisyMeans):
 
   | example                        | outcome                                    |
   | ------------------------------ | ------------------------------------------ |
-  | a mean that is NaN or >= 1e30  | the vector with this mean counts as zero   |
+  | a mean of size >= 1e30, or NaN | the vector with this mean counts as zero   |
   | no example                     | noise around zero                          |
   | integers, other floats         | become float32, each by itself             |
 

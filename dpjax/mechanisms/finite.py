@@ -338,8 +338,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
-  """Returns scores - high as floats; the subtraction is one of unsigned integers, so that it cannot
-  overflow."""
+  """Returns scores - high as floats. Integers are subtracted as unsigned, which cannot overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
   # uint32 keeps its type, since its upper half exceeds int32.

@@ -35,7 +35,8 @@ _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
 # Spacing of a clipped vector's entries, in clip norms.
 _GRID = 2.0**-22
-# Folded into the run's key for this noise. Steps are int32 >= 0, so no step has this number.
+# Number that is folded into the run's key for this noise. Steps are int32 >= 0, so no step has this
+# number.
 _NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS = (1e-30, 1e30)
@@ -105,7 +106,7 @@ class NoisyMeans(abc.ABC):
 
   @property
   def _sums(self) -> Gaussian:
-    """Returns the noise on a sum of vectors, in clip norms."""
+    """Returns the mechanism that adds noise to a sum of vectors, in clip norms."""
     return Gaussian(self.noise_multiplier, 1.0)
 
   @property
@@ -236,13 +237,13 @@ def chunks(inputs: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
 
 
 def _sound(rows: jax.Array) -> jax.Array:
-  """Returns rows [n, d]; those with an entry that is NaN or at least 1e30 are set to zero."""
+  """Returns rows [n, d]; rows with an entry that is NaN, or of size >= 1e30, are set to zero."""
   sound = (jnp.abs(rows) < HUGE).all(axis=1, keepdims=True)
   return jnp.where(sound, rows, 0.0)
 
 
 def norm(vector: jax.Array) -> jax.Array:
-  """Returns the norm of a vector, [d] -> []; 0 if an entry is NaN or at least 1e30."""
+  """Returns the norm of a vector, [d] -> []; 0 if an entry is NaN, or of size >= 1e30."""
   return _norms(_sound(vector[None]))[0]
 
 
@@ -255,9 +256,9 @@ def _norms(rows: jax.Array) -> jax.Array:
 def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
   """Clips rows [n, d], and returns their exact sum in clip norms as two parts (high, low), [d].
 
-  A row with an entry that is NaN or at least 1e30 counts as zero. Each row is clipped to slightly
-  less than norm 1, so that rounding to multiples of 2^-22 keeps it within 1. Then only integers are
-  added. Not private.
+  A row with an entry that is NaN, or of size >= 1e30, counts as zero. Each row is clipped to
+  slightly less than norm 1, so that rounding to multiples of 2^-22 keeps it within 1. Then only
+  integers are added. Not private.
 
   >>> high, low = clipped_total(jnp.array([[3.0, 4.0], [0.0, 0.25]]), 1.0)
   >>> np.round(np.float64(high + low), 3).tolist()

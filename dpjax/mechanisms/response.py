@@ -16,7 +16,7 @@ from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_CATEGORIES = 2**31 - 1
-# Factor that is larger than the rounding error of a probability computed in float64.
+# Factor that raises a probability by more than the rounding error of its computation in float64.
 _ROUNDING = 1 + 2.0**-48
 # The smallest positive float64.
 _TINY = 5e-324

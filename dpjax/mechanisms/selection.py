@@ -62,7 +62,7 @@ class _Selection:
 
   @property
   def scale(self) -> float:
-    """Returns the scale of the noise: 2 * utility_sensitivity / epsilon, or half if `monotonic`."""
+    """Returns the scale of the noise: 2 utility_sensitivity / epsilon, or half if `monotonic`."""
     shifts = 1 if self.monotonic else 2
     return shifts * float(self.utility_sensitivity) / float(self.epsilon)
 
@@ -74,13 +74,13 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    # Raises if a row has no candidate to choose.
+    # Raises for a row with NaN or +infinity, and for a row without a candidate to choose.
     finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Returns the event of one selection, as of any (epsilon, 0)-DP mechanism."""
+    """Returns the event of one selection: that of an arbitrary (epsilon, 0)-DP mechanism."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -151,7 +151,7 @@ class PermuteAndFlip(_Selection):
 
 @dataclasses.dataclass(frozen=True)
 class ReportNoisyMax(_Selection):
-  """Returns the candidate whose utility plus noise of `scale` is the largest, without its value.
+  """Returns the index of the largest utility after noise of `scale`, but not the noisy utility.
 
   `noise` is "laplace", "gumbel" (which gives the exponential mechanism) or "exponential" (which
   gives permute-and-flip).

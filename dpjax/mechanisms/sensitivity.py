@@ -60,7 +60,7 @@ def mean_sensitivity(
   num_records: int,
   neighboring_relation: str = "replace_one",
 ) -> float:
-  """Returns the sensitivity of the mean of `num_records` (public) numbers in [lower, upper].
+  """Returns the sensitivity of the mean of n = `num_records` (public) numbers in [lower, upper].
 
   Under replace_one it is (upper - lower) / n, not 1 / n: an age in [0, 100] moves a mean by up to
   100 / n. Raises UserError for add_or_remove_one, under which n is not public.

@@ -46,7 +46,7 @@ class SparseVectorAnswer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SparseVector:
-  """Finds queries above `threshold`, until there are `max_above` of them.
+  """Finds queries above `threshold`, until `max_above` of them are found.
 
   Args:
     epsilon: epsilon of all comparisons together.
@@ -101,7 +101,7 @@ class SparseVector:
 
   @property
   def threshold_epsilon(self) -> float:
-    """Returns the part of epsilon for the threshold; a comparison then has the least variance."""
+    """Returns the part of epsilon for the threshold, which gives comparisons the least variance."""
     return float(self.epsilon) / (1 + (self._shifts * int(self.max_above)) ** (2 / 3))
 
   @property
@@ -116,7 +116,7 @@ class SparseVector:
 
   @property
   def query_scale(self) -> float:
-    """Returns the scale of the Laplace noise with which each query is compared."""
+    """Returns the scale of the Laplace noise that is added to each query for its comparison."""
     return self._shifts * float(self.sensitivity) / self.hit_epsilon
 
   def init(self, key: jax.Array) -> SparseVectorState:

@@ -88,7 +88,7 @@ class GNMax:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Returns the event for `dpjax.accounting` of `num_queries` labels."""
+    """Returns the event of `num_queries` labels, for `dpjax.accounting`."""
     validate.integer_at_least(1, num_queries=num_queries)
     return accounting.composed(self._noise.event(neighboring_relation), int(num_queries))
 

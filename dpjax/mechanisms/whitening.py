@@ -48,10 +48,10 @@ _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class Spread(NamedTuple):
-  """Private statistics of features with P positions, C channels and M directions; may be released.
+  """Private statistics of features, which may be released.
 
-  A symmetric matrix is stored as its upper triangle, row by row, with off-diagonal entries times
-  sqrt(2).
+  Examples have P positions and C channels; M is the number of directions. A symmetric matrix is
+  stored as its upper triangle, row by row, with off-diagonal entries times sqrt(2).
   """
 
   mean: jax.Array  # [P * C]
@@ -98,9 +98,9 @@ class Whitening(NoisyMeans):
     clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
       ones.
     num_directions: number of coordinates whose covariance is released; at most P * C.
-    floor_rank: rank, from the largest variance on, of the floor: all larger variances are scaled
-      down to it. If an example has fewer features than this rank, the smallest variance is the
-      floor.
+    floor_rank: rank of the variance that is the floor, counted from the largest one. Larger
+      variances are scaled down to the floor. With fewer features than this rank, the floor is the
+      smallest variance. It is never below the std of the noise on a variance.
 
   Guarantee: as that of `ChannelStatistics`, but for five sums. The vectors of a sum may depend on
   earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
@@ -141,7 +141,7 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep earlier releases constant.
+    So a test of one sum can keep earlier releases constant. None stands for those of this call.
     """
     key = self.own_key(key)
     examples = _examples(x)
@@ -173,10 +173,10 @@ class Whitening(NoisyMeans):
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
     """Returns the upper end of a bin, chosen privately, near the ninth decile of `norms` [n].
 
-    `Quantile` is not used, since it gives no mass to a norm that many examples share, as examples
-    of equal norm do. The utility of a bin is the integer -10 * excess. The excess is the number of
-    records below the bin minus nine tenths of all, or the number above the bin minus one tenth of
-    all: the larger of both, and at least 0.
+    `Quantile` is not used, since it gives no mass to a norm that several examples have in common.
+    The utility of a bin is the integer -10 * excess. The excess is the larger of two numbers, but
+    at least 0: the number of records below the bin minus nine tenths of all records, and the number
+    of records above the bin minus one tenth of all records.
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
@@ -327,9 +327,10 @@ def _side(length: int) -> int:
 
 
 def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (eigenvalues, eigenvectors in columns) of a matrix that is stored as by `_upper`.
+  """Returns (eigenvalues, eigenvectors in columns) of a matrix in the form that `_upper` returns.
 
-  The largest entry of each vector is made positive, so that all machines get the same sign."""
+  The entry of largest absolute value in each vector is made positive, so that all machines get the
+  same sign."""
   entries = np.asarray(triangle, np.float64)
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)

@@ -19,7 +19,7 @@ def tempered_sigmoid(
 ) -> jax.Array:
   """Returns scale * sigmoid(inverse_temp * x) - offset; the default is tanh.
 
-  Bounded activations keep per-example gradients small, so that clipping removes less
+  Bounded activations keep per-example gradients small, so that clipping removes less of them
   (Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
   differential privacy"). The value is computed from tanh, so the default is tanh exactly.
 

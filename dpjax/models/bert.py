@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")
 _PREFIX = "bert."
-# Maps endings of tensor names in files converted from TensorFlow to today's endings.
+# Endings of tensor names in files converted from TensorFlow, each with today's ending.
 _EARLIER = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 

@@ -58,8 +58,8 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
   """Loads the parameters of a model from a checkpoint of Flax or of Orbax.
 
   Args:
-    path: a msgpack file, an Orbax folder, or a folder of checkpoints, of which the newest is
-      read. The parameters are the whole tree, or the part under "params".
+    path: a msgpack file, an Orbax folder, or a folder of checkpoints (the newest one is
+      read). The parameters are the whole tree, or the part under "params".
     params: first parameters of the model. The last layer, `head`, keeps them if the file has no
       `head` for this number of classes.
 
@@ -117,7 +117,7 @@ def read(
   if fresh:
     stored = {name: entry for name, entry in stored.items() if not _is_head(name)}
   weight_files.check_names(stored, {*wanted} - {*fresh}, label)
-  # Shapes are checked before values are read, so memory is taken only for arrays that fit.
+  # Shapes are checked before Orbax reads values, so it takes memory only for arrays that fit.
   for name, (_, entry) in stored.items():
     if entry.shape != wanted[name]:
       have = f"{name} is of shape {entry.shape}"

@@ -78,8 +78,9 @@ class GroupConv(nn.Module):
     stride: 1, with an odd kernel size, or 2, with an even kernel size and even H and W. So kernels
       are centred on their outputs.
 
-  Guarantee: a turned or mirrored image gives the turned and permuted output, exactly. The kernel
-  of a group element g is the kernel of the identity, acted on by g.
+  Guarantee: if an element of the group turns or mirrors the image, the output is turned or mirrored
+  in the same way and permuted, exactly. The kernel of an element g is the kernel of the identity,
+  acted on by g.
 
   >>> x = jnp.zeros((1, 4, 4, 1))
   >>> layer = GroupConv(2, group="C4", lifting=True)
@@ -164,9 +165,9 @@ class EquivariantCnn(nn.Module):
   The first convolution lifts images to maps of the group. All other convolutions take maps of the
   group. Convolution i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
   convolution j if j is in `pool_after`. Then come the maximum over the group, the mean over
-  positions, and a linear head. Logits of a turned or mirrored image are the same. With
-  `invariant=False` the head gets all positions instead of their mean, and the logits may depend on
-  the orientation.
+  positions, and a linear head. If an element of the group acts on the image, the logits stay the
+  same. With `invariant=False` the head gets all positions instead of their mean, and the logits may
+  depend on the orientation.
 
   Args:
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (no symmetry: an ordinary network).
@@ -236,7 +237,8 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
-    # Turning the image only moves these maxima to other positions, so their mean stays the same.
+    # Turning the image only moves the maxima over the group to other positions, so their mean
+    # stays.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

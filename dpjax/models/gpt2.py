@@ -119,7 +119,7 @@ def save_gpt2(
   library = weight_files.library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
-  # A full disk, for example, raises this error.
+  # safetensors raises this error for a full disk, for example.
   except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 

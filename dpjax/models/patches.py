@@ -136,16 +136,16 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-  """Draws patches [n, p] at random places of random images. Brings each to mean 0 and variance 1.
+  """Draws patches [n, p] at random places of random images, and scales each to variance 1.
 
-  Patches of nearly one colour get a smaller variance.
+  The mean of a patch is subtracted. Patches of nearly one colour get a smaller variance.
   """
   count, height, width, _ = images.shape
   which = random.integers(count, size=_PATCHES)
   top = random.integers(height - SIDE + 1, size=_PATCHES)
   left = random.integers(width - SIDE + 1, size=_PATCHES)
   windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
-  # Windows are [n, C, SIDE, SIDE]. Colours move to the last axis, as convolutions have them.
+  # Windows are [n, C, SIDE, SIDE]. Colours move to the last axis, where convolutions expect them.
   taken = np.moveaxis(windows[which, top, left], 1, -1)
   patches = taken.reshape(_PATCHES, -1).astype(np.float64)
   centred = patches - patches.mean(axis=1, keepdims=True)
@@ -159,7 +159,7 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
   """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance 1.
 
   Args:
-    centred: float64 [n, p] of mean 0.
+    centred: float64 array [n, p] of mean 0.
     floor: number that is added to a variance before its square root.
   """
   width = centred.shape[1]
@@ -168,7 +168,7 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
   variances, axes = scipy.linalg.eigh(
     covariance, subset_by_index=(width - count, width - 1)
   )
-  # The sign of an axis is arbitrary. Here the largest entry becomes positive.
+  # The sign of an axis is arbitrary. Here the entry of largest absolute value becomes positive.
   largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
   signed = axes * np.sign(largest)
   scaled = signed / np.sqrt(np.maximum(variances, 0) + floor)
@@ -182,7 +182,7 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
   counts.
 
   Args:
-    points: [n, q], of mean 0.
+    points: array [n, q] of mean 0.
   """
   chosen = points[random.choice(len(points), words, replace=len(points) < words)]
   centres = chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
@@ -252,7 +252,7 @@ def patch_features(
 
   Args:
     x: images [n, H, W, C] in [0, 1], with as many colours as the images that `network` is from.
-    network: what `learned_patches` returns.
+    network: result of `learned_patches`.
     mirrored: whether to average over an image and its mirror image (left is right), in twice the
       time.
 
@@ -313,7 +313,7 @@ def patch_chunks(
 def _averages(
   mean: jax.Array, axes: jax.Array, words: jax.Array, x: jax.Array, *, mirrored: bool
 ) -> jax.Array:
-  """Computes by how much patches exceed the threshold, and averages it over the cells of a grid.
+  """Compares patches with words, and averages the excess over the threshold in each grid cell.
 
   Args:
     x: images [b, H, W, C].
@@ -340,7 +340,7 @@ def _averages(
       values = (values + averages(image[:, ::-1])) / 2
     return pooling.standardized_roots(values)
 
-  # Images are taken one at a time. The maps of one image fit into a CPU's cache, which is four
+  # Images are taken one at a time. The maps of one image fit into a CPU's cache, so this is four
   # times as fast. And rounding cannot depend on an image's place in the batch.
   return jax.lax.map(features, x)
 

@@ -111,7 +111,7 @@ def _entry(name: str) -> _Entry:
 
 
 def options(name: str) -> tuple[str, ...]:
-  """Returns the options of `build(name, ...)`, without num_classes.
+  """Returns the names of the options of `build(name, ...)`, without num_classes.
 
   >>> options("scatter_linear")
   ('num_groups', 'dtype')
@@ -146,7 +146,7 @@ def needs_features(name: str) -> str | None:
 
 
 def needs_unit_range(name: str) -> bool:
-  """Returns whether a model reads features of images that must lie in [0, 1].
+  """Returns whether a model reads features that need images in [0, 1].
 
   >>> needs_unit_range("patches_linear"), needs_unit_range("scatter_linear")
   (True, False)

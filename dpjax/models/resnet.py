@@ -30,10 +30,10 @@ _BOTTLENECK = 4  # number of a block's outputs / inner width of the block
 class ResNet(nn.Module):
   """Residual network without norms: images [B, H, W, C] -> logits [B, num_classes].
 
-  The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Use it with
-  `load_resnet`: random weights would need norms to keep activations in scale. The model resizes
-  each image to `image_size`; 0 leaves it as it is. It expects pixels in [0, 1]. It subtracts
-  (.485, .456, .406) from the colours and divides them by (.229, .224, .225), as torchvision does.
+  The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Load its
+  weights with `load_resnet`: random weights would need norms to keep activations in scale. The
+  model resizes each image to `image_size`; 0 leaves it as it is. It expects pixels in [0, 1]. It
+  subtracts (.485, .456, .406) and divides by (.229, .224, .225), as torchvision does.
 
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))

@@ -54,15 +54,15 @@ def group_standardize(
 # compile again for each.
 @functools.cache
 def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
-  # Examples are taken one at a time. In one product of all, rounding would depend on their number.
+  # Examples are taken one at a time. If all were taken at once, their number could change rounding.
   def alone(x: jax.Array) -> jax.Array:
     return group_standardize(x[None], num_groups)[0]
 
   each = jax.jit(functools.partial(jax.lax.map, alone))
 
   def standardize(x: np.ndarray) -> jax.Array:
-    # A single example runs as two: the compiler unrolls a loop of one iteration, which may round
-    # differently.
+    # A single example runs as two: the compiler unrolls a loop of one iteration, and the unrolled
+    # code may round differently.
     return each(np.concatenate([x, x]))[:1] if len(x) == 1 else each(x)
 
   return standardize

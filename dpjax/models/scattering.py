@@ -137,7 +137,7 @@ def _angle_operators(hats, entry, stride: int) -> np.ndarray:
   2*2 stands for (re, im) of the output and (re, im) of the filter, 2*H for (re, im) of the input.
   """
   half = hats.shape[2] // 2 + 1
-  # hat(k) and hat(-k): their sum and difference give the filter's real and imaginary parts.
+  # The sum and difference of hat(k) and hat(-k) give the filter's real and imaginary parts.
   mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
   real_part = (hats + mirrored) / 2
   imag_part = (hats - mirrored) / 2j
@@ -209,7 +209,7 @@ def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
   )
 
 
-# Products in full float32, also on an accelerator that would round inputs to fewer bits.
+# Computes products in full float32, also on accelerators that would round inputs to fewer bits.
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -352,7 +352,7 @@ def scattering_features(
       linear model then scores both images alike, so half of the noise in its weights has no effect.
     colours: "rgb" keeps the colours, "opponent" applies `opponent_colours` to three colours.
     dtype: type of the result. float16 halves its size and keeps three digits.
-    progress: called as progress(images done, n) after each chunk.
+    progress: function that is called as progress(images done, n) after each chunk.
 
   Returns:
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
@@ -413,7 +413,8 @@ def scattering_chunks(
   count = len(x)
   _check_colours(colours, images.shape[3])
   if batch_size is None:
-    # On a CPU the intermediates of 48 planes fit into the caches: twice as fast as with 96 planes.
+    # On a CPU the intermediates of 48 planes fit into the caches, so a plane takes half the time
+    # that it takes with 96 planes.
     planes = 48 if jax.default_backend() == "cpu" else 1024
     batch_size = max(1, planes // images.shape[3])
   validate.integer_at_least(1, batch_size=batch_size)

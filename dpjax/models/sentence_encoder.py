@@ -100,7 +100,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
   """Embeds texts by a frozen public network.
 
   Args:
-    texts: any Unicode; tokens beyond the 128th are left out.
+    texts: texts of any Unicode characters; tokens beyond the 128th are left out.
     encoder: "minilm", all-MiniLM-L6-v2.
 
   Returns:

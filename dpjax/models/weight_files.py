@@ -89,7 +89,7 @@ def tensors(
     if entry["dtype"] not in _DTYPES:
       known = ", ".join(_DTYPES)
       raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
-    # Of two tensors with one name only one could be used, and nothing says which.
+    # If two tensors have the same name, nothing says which one to use.
     if short in held:
       raise UserError(f"{label}: holds a tensor twice, by two names: {short}")
     array = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])

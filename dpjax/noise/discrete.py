@@ -35,7 +35,7 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Largest variance for which the integers of the rejection step fit into 64 bits.
+# Largest variance of `discrete_gaussian`, whose integers must fit into 64 bits.
 MAX_VARIANCE = 2**24
 # Largest variance for Python's integers: a standard deviation of 2^56. Draws that exceed 64 bits
 # are then 128 standard deviations away.
@@ -247,7 +247,7 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
 def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float:
   """Returns a bound on the L2 norm of a vector of norm `l2_norm` after `round_randomly`.
 
-  In R^d, on a grid of step 1, the bound is the smaller one of l2 + sqrt(d) and
+  With l2 = l2_norm, on a grid of step 1 in R^d, the bound is the smaller one of l2 + sqrt(d) and
   sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2)). The source is proposition 22 of
   Kairouz, Liu and Steinke 2021, arXiv:2102.06387. Account for noise with this sensitivity, not with
   `l2_norm`.
@@ -285,7 +285,7 @@ def round_randomly(
     beta: as for `rounded_norm_bound`.
 
   Raises:
-    UserError: the vector has a norm above `l2_norm`, since it was not clipped, or is not finite.
+    UserError: the vector was not clipped to `l2_norm`, is not finite, or is not [d].
 
   >>> round_randomly(np.random.default_rng(0), [2.0, -1.0], l2_norm=2.3)
   array([ 2, -1])
@@ -351,8 +351,9 @@ def wrap_probability(
     largest_sum: bound on the absolute value of every coordinate of the sum before noise, such as
       num_clients * rounded_norm_bound(...).
     variance: variance of the whole noise on one coordinate.
-    noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam"
-      (Chernoff: exp(sqrt(v^2 + t^2) - v - t asinh(t / v))).
+    noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam" (Chernoff:
+      2 exp(sqrt(v^2 + t^2) - v - t asinh(t / v))). These are bounds for one coordinate, with
+      v = variance and t = modulus // 2 - largest_sum.
 
   >>> wrap_probability(modulus=2**16, largest_sum=3e4, variance=1e4, dim=10, noise="skellam") < 1e-9
   True
@@ -365,7 +366,7 @@ def wrap_probability(
   margin = modulus // 2 - largest_sum
   if margin <= 0:
     return 1.0
-  # Chernoff's bound on a Gaussian tail; the tail of Skellam noise is heavier.
+  # This is Chernoff's bound on a Gaussian tail. Skellam noise has a heavier tail.
   exponent = -(margin**2) / (2 * variance)
   if noise == "skellam":
     exponent = (
@@ -415,9 +416,10 @@ def scale_for(
 def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:
   """Returns a bound on the largest coordinate of a unit vector in R^dim after a random rotation.
 
-  The rotation is H D, with random signs D. The bound is min(1, sqrt(2 ln(2 dim / chance) / dim)),
-  by Hoeffding's inequality. It fails with probability at most `chance`, if the signs are
-  independent of the vector. It serves against wrapping around, on which privacy does not depend.
+  The rotation is H D: random signs D, then the orthonormal Hadamard transform H. The bound is
+  min(1, sqrt(2 ln(2 dim / chance) / dim)), by Hoeffding's inequality. It fails with probability at
+  most `chance`, if the signs are independent of the vector. It serves against wrapping around, on
+  which privacy does not depend.
 
   >>> round(rotated_spread(4096), 3), rotated_spread(4)
   (0.106, 1.0)

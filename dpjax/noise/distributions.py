@@ -34,8 +34,8 @@ from dpjax.types import Array, ArrayLike, DType
 WORDS = 6
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
-# First word of u from which Laplace noise is computed from 1 - u, here u = 1 - 2^-8. Nearer to 1,
-# -log(u) would lose digits.
+# Smallest first word of u for which Laplace noise is computed from 1 - u, at u = 1 - 2^-8. Nearer
+# to 1, -log(u) would lose digits.
 NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
 
@@ -43,7 +43,7 @@ _SCALE = 2.0**-32
 def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
   """Returns the first non-zero word, the two words after it, and the number of bits before it.
 
-  If only the last two words may be non-zero, the last three are returned."""
+  If every word before the last three is 0, the last three are returned."""
   first, second, third = words[-3:]
   shift = jnp.full(jnp.shape(words[0]), 32 * (len(words) - 3), jnp.int32)
   for place in reversed(range(len(words) - 3)):
@@ -97,7 +97,7 @@ def laplace(words: Sequence[Array], sign: Array, dtype: DType) -> Array:
 
 
 def gumbel(words: Sequence[Array], dtype: DType) -> Array:
-  """Returns Gumbel noise of scale 1, -log(E), which rises with u."""
+  """Returns Gumbel noise of scale 1, -log(E), where E is `exponential` of the same words."""
   return -jnp.log(exponential(words, dtype))
 
 

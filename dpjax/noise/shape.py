@@ -10,7 +10,8 @@ from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
 
-# Largest number of noise levels with sampling: each needs one more privacy loss distribution (PLD).
+# Largest number of noise levels of a sampled run with accountant='pld'. Each level needs one more
+# privacy loss distribution (PLD).
 MAX_NOISE_LEVELS = 32
 
 

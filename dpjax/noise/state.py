@@ -94,7 +94,7 @@ def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = N
 
 
 def after_draw(state: Any) -> NoiseState:
-  """Returns the state after one more draw."""
+  """Returns the state after one more draw. A wrong checksum of `state` stays wrong."""
   draws = state.draws + 1
   return NoiseState(
     state.key, draws, next_checksum(state.draws, state.checksum, draws, state.key)

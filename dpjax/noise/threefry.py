@@ -28,7 +28,7 @@ _NAME = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _GROUPS = 5
 _PARITY = 0x1BD11BDA
-# Number of words from which JAX's own code draws an array, since counters here have 32 bits.
+# Arrays of this many words or more are drawn by JAX's own code: counters here have 32 bits.
 _MOST_WORDS = 2**32
 
 
@@ -62,7 +62,7 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
   """Returns the index of each entry in the flattened array, uint32 [shape]."""
   places = jnp.zeros(shape, jnp.uint32)
   for axis, _ in enumerate(shape):
-    # The index is a sum over axes, not a reshaped range, so XLA can shard it as the array is.
+    # The index is a sum over axes, not a reshaped range, so XLA can shard it like the array.
     stride = jnp.uint32(math.prod(shape[axis + 1 :]))
     places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
   return places

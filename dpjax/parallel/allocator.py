@@ -12,7 +12,7 @@ _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _SETTINGS = {
   # Blocks of up to this many bytes are kept; mallopt takes no larger value. glibc before 2.35
-  # refuses this setting. It comes first, so that the others are then not set: alone they would
+  # refuses this setting. As it comes first, a refusal leaves the others unset: alone they would
   # only switch off glibc's own adjustment of this threshold.
   _MMAP_THRESHOLD: 2**31 - 1,
   # Only the main arena keeps blocks above 64 MiB. Other arenas ask the system for each such block.
@@ -20,7 +20,7 @@ _SETTINGS = {
   _TRIM_THRESHOLD: -1,  # never trim
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-# Whether the C library took the settings; it has no call that tells.
+# Whether the C library took the settings. No call of the library tells this later.
 _taken = False
 
 
@@ -40,10 +40,10 @@ def keep_freed_memory() -> bool:
   intermediate results. By default glibc gives such blocks back to the system, which zeroes them
   page by page at the next step. On scattering features the zeroing took over half of the time.
   Steps of many small operations become slower, since all threads then share one heap. `python -m
-  launch.benchmark --suite=allocator` measures both. The process keeps its peak of memory until it
-  ends or calls `give_back`. No number of a run changes. Launchers call it for central training on
-  scattering features. Elsewhere call it before JAX is first used: existing threads keep their
-  heaps.
+  launch.benchmark --suite=allocator` measures both effects. The process keeps its peak of memory
+  until it ends or calls `give_back`. No number of a run changes. Launchers call this function for
+  central training on scattering features. Elsewhere call it before JAX is first used: existing
+  threads keep their heaps.
 
   Returns:
     True if the C library took the settings. False if nothing was changed: glibc 2.35 or newer is
@@ -86,7 +86,7 @@ def machine_memory() -> int:
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system now, as between two tasks. The settings of
+  """Gives freed memory back to the system at once, for example between two tasks. The settings of
   `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()

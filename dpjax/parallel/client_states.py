@@ -122,7 +122,7 @@ class ClientStates:
     return self._held[ids].tolist()
 
   def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
-    """Returns the states with the rows of these clients replaced, given as bytes."""
+    """Returns new states in which these clients have the rows `records`, given as bytes."""
     after = ClientStates(self.initial, self.num_clients)
     after._held = self._held.copy()
     for who, record in zip(ids.tolist(), records):
@@ -158,7 +158,7 @@ class ClientStates:
 class OnDisk(ClientStates):
   """Client states whose rows are in a journal. Memory holds an index of 16 bytes a client.
 
-  `Journal.keep` may remove rows that its newest two indexes do not use. Reading a removed row
+  `Journal.keep` may remove rows that the newest two indexes do not use. Reading a removed row
   raises a UserError.
 
   >>> import pathlib, tempfile

@@ -29,7 +29,7 @@ _AXIS = "processes"
 
 
 class PeerLost(Exception):
-  """Raised when another process is gone, or cannot be reached; this one cannot go on alone."""
+  """Raised when another process is gone, or is out of reach; this process cannot go on alone."""
 
 
 def is_first() -> bool:
@@ -62,7 +62,7 @@ def _spread(leaf: Any) -> jax.Array:
 
 
 def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
-  """Sums arrays over the processes, and gathers others from all processes.
+  """Sums the arrays `added` over the processes, and gathers `gathered` from all processes.
 
   Leaves are NumPy arrays, of the same shapes and dtypes in every process.
 

@@ -7,9 +7,9 @@ that the peer's hello must repeat, so an overheard hello is of no use later. Eve
 known time.
 
 A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
-that claims an id without it is told what differs, and is disconnected. The others wait on, so a
-stranger ends no meeting. A peer that knows `config` but differs in anything else was started
-wrongly. It ends the meeting for all, with the same line, unless `fewest` is given.
+that claims an id without this digest is told what differs, and is disconnected. The others wait on,
+so a stranger ends no meeting. A peer that knows `config` but differs in anything else was started
+wrongly. It ends the meeting with the same error message for all, unless `fewest` is given.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
-    # Without this, `accept` would block if a peer has left again.
+    # On a blocking socket `accept` would wait if the peer has left again.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -212,7 +212,7 @@ class _Lobby:
 
   def _let_go(self) -> None:
     """Disconnects guests whose time is over. If too many are left, disconnects the oldest guests
-    of the address that has the most."""
+    of the address with the most guests."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:
       self._dismiss(guest)
@@ -286,12 +286,12 @@ def host(
   fewest: int | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
-  """Returns the connections to the peers, by process id. Errors are sent to all that are there.
+  """Returns the connections to the peers, by process id. An error is also sent to all of them.
 
   Args:
-    report: called with one line for each id that a peer claims without the right config.
+    report: function that gets one line for each id that a peer claims without the right config.
     fewest: number of peers that are enough when the time is over. A peer that differs in anything
-      is told so, and disconnected alone. None: all must come.
+      is told so, and only this peer is disconnected. None: all must come.
 
   Raises:
     UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.

@@ -53,8 +53,8 @@ def platform() -> str:
   target = current()
   if target is not None:
     return target.chip.platform
-  # A machine with an accelerator may be told to compute on its CPU. The CPU's compiler drops
-  # operations that other compilers keep, such as optimization barriers.
+  # The config is asked first: it may let a machine with an accelerator compute on its CPU. The
+  # CPU's compiler drops operations that others keep, such as optimization barriers.
   config: Any = jax.config
   device = config.jax_default_device
   if device is None:

@@ -3,9 +3,10 @@
 JAX's runtime ends a process with a stack trace if a peer does not come, if two processes have the
 same id, or if process 0 dies. So the processes meet before JAX's runtime starts, over a plain
 socket at the same address. Each says who it is and what it wants to run. Process 0 compares, and
-all go on or all end with the same line. A peer that does not know what is to be run is
-disconnected alone. The sockets stay open. A connection that closes without a farewell means a dead
-peer, whatever is being computed. A peer without a sign of life for `peer_timeout` seconds hangs.
+all go on, or all end with the same error message. A peer that does not know what is to be run is
+disconnected, and the others wait on. The sockets stay open, even during a computation. If one of
+them closes without a farewell, its peer is dead. A peer that gives no sign of life for
+`peer_timeout` seconds hangs.
 
 Nothing here is encrypted or authenticated, and neither is JAX's runtime: use trusted networks
 only. `lobby` holds the code of the meeting itself.
@@ -35,7 +36,7 @@ _FAREWELL = b"bye"
 _ALIVE = b"alive"
 # Number of equal parts of `peer_timeout`. A peer that is silent in all of them counts as hanging.
 _TICKS = 8
-# JAX's heartbeat waits this multiple of `peer_timeout`, so that `Meeting` reports a loss first.
+# JAX's heartbeat waits at least this multiple of `peer_timeout`: `Meeting` reports a loss first.
 _LATER = 10
 # Shortest `peer_timeout` in seconds: a busy process may be silent for part of a second.
 SHORTEST = 1.0
@@ -151,8 +152,8 @@ class Meeting:
     """
     self._left.set()
     self._tell(json.dumps({"lost": who, "why": why}).encode())
-    # Only process 0 has no connection to process 0. It waits, since JAX ends with a stack trace
-    # in a process that outlives it.
+    # Only process 0 has no connection to process 0. JAX ends with a stack trace in a process that
+    # outlives process 0, so process 0 waits.
     if 0 not in self._connections:
       time.sleep(seconds)
 
@@ -189,12 +190,12 @@ def meet(
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging. It must be
       equal in all processes.
-    report: called in process 0 with one line about each id that a peer claimed without knowing
+    report: function that process 0 calls with one line for each id that a peer claimed without
       `config`. The peer may be a stranger, so it is disconnected, and the id stays free.
 
   Raises:
     UserError: a bad argument, a port in use, a peer that does not come, that has the same
-      id, or that wants another run. All processes that are there raise the same line.
+      id, or that wants another run. All processes that are there raise the same message.
   """
   at = lobby.address(coordinator)
   validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)

@@ -9,8 +9,8 @@ TPU's small fast memory as if it were the large one. Here:
 | memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
 | slices        | only the slice or the update, where a kernel slices or updates an array     |
 | a loop        | its body times its trips; once if no trips are stated (`unknown_loops`)     |
-| a conditional | the branch of the largest number of memory bytes. Branches of constants     |
-|               | are left out, and those marked as rarely taken (`dpjax.branches`)           |
+| a conditional | the branch with the fewest unknown loops; among equals, the largest number  |
+|               | of memory bytes. Constants and rarely taken branches are left out           |
 
 Elementwise operations count as no flops: they run beside the matrix units, bound by memory.
 """
@@ -55,7 +55,7 @@ class ProgramCounts(NamedTuple):
   unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
-    """Returns the work of a body that runs `trips` times. Counts of the text stay as they are."""
+    """Returns the work of a body that runs `trips` times. Fusions and loops are counted once."""
     return self._replace(
       flops=self.flops * trips,
       narrow_flops=self.narrow_flops * trips,

@@ -54,8 +54,8 @@ class Journal:
   """Rows of one length, in numbered files of a folder.
 
   Args:
-    folder: folder of the files, made if it is missing. Rows of an earlier process there are
-      readable by its index, and are never overwritten.
+    folder: folder of the files, made if it is missing. Rows from an earlier process stay
+      readable by the index of that process, and are never overwritten.
     row_bytes: number of bytes of every row.
     segment_bytes: size in bytes at which a file is closed.
 
@@ -90,9 +90,9 @@ class Journal:
     return self.folder / f"{segment:06d}{_SUFFIX}"
 
   def append(self, records: Sequence[bytes]) -> np.ndarray:
-    """Writes rows, and returns their entries of an index, [K, 4].
+    """Writes rows, and returns their entries [K, 4] for an index.
 
-    The rows survive a loss of power after `sync`.
+    Call `sync` to make them survive a loss of power.
 
     Raises:
       OSError: the disk is full. Rows that were written before stay intact.
@@ -176,8 +176,8 @@ class Journal:
   def compact(self, index: np.ndarray) -> None:
     """Moves rows out of closed files that are mostly unused, so that `keep` can remove the files.
 
-    Changes `index` in place. Afterwards the closed files that `index` uses hold at most twice as
-    many rows as it names.
+    Changes `index` in place. Afterwards `index` names no row, or at least half of the rows, of each
+    file that was closed before.
     """
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot

@@ -42,7 +42,7 @@ INSTALL = "pip install 'dpjax[targets]'"
 _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
 _GPUS_PER_HOST = 8
 _GIB = 2**30
-# Without these variables libtpu asks the cloud's metadata server which machine it runs on.
+# Variables for libtpu. Without the first it asks the cloud which machine it runs on.
 _QUIET = {
   "TPU_SKIP_MDS_QUERY": "1",
   "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -153,7 +153,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """A machine of equal chips, which `parse` reads from text.
+  """A machine of equal chips. `parse` makes it from text.
 
   Attributes:
     text: text that `parse` was given.
@@ -177,7 +177,7 @@ class Machine:
     """Returns its devices. Programs can be compiled for them, but nothing runs on them.
 
     Raises:
-      UserError: the compiler is not installed, is of another version of JAX, or knows no such
+      UserError: the compiler is not installed, is for another version of JAX, or knows no such
         machine.
     """
     _check_installed(self.chip.platform, jax.__version__)
@@ -341,7 +341,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
   else:
     name = f"{target.name}:{layout}"
     platform = "tpu"
-    # A slice of up to 8 chips is one host. By default libtpu would assume hosts of 2x2 chips.
+    # A flat slice of up to 8 chips is one host. By default libtpu would assume hosts of 2x2 chips.
     if target.num_devices <= 8 and len(sizes) == 2:
       options["chips_per_host_bounds"] = [*sizes, 1]
     elif target.num_devices == 1:

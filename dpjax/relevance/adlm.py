@@ -28,8 +28,8 @@ _TINY = 1e-3
 
 
 class Net(NamedTuple):
-  """A net with batch normalisation. init(key, x) -> params; apply(params, x) -> logits, which uses
-  running statistics."""
+  """A net with batch normalisation. init(key, x) -> params. apply(params, x) -> logits, normalised
+  by running statistics."""
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
@@ -81,7 +81,7 @@ def net(body: Any, num_classes: int) -> Net:
 def input_scales(
   beta: np.ndarray, how: AdLM, *, epsilon: float, batch_size: int
 ) -> np.ndarray:
-  """Returns the scales [d] of the input noise: Delta_h0 / (d beta_j eps2) / L.
+  """Returns the scales [d] of the input noise: Delta_h0 / (d * beta_j * eps2) / L.
 
   Delta_h0 is `how.first_layer_sensitivity`, eps2 is `epsilon` and L is `batch_size`.
 
@@ -98,7 +98,7 @@ def input_scales(
 def loss_noise(
   key: Array, how: AdLM, *, num_classes: int, epsilon: float, batch_size: int
 ) -> Array:
-  """Draws the noise N [h, K] of the loss: Laplace of scale K (h + h^2 / 4) / eps3 / L, or 0 if
+  """Draws the noise N [h, K] of the loss: Laplace of scale K * (h + h^2 / 4) / eps3 / L, or 0 if
   `how.loss_noise` is False.
 
   h is `how.hidden`, K is `num_classes`, eps3 is `epsilon` and L is `batch_size`.
@@ -111,7 +111,7 @@ def loss_noise(
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
-  """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
+  """Returns a loss: the mean over a batch of sum_k max(z, 0) - z * y + log 2 - |z| / 2 + z^2 / 8,
   minus sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
   z are the logits, y is 1 for the label's class, N is `noise`, W are the weights of the last layer.
 

@@ -78,7 +78,7 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
 
 
 def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
-  """Returns the probability exp(-n R_j eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0.
+  """Returns the probability exp(-n * R_j * eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0.
 
   eps_j is the entropy of R_j, and n is `num_records`. The noise is that of the paper.
 

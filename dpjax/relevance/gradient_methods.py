@@ -89,7 +89,7 @@ def _plan(
   sampler: Any = (
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
-    # No draw exceeds this capacity. The fitted sampler below has a smaller one.
+    # No draw exceeds this capacity. The fitted sampler below has a smaller capacity.
     else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
   )
   plan = Plan(

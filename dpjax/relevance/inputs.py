@@ -173,7 +173,7 @@ class Inputs:
     **how: Any,
   ) -> Outcome:
     """Trains a net by `fit` and returns its outcome. `privacy` is the guarantee that the caller has
-    accounted."""
+    computed."""
     seen = self.test if test is None else test
     # Each net has another initial key. Index 1 is that of model 1.
     initial = self.initial(net, seen.x, 2)

@@ -16,7 +16,7 @@ from dpjax.relevance.record_noise import distinct_ids
 from dpjax.types import Array, Example, HostArray, LossFn
 from dpjax.validate import UserError
 
-# Smallest share of a class. An estimate may be 0 or negative, but its logarithm must be finite.
+# Smaller estimated shares are raised to this, since an estimate of 0 or less has no logarithm.
 _LEAST_PRIOR = 0.01
 
 

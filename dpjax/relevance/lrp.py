@@ -135,8 +135,8 @@ def conservation_gap(scored: Relevance) -> Array:
   """Returns the gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), where start is
   `scored.start`.
 
-  A gap is the share of relevance that is lost. Biases and the stabilizer take some, and so does a
-  sum without contributions of the sign that the rule needs.
+  A gap is the share of relevance that is lost or added. Biases and the stabilizer take some, and so
+  does a sum without contributions of the sign that the rule needs.
   """
   total = scored.scores.reshape(scored.scores.shape[0], -1).sum(axis=1)
   return jnp.abs(total - scored.start) / jnp.maximum(jnp.abs(scored.start), _TINY)

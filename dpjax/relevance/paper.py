@@ -105,7 +105,7 @@ def features(
 
 
 def claims(paper_features: Features, epsilon: float) -> dict[str, float]:
-  """Returns the claimed epsilons: the reported one, and that of the paper's theorem 7."""
+  """Returns the claimed epsilons: the reported epsilon, and that of the paper's theorem 7."""
   return {
     "claimed_epsilon": epsilon,
     "claimed_epsilon_thm7": epsilon + paper_features.epsilon_1,

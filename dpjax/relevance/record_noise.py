@@ -163,7 +163,7 @@ def noisy_records(
   shaped = jnp.asarray(shaped)
   steps = None
   if grid is not None:
-    # The step of each feature is a power of two. frexp gives e for scale = m 2^e, with
+    # The step of each feature is a power of two. frexp gives e for scale = m * 2^e, with
     # 1/2 <= m < 1.
     exponents = np.frexp(np.asarray(scales, np.float32))[1]
     steps_of_features = np.ldexp(0.5, exponents - finite.GRID_BITS)

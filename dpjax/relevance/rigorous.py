@@ -204,7 +204,7 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
   to the clip norm for "gaussian" and "laplace_clipped".
 
   Raises:
-    UserError: a record is not of float32 numbers in [0, 1], for which no scale of
+    UserError: a record is not of float32 numbers in [0, 1]. For such a record no scale of
       `feature_noise` proves anything.
   """
   check_domain(x=x)
@@ -249,8 +249,8 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """Returns the noise that makes the release of a record locally (epsilon, delta)-DP, after
-  `clipped`.
+  """Returns the noise that makes the release of a record from `clipped` locally (epsilon,
+  delta)-DP.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
@@ -348,7 +348,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
-  # Beyond log n almost no amplification is left, so the search ends there.
+  # Beyond log n almost no amplification is left, so the search ends a little above.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2

@@ -282,7 +282,7 @@ def _stages_c_l_s(
 def _responses(
   job: Inputs, ids: np.ndarray, epsilon_l: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (labels after randomised response, class shares estimated from them alone)."""
+  """Returns (labels after randomised response, or public labels; class shares from these alone)."""
   y = job.train.y[ids]
   k = job.train.num_classes
   # Without a budget the labels are public.

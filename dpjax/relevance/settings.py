@@ -207,8 +207,8 @@ class AdLM:
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
   input_clip: float = 10.0  # of the noisy inputs
-  # Whether the loss gets noise. It gets none in the authors' code for MNIST, which gives its
-  # training step the noise of its tests, of scale 0.
+  # Whether the loss gets noise. It gets none in the authors' code for MNIST: the training step gets
+  # the noise of the tests, of scale 0.
   loss_noise: bool = True
 
   def __post_init__(self) -> None:

@@ -146,7 +146,7 @@ def fit(
     trainer: function that carries the steps out.
     corrupt: function (x of a batch, step) -> x, for noise that a batch shares.
     refresh: function (params, seen) -> params, called after each step. `loss` then returns
-      (mean, seen) and gets whole batches, as it may mix examples; None: a CPU takes batches in
+      (mean, seen) and gets whole batches, since it may mix examples; None: a CPU takes batches in
       parts.
     anneal: whether the learning rate falls to 0 along a cosine.
 

@@ -171,7 +171,7 @@ def _asks(*, data: bool) -> str | None:
   if is_over or me == threading.main_thread().ident:
     return file
   # A thread of library code belongs to the file that started it. If the start was not seen, the
-  # frames of the main thread decide, since the code that waits for the load is usually there.
+  # frames of the main thread decide, since they usually include the code that waits for the load.
   thread = threading.current_thread()
   if thread in _STARTED_BY:
     return _STARTED_BY[thread]
@@ -180,7 +180,7 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """Returns (whether the frames decide who loads, the user's file that loads or None)."""
+  """Returns (whether a frame shows who loads, the user's file if it is the user, else None)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)

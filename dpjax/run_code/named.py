@@ -236,7 +236,7 @@ def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
       continue
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     target = targets[0]
-    # A name that is bound more than once need not hold this value.
+    # A name that is bound more than once need not hold the value of this statement.
     if not isinstance(target, ast.Name) or bound[target.id] != 1:
       continue
     try:

@@ -66,7 +66,7 @@ _CONFIG_FILE = "config file"
 
 
 class _Search:
-  """A search. Pending items wait in the list `todo`, so that a long chain needs no recursion."""
+  """Search for a run's code. Pending items wait in `todo`, so a long chain needs no recursion."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()
@@ -465,7 +465,7 @@ def _is_same(file: str | None, other: str) -> bool:
   if file is None:
     return False
   # `samefile` is tried first: nearly all files differ, and resolving a path takes ten times longer.
-  # It raises OSError if a file is gone.
+  # `samefile` raises OSError if a file is gone.
   with contextlib.suppress(OSError):
     if not os.path.samefile(file, other):
       return False

@@ -38,8 +38,8 @@ def bytes_of(spec: Any, file: str) -> bytes:
 def _check_compiled(spec: Any, file: str, content: bytes) -> None:
   """Raises UserError if the compiled file does not match the current source.
 
-  An import updates the compiled file. So if they differ, the source was edited after the import. Or
-  an edit kept the size of the source and its time in seconds, and Python ran the old compiled file.
+  An import updates the compiled file. So if the two differ, the source was edited after the import.
+  Or an edit kept the source's size and its time in seconds, and Python ran the old compiled file.
   """
   if is_compiled_by_others(spec):
     return

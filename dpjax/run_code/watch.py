@@ -26,7 +26,7 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
   Raises:
     UserError: the block called a function of a file outside `code`, or loaded such a file, or a
-      module was edited meanwhile. The line names the file or module.
+      module was edited meanwhile. The message names the file or module.
   """
   # Without user code, there are no files to compare.
   if not code.modules:

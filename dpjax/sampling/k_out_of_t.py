@@ -33,7 +33,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   `RandomAllocationSampler` does.
 
   The proof is for noise that is independent from step to step. A pass is accounted in full at its
-  first step, as `selected` passes of steps_per_pass / selected steps
+  first step, as `selected` passes of about steps_per_pass / selected steps
   (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as these passes. If `selected`
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 

@@ -60,7 +60,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   distribution. A batch holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
-    prob: probability in (0, 1] that an example takes part in a step in which it may.
+    prob: probability in (0, 1] that an example takes part in a step in which it may take part.
     min_sep: smallest distance between two steps of one example.
     num_steps: number of steps of the run; a draw for a later step raises UserError.
     capacity: padded batch size, as for PoissonSampler.

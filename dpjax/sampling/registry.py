@@ -80,7 +80,7 @@ def answered(how: str) -> tuple[str, ...]:
 
   Args:
     how: "exact" for the epsilon of the accountants, or "simulated" for a simulated epsilon, which
-      is shown beside a proved one without amplification.
+      is shown beside proved ones.
 
   >>> answered("simulated")
   ('balls_in_bins', 'min_sep')

@@ -202,7 +202,7 @@ class Sampler(abc.ABC):
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. The first t events compose to the cost of t steps."""
+    """Returns the event that `step` adds. The first t events cover the cost of t steps."""
     del step
     return self.event(inner)
 

@@ -115,7 +115,7 @@ def _kept(
 ) -> np.ndarray:
   if user_rows.size <= most or choose == "first":
     return user_rows[:most]
-  # The choice is seeded by the user alone. With a shared generator, another user would change it.
+  # The choice depends on (seed, user) alone. With a shared generator, other users would change it.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
   chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(user_rows.size)[
     :most

@@ -8,7 +8,7 @@
 | `homomorphic`     | regression and inference on ciphertexts  | CKKS                              |
 | `mpc`             | products, training, prediction on shares | two parties that do not collude   |
 | `vertical`        | regression, split networks, alignment    | ciphertexts and masks:            |
-|                   | over parties with other columns          | `vertical.disclosure` names leaks |
+|                   | over parties with different columns      | `vertical.disclosure` names leaks |
 | `vertical_models` | models over two parties' columns         | the same                          |
 
 Hiding is not differential privacy: the RESULT still tells about the data, unless noise is

@@ -64,13 +64,13 @@ from dpjax.validate import UserError
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-# Compiled into one call, since `fold_in` alone makes several.
+# `fold_in` is compiled into one call, since it makes several calls otherwise.
 _fold_in = jax.jit(jax.random.fold_in)
 
 
 @dataclasses.dataclass(frozen=True)
 class SkellamSum:
-  """Numbers of the mechanism of one round; `sized` chooses them.
+  """Parameters of the mechanism of one round; `sized` chooses them.
 
   Args:
     l2_clip_norm: bound on the norm of one client's message, in units of the message.
@@ -117,7 +117,7 @@ class SkellamSum:
     """Returns the mechanism with the finest grid that the modulus allows.
 
     Args:
-      noise_multiplier: standard deviation of the sum of `min_survivors` shares, / l2_clip_norm.
+      noise_multiplier: std of the sum of `min_survivors` shares, divided by l2_clip_norm.
 
     Raises:
       UserError: too few bits for so many clients.
@@ -139,8 +139,8 @@ class SkellamSum:
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # Above this variance the sampler is not exact, and the grid is fine enough already. The limit
-    # is lowered slightly, since variances of shares are rounded when they are added.
+    # Above a variance of MAX_SKELLAM the sampler is not exact, and the grid is fine enough already.
+    # The limit is lowered slightly, since variances of shares are rounded when they are added.
     limit = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(limit) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
@@ -170,7 +170,7 @@ class SkellamSum:
 
   @property
   def noise_multiplier(self) -> float:
-    """Standard deviation of the sum of the fewest survivors' shares, / l2_clip_norm."""
+    """Standard deviation of the sum of the fewest survivors' shares, divided by l2_clip_norm."""
     variance = self.noise.share_variance * self.noise.min_survivors
     return math.sqrt(variance) / (self.scale * self.l2_clip_norm)
 
@@ -215,7 +215,7 @@ class SkellamSum:
 
   def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
     """Draws [padded_dim] int64, the sum of `shares` shares of noise. Only the client that adds
-    it may know `rng`."""
+    the noise may know `rng`."""
     variance = self.noise.share_variance * shares
     return discrete.skellam(rng, self.padded_dim, variance=variance)
 
@@ -247,8 +247,8 @@ def skellam_mean(
 
   Args:
     protocol: the secure sum. A simulated one draws the noise of all survivors at once (shares
-      of Skellam noise add up to it exactly); any other gets each client's noisy integers. Its
-      `min_survivors` must be at least the number that the noise was sized for.
+      of Skellam noise add up to it exactly); any other gets each client's noisy integers. The
+      `min_survivors` of the protocol must be at least the number that the noise was sized for.
     mechanism: mechanism of one round.
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
@@ -263,7 +263,7 @@ def skellam_mean(
   whoever runs it sees all messages.
 
   Raises:
-    UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism, or
+    UserError: a protocol with a smaller `min_survivors` or fewer bits than the mechanism, or one
       that shows somebody the sum before it is reduced (BFV).
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)

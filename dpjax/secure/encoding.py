@@ -63,8 +63,8 @@ class Encoding:
   Guarantee: max_clients * largest < 2^(bits - 1), so a sum of max_clients messages never wraps
   around. The mean of messages within `largest_value` stays within it, and errs by
   `error_bound(weights)` at most. If all weights are 1, that is `resolution` / 2 and the rounding of
-  one float. With smaller weights the same half step weighs more: the bound is divided by the mean
-  weight. Small weights thus need more `bits`.
+  one float. With equal weights w < 1 the half step weighs about 1 / w times as much: small weights
+  need more `bits`. Weights that differ may more than double the bound, since each is rounded.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)

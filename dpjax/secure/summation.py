@@ -7,8 +7,8 @@ it by one argument. There are two ways to run it, with the same result, bit for 
 | ------------------------- | --------------------------------------------------- | ------------ |
 | `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
 | `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
-| any other of `sums`       | every client's vector goes through the protocol,    | what a       |
-|                           | with its cryptography, and so do its drop-outs      | server sees  |
+| any other of `sums`       | vectors and drop-outs go through the protocol, with | what a       |
+|                           | all its cryptography                                | server sees  |
 
 Integer sums do not depend on their order, so loop, vmap, pmap and processes agree in every
 bit of the sum. Hiding is not differential privacy: the mean itself still tells about its
@@ -131,11 +131,11 @@ def secure_mean(
   """Returns an aggregator that forms the weighted mean of messages from their secure sum.
 
   Args:
-    protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
-      `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
+    protocol: one of `sums`, with its cryptography or simulated. A round with too few survivors for
+      the protocol raises RoundRefused (`forgiving` goes on with the next round).
     encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: rule by which clients fall silent, in a simulation.
-    plan: plan without an epsilon, which draws the cohorts.
+    plan: plan that draws the cohorts. It has no epsilon.
 
   Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
   hides nothing. The mean is NOT differentially private.
@@ -327,7 +327,7 @@ def forgiving(
   The refused round stays accounted: a ledger counts rounds, not successes.
 
   Args:
-    refused: called with one line, which says which round was refused, and why.
+    refused: function that gets one line, which says which round was refused, and why.
   """
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:

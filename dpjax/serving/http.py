@@ -72,8 +72,8 @@ class _Refused(Exception):
     self.status = status
 
 
-# Maps each expected error to the status and the line of its answer. For (0, "") `_status_of`
-# decides them.
+# Maps each expected error to the status and the line of its answer. Where the entry is (0, ""),
+# `_status_of` decides both.
 _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   _Refused: (0, ""),
   UserError: (0, ""),
@@ -278,7 +278,7 @@ class Web:
     """Reads and parses the body of a request. Raises _Refused for another type of content, and
     beyond the bounds of size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A browser lets a page send this type to another host only if that host allows it.
+    # A browser lets a page send JSON to another host only if that host allows it.
     if kind != "application/json":
       raise _Refused(400, "must have Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":

@@ -290,7 +290,7 @@ class Predictor:
     for size in sizes:
       if size == EVALUATION:
         kept.append(size)
-      # A size above that of evaluation would need another program without use.
+      # Sizes above that of evaluation are left out, since `logits` never needs them.
       if size >= EVALUATION:
         continue
       # Every place of a batch is tried, since the last rows of a product may run other code.

@@ -42,7 +42,7 @@ def make(
 ) -> Reference | None:
   """Returns the reference that a flag names.
 
-  Returns None if the first window of the stream is the reference, and if there are no bins.
+  Returns None if the first window of the stream is the reference, or if there are no bins.
 
   Args:
     text: stream, training, public:NAME or FILE.json.

@@ -172,7 +172,7 @@ class Rollout:
     return (PROMOTE if last else ADVANCE), why
 
   def _is_worse(self) -> bool:
-    """Returns whether the new model's accuracy is further below what the rule allows than chance
+    """Returns whether the new model's accuracy is below what the rule allows, by more than chance
     explains."""
     new = self.counts["new"]
     old = self.counts["old"]

@@ -84,8 +84,8 @@ class OpenWindow:
     Args:
       saved: window as `plain` returned it.
       bins: bins of this window.
-      most: number of rows with which this window is full, so that saved counts of as many rows are
-        dropped; None: they are taken, too.
+      most: number of rows that fill this window. Saved counts of that many rows or more are
+        dropped; None: no counts are dropped for their number of rows.
     """
     # A window that was accounted or closed after the save must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
@@ -318,8 +318,8 @@ class Windows:
         spent = self.stream_ledger.spent[0]
         self._alarms.report("drift_budget", "warning", spent, self.stream_ledger.epsilon)
       return None
-    # The charge is on the disk before the noise is drawn. A kill in between wastes this epsilon,
-    # but the window is never released twice.
+    # The charge is on the disk before the noise is drawn. A kill after the charge wastes this
+    # epsilon, but the window is never released twice.
     self._journal.write(
       "charge",
       what=what,

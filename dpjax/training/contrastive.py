@@ -65,7 +65,7 @@ def uniformity(u: Array, mask: Array) -> Array:
   """
   lengths = jnp.sum(u * u, axis=1)
   products = jnp.matmul(u, u.T, precision=jax.lax.Precision.HIGHEST)
-  # Rounding may make a squared distance negative.
+  # Rounding may make a squared distance negative, so it is raised to 0.
   squared = jnp.maximum(lengths[:, None] + lengths[None, :] - 2 * products, 0)
   pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
   count = jnp.sum(pairs)

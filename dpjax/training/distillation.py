@@ -90,7 +90,7 @@ def distillation(
     private.
 
   Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
-  one example, for any number of `student_step`. The student's functions see the teacher's noisy
+  one example, for any number of student steps. The student's functions see the teacher's noisy
   parameters, `public` and random numbers. An array that they close over is refused, because it
   could be private data. Single numbers are not refused: you must account for those that you compute
   from private data.
@@ -277,7 +277,7 @@ def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> Non
 def check_declared(
   update: Callable[..., Any], *arguments: Any, field: str, remedy: str
 ) -> None:
-  """Raises UserError if an update reads more than its arguments, and so may not be post-processing.
+  """Raises UserError if an update reads anything but its arguments, since it could be private.
 
   Args:
     update: the function; it is traced, not run.

@@ -133,8 +133,8 @@ def dp_sgd(
     tx: optimizer; it costs no privacy, as it gets only the privatised gradient. It gets no extra
       argument such as the mask, whose sum is a secret.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or the key of a seed that no
-      other run has. Two runs with one key have the same noise, so the difference of their releases
-      is exact.
+      other run has. Two runs with one key have the same noise, which cancels in the difference of
+      their releases.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
       as secret as `noise_key`, and must be another key. An example that leaves shifts the others

@@ -61,8 +61,8 @@ def gradient_penalty(
   share = jax.random.uniform(key, (), real.dtype)
   between = share * real + (1 - share) * generated
   squared = jnp.sum(jnp.square(jax.grad(score)(between)))
-  # The root has an infinite slope at 0, where a critic with no gradient is. There 0 * infinity
-  # would be NaN, and an example whose gradient is NaN is dropped.
+  # If the critic's gradient is 0, the root has an infinite slope. Then 0 * infinity would be NaN,
+  # and an example whose gradient is NaN is dropped.
   flat = squared == 0
   norm = jnp.where(flat, 0.0, jnp.sqrt(jnp.where(flat, 1.0, squared)))
   return jnp.square(norm - 1)

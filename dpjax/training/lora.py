@@ -37,7 +37,7 @@ class Lora(NamedTuple):
 
 
 def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Array) -> Lora:
-  """Returns adapters of the matrices whose path matches; everything else is frozen.
+  """Returns adapters of the matrices whose path matches. All of `params` stays frozen.
 
   Args:
     params: any tree of real arrays; public, as it was trained on other data.
@@ -59,9 +59,9 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   must not depend on the private data.
 
   Raises:
-    UserError: a pattern that matches nothing, or no matrix; a rank above a dimension; leaves
-      that are not real floating point, or two of one path; an empty tree. `merge` and `apply`:
-      adapters of other names or shapes.
+    UserError: a pattern that matches no leaf, or a leaf that is no matrix; a rank above a
+      dimension; leaves that are not real floating point, or two of one path; an empty tree.
+      `merge` and `apply`: adapters of other names or shapes.
 
   >>> params = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
   >>> loss = lambda p, x: jnp.sum(x @ p["dense"]["kernel"] + p["dense"]["bias"])
@@ -129,7 +129,7 @@ def _wide(w: Any) -> Any:
 
 
 def _chosen(params: Any, pattern: str) -> dict[str, Any]:
-  """Returns {path: leaf} of the leaves whose path matches the pattern, at least one."""
+  """Returns {path: leaf} of the leaves whose path matches; raises UserError if there are none."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
     raise UserError("must hold at least one array", field="params")

@@ -44,7 +44,7 @@ _SECOND_TURNS = 20
 def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n] in [0, num_parts): a hash of the record itself.
 
-  Guarantee: one record more or fewer changes one part, whatever the others are. Under
+  Guarantee: one record more or fewer changes one part, whatever the other records are. Under
   replace_one two parts may change.
 
   >>> x = np.arange(6.0).reshape(3, 2)
@@ -69,7 +69,7 @@ def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray
 def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n], by its place alone.
 
-  Guarantee: a record that is replaced changes one part. One record more or fewer may change all.
+  Guarantee: replacing a record changes one part. One record more or fewer may change all parts.
 
   >>> parts_by_place(5, 2).tolist()
   [0, 1, 0, 1, 0]
@@ -151,7 +151,7 @@ def vote_counts(votes: ArrayLike, num_classes: int) -> np.ndarray:
 
 
 class PublicGraph(NamedTuple):
-  """Public examples as a student sees them."""
+  """Public examples as a student sees them, and the graph of their similarities."""
 
   spread: sparse.csr_matrix  # [n, n], normalised similarities of near neighbours
   pool: np.ndarray  # [n, d] examples, some of which get labels

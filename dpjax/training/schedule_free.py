@@ -51,7 +51,8 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
       "has no average to evaluate",
       field="tx",
     )
-  # x = (y - (1 - b1) z) / b1 is computed again in each step, and rounding errors add up in it.
+  # x = (y - (1 - b1) z) / b1 is computed anew in each step. In narrow types its rounding errors
+  # would add up.
   narrow = {str(leaf.dtype) for leaf in jax.tree.leaves(params) if leaf.dtype.itemsize < 4}
   if narrow:
     raise UserError(

@@ -41,9 +41,9 @@ PARTS = ("fourier", "moments")
 # exactly.
 _PIXEL_BITS = 12
 _FREQUENCY_BITS = 24
-# Size of the constant entry of u, relative to the length of an image of ones.
+# Size of the constant entry of u before scaling, relative to the length of an image of ones.
 _CONSTANT = 0.2
-# Number of images whose features are computed at a time: so few stay in the processor's cache.
+# Number of images whose features are computed at a time. They fit into the processor's cache.
 _CHUNK = 64
 # A class whose noisy count is below this many standard deviations of the noise counts as empty.
 _EMPTY = 4.0
@@ -366,7 +366,7 @@ class Synthesis:
       constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
       joined = jnp.concatenate([constant, low], axis=1)
       unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
-      # With the metric, directions in which images vary little count, too.
+      # The metric raises the weight of directions in which images vary little.
       unit = (unit @ targets.metric).reshape(by_class)
       mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
       # Products of an image with itself are left out: they make the squared mean too large.

@@ -55,7 +55,7 @@ def accumulate(
     updates are zero except for the last slice of each step.
 
   Guarantee: that of `tx` for the whole batch, provided that no example is in two slices of a batch:
-  take them from `Plan.batches`. The state holds clipped gradients without noise: keep it secret.
+  take slices from `Plan.batches`. The state holds clipped gradients without noise: keep it secret.
 
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> private = clip_and_noise(

@@ -217,9 +217,9 @@ def adaptive_clip_and_noise(
   Args:
     l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, with an `AdaptingClip` as its
       rule, such as `SlackClipping`. A number alone gets the rule `AdaptiveClipping()`.
-    noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
-      z_sum C_t. The accountant needs `combined_noise_multiplier` of the rule, which is at most
-      z_sum; `dpjax.Plan` uses it.
+    noise_multiplier: z_sum; the noise on the sum of a step has standard deviation z_sum times the
+      clip norm of the step. The accountant needs `combined_noise_multiplier` of the rule, which is
+      at most z_sum; `dpjax.Plan` uses it.
     normalize_by: public divisor of the noisy sum.
     key: a typed key; one draw per step serves the sum and the query.
     num_steps: as for `clip_and_noise`.

@@ -80,7 +80,7 @@ def digest(numbers: ArrayTree) -> jax.Array:
         leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
       bits = lax.bitcast_convert_type(leaf, jnp.uint32)
       mixed = bits ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
-      # The end of MurmurHash3, in which each bit changes about half of all bits.
+      # These lines are the end of MurmurHash3, by which each bit changes about half of all bits.
       mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FIRST)
       mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(_SECOND)
       mixed = mixed ^ (mixed >> 16)

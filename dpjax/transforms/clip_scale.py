@@ -40,7 +40,7 @@ class ScaledState(NamedTuple):
 
 
 def clip_scale(state: object) -> jax.Array | None:
-  """Returns s_t of the next update, from a transform's state; None if the clip norm is constant.
+  """Returns s_t, the next update's factor of the clip norm; None if the clip norm is constant.
 
   >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
   Array(0.5, dtype=float32)
@@ -51,7 +51,7 @@ def clip_scale(state: object) -> jax.Array | None:
 def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
-  """Divides stacked gradients by s_t. Returns a ClippedSum as it is, since its loss was divided."""
+  """Divides stacked gradients by `scale`. Returns a ClippedSum as it is: its loss was divided."""
   # Types are checked first, since the division turns integers into floats, which pass later checks.
   arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):

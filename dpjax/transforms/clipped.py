@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
-  """Raises UserError if this sum was clipped to more than `bound`, the bound of the noise."""
+  """Raises UserError if this sum was clipped to more than `bound`, for which noise is drawn."""
   # The factor allows for rounding, since bounds are computed as roots of sums.
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
@@ -74,7 +74,8 @@ def check_start(params: Any) -> None:
   """Raises UserError if a part of the parameters is left out, or Optax calls init in an update.
 
   A state that is made anew in the middle of a run draws the noise of the first steps again, and
-  counts from 0. `optax.lookahead` with reset_state=True makes one at every synchronisation.
+  counts from 0. `optax.lookahead` with reset_state=True makes such a state at every
+  synchronisation.
   """
   check_whole(params=params)
   frame = sys._getframe(1)
@@ -94,8 +95,8 @@ def is_placeholder(params: Any) -> bool:
   """Returns whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
   With this call Optax finds the parts of a state that are shaped like the parameters, for example
-  to reset Adam's moments. For it, init leaves sums of gradients and earlier noise out of the state,
-  so that Optax does not change them.
+  to reset Adam's moments. In this call, init leaves sums of gradients and earlier noise out of the
+  state, so that Optax does not change them.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 

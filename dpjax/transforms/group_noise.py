@@ -60,7 +60,10 @@ class PerLayer:
 
 
 def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:
-  """Returns the weights w_g of the groups: 0 for frozen groups (C_g = 0), else 1 without shares.
+  """Returns the weight w_g of each group: 0 for a frozen group (C_g = 0).
+
+  For other groups w_g is 1 if no shares are given, and sqrt(r_g) C / C_g if they are. C is the
+  bound on the whole gradient. The r_g are shares, scaled to sum 1 over groups that are not frozen.
 
   Raises:
     UserError: shares that are not a tree of numbers like `l2_clip_norm`, or no share for a

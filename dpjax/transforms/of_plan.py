@@ -66,7 +66,7 @@ def _mask_of(updates: Any, mask: Any) -> Any:
 def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
   """Returns the update if there are at most `padded_batch_size` examples. Otherwise raises
   UserError, or returns NaN under jit."""
-  # If there are no more rows than that, there cannot be too many examples, whatever the mask.
+  # At most `padded_batch_size` rows cannot hold too many examples, whatever the mask.
   if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy
   count = jnp.sum(mask)

@@ -84,8 +84,9 @@ class ScalingState(NamedTuple):
 class ScaledLoss:
   """The loss of one example as a function of d, at parameters w + d / s_t.
 
-  At d = 0 its value is the loss at w, and its gradient is g / s_t, which must be clipped. With it,
-  `clipped_grad` can compute the clipped sum without keeping the gradients of single examples.
+  At d = 0 its value is the loss at w. Its gradient there is the gradient at w divided by s_t, which
+  must be clipped. With this loss, `clipped_grad` can compute the clipped sum without keeping
+  gradients of single examples.
   """
 
   def __init__(self, loss_fn: LossFn, params: Params, scales: Any):
@@ -109,7 +110,7 @@ class ScaledLoss:
 
 
 def coordinate_scales(state: object) -> Any:
-  """Returns s_t of the next update, from a transform's state; None if it scales nothing.
+  """Returns the tree s_t of the next update from a state; None for the state of another transform.
 
   It is a function of earlier private outputs alone, so it may be released with them.
   """

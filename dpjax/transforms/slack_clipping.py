@@ -92,7 +92,7 @@ class SlackClipping(AdaptingClip):
     return min(max(1, math.floor(most)), _MOST_SLOTS)
 
   def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
-    """Returns the sum over rows of s, [K]. A row without a finite norm adds nothing."""
+    """Returns the sum of slack vectors s over rows, [K]. Rows without a finite norm add nothing."""
     bound = summed.l2_bound
     norms = jnp.asarray(summed.norms, jnp.float32)
     slack = jnp.maximum(1 - _MARGIN - norms / bound, 0.0)  # [B], in units of C

@@ -39,7 +39,8 @@ LEAST_PROB = 1e-200
 # The Renyi divergence of one sampled step has a rounding error of about 3e-16. So it may come out
 # zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
-# Limits of noise multipliers, between which their squares neither overflow nor underflow.
+# Smallest and largest noise multiplier, whose squares neither overflow nor underflow, and smallest
+# square of a probability.
 _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 _LEAST_SQUARE = 1e-300
@@ -164,7 +165,9 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False)."""
+    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False).
+
+    Default: raises UserError."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
       "sampled; use accountant='pld' or 'rdp'",
@@ -176,6 +179,7 @@ class EventKind(Generic[Event]):
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
     Sampling does not lower rho: a sampled part has the rho of the same mechanism on all records.
+    Default: raises UserError.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
 
@@ -474,7 +478,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides warnings that dp_accounting excludes an order. This only makes the bound looser."""
+  """Hides dp_accounting's warnings about orders that it excludes; fewer orders loosen the bound."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()

@@ -10,7 +10,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-# The package is imported lazily, so that `tuning` is loaded only by the few runs that select.
+# `accounting` loads its modules when they are used. So only the few runs that select load `tuning`.
 from dpjax import accounting
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,

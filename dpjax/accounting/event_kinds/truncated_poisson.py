@@ -23,8 +23,9 @@ from dpjax.validate import UserError
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
-  """A Poisson draw of n records at rate q, cut to B at random. Neighbours zero one record x.
+  """A Poisson draw of n records at rate q, cut to B at random.
 
+  In the neighbour one record x is zeroed, but keeps its place.
   Let K ~ Bin(n - 1, q) be the number of OTHER records that are drawn. If K < B, nothing is cut,
   with or without x, and the pair is that of Poisson sampling. If K >= B, let T be a uniform
   B-subset of the other drawn records, and y uniform in T. Then x is kept with probability

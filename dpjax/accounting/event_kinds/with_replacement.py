@@ -50,7 +50,7 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   # The next two methods only guide the choice of a grid.
   def renyi_two(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     joining = self.under_add_or_remove_one(part)
-    # The noise of the part is relative to the sensitivity already.
+    # The part's noise is already relative to the sensitivity 2 C, so it must not be halved.
     joining = dataclasses.replace(joining, noise_multiplier=noise_multiplier_of(part.event))
     return kind_of(joining).renyi_two(joining)
 

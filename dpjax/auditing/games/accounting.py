@@ -35,7 +35,7 @@ from dpjax.relevance import labels, rigorous
 PACKAGE = "accounting"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
-# Shuffled rounds: number of records, the epsilon of each answer, delta. The first has
+# Shuffled rounds: number of records, the epsilon of each answer, delta. The first round has
 # little amplification, so its bound is nearly tight and a fault shows.
 _ROUNDS = ((20, 3.0, 0.1), (60, 1.0, 0.01))
 

@@ -107,7 +107,7 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 def _shown(leaf: Any) -> np.ndarray:
   """Returns the numbers of a leaf: [n, features].
 
-  Of a large leaf it returns the first two numbers, and the log of the spread of the others.
+  If a leaf has `_MANY` numbers or more, they are the first two, and the log of the others' spread.
   """
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
@@ -174,7 +174,7 @@ def _one_block(
   context: Context,
   cohort: federated.Cohort,
 ) -> Mapped:
-  """Runs a cohort whose results need not be known. Client states stay as the server's
+  """Runs a cohort whose results need not be known while tracing. Client states stay as the server's
   choice set them, since a HypCluster client returns its state unchanged."""
   if not cohort.size:
     return empty(context)
@@ -182,7 +182,7 @@ def _one_block(
   (block,) = client_blocks.blocks(cohort, cohort.size, None, everything)
   rows = row(context.memories, block.places)
   collected, _, info = program(context._replace(memories=None), rows, block)
-  # The block orders clients by size. Their messages must follow the order of the cohort.
+  # The block orders clients by number of steps. Messages must follow the order of the cohort.
   sent = row(collected, np.argsort(block.places))
   return Mapped(collected, sent, (), _seen(info))
 
@@ -202,9 +202,9 @@ def _game(
   """Returns the game of `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
-    at_once: function that builds the same algorithm for many draws at once, if `build` makes one
-      that draws one by one. The first draws are then made in both ways. If they differ, all draws
-      are made one by one.
+    at_once: function that builds the same algorithm for many draws at once, if the algorithm of
+      `build` draws one by one. The first draws are then made in both ways. If they differ, all
+      draws are made one by one.
     leaves: whether the client takes part in the first round alone, so that a later round which
       repeats the noise reveals it.
     choices: whether client states differ from draw to draw.
@@ -248,7 +248,7 @@ def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
 
 
 def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
-  """Returns the leaves [n, ...] of `_at_once`, one draw after the other."""
+  """Returns the same leaves [n, ...] as `_at_once`, drawn one after the other."""
   return [np.stack(leaves) for leaves in zip(*(map(np.asarray, draw(key)) for key in keys))]
 
 
@@ -324,7 +324,7 @@ def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Game
 
 
 def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
-  """Returns games on two weighted messages, of which the second may be absent.
+  """Returns games on two weighted messages; the second may be absent.
 
   `make` maps a noise key to the aggregator.
   """
@@ -421,8 +421,8 @@ _CLUSTERS: dict[str, Any] = {
   # The server asks clients for losses, then chooses their clusters.
   "choices": True,
 }
-# Algorithms for which one joining client is not the only worst case: they get more inputs, or other
-# ones.
+# Algorithms for which one joining client is not the only worst case. Their games have more inputs,
+# or other inputs.
 _CLOSER: dict[str, Games] = {
   "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(
@@ -438,7 +438,7 @@ _CLOSER: dict[str, Games] = {
       params=np.zeros(_MANY, np.float32),
     ),
   ),
-  # With momentum, so that the server's optimizer has statistics: the server releases them, too.
+  # Momentum gives the server's optimizer statistics, which the server releases, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
     _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),

@@ -125,7 +125,7 @@ class Result(NamedTuple):
 def play(
   game: Game, *, num_draws: int, seed: int = 0, confidence: float = CONFIDENCE
 ) -> list[Result]:
-  """Plays a game and returns a lower bound for each of its claims; all hold together.
+  """Plays a game and returns a `Result` for each of its claims; all bounds hold together.
 
   Args:
     num_draws: number of draws on each of the two inputs, before `game.draws` is applied.
@@ -212,7 +212,7 @@ def draws_to_refute(
   Returns None if that is more than `most`.
 
   Args:
-    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
+    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores may be imperfect.
     most: largest number of draws on each of the two inputs.
     confidence: confidence of this one claim.
 
@@ -255,7 +255,8 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """Returns bounds [levels, 4] by {score >= level} and its complement, in both directions."""
+  """Returns bounds on epsilon [levels, 4]. The events {score >= level} and its complement give two
+  bounds each: either input may have the larger rate."""
   n = len(scores.inside)
   m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
@@ -314,9 +315,10 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Learns to clip each entry at its two medians, which gives the log-ratio of Laplace noise.
+  """Learns to clip each entry at its medians on the two inputs.
 
-  An output with NaN or infinity gets a separate score.
+  This gives the log-ratio of Laplace noise, up to a factor and a constant. An output with NaN or
+  infinity gets a separate score.
   """
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
@@ -373,8 +375,8 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns the log-ratio of the frequencies of each difference of two entries; 0 for rare ones.
 
-  Independent noise never gives one difference of two numbers five times. Noise that is drawn
-  twice leaves the difference of the exact values, of which there are few.
+  Independent noise hardly ever gives one difference of two numbers five times. If noise is drawn
+  twice, only the few differences of exact values remain.
   """
   zero = zero[:_LEARNT]
   one = one[:_LEARNT]
@@ -419,7 +421,7 @@ def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def together(*adversaries: Adversary) -> Adversary:
-  """Returns an adversary whose score is the sum of several, each approximately a log-ratio."""
+  """Returns an adversary whose score is the sum of several scores, each nearly a log-ratio."""
 
   def learn(zero: np.ndarray, one: np.ndarray) -> Score:
     scores = [adversary(zero, one) for adversary in adversaries]

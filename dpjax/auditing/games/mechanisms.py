@@ -77,7 +77,7 @@ def game(
 
   @functools.cache
   def many(world: int) -> Callable:
-    # One program serves both inputs.
+    # Traced data are arguments, so one program serves both inputs.
     if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
     # The data are not traced, so that work on the host, such as refusing, is played, too.
@@ -112,7 +112,7 @@ def _i(*values: int) -> np.ndarray:
 
 
 _NOBODY = _f()
-# A far value in float64: coarse rounding there must not tell two neighbours apart.
+# A far value in float64. Coarse rounding of such values must not tell two neighbours apart.
 _FAR = 1e9 + 31.9
 
 
@@ -236,8 +236,8 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 
 def _whitening(kind: Callable) -> list[Game]:
-  """Returns games with public clip norms; `spreads` draws for many keys at once."""
-  # Large norms: second moments of an empty example about a noisy mean seldom reach them.
+  """Returns games with public clip norms; `spreads` computes releases for many keys at once."""
+  # The second moments of an empty example about a noisy mean seldom reach such large norms.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   build = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
   loud = build(noise_multiplier=2.0)
@@ -253,7 +253,7 @@ def _whitening(kind: Callable) -> list[Game]:
 def _games_at_once(
   releases: Callable[..., Any], rows: Iterable[tuple[str, tuple]]
 ) -> list[Game]:
-  """Returns the games of rows (relation, row of `_games`); `releases` draws many keys at once."""
+  """Returns the games of rows (relation, row of `_games`); `releases` takes many keys at once."""
   return [
     dataclasses.replace(
       game, outputs=functools.partial(_released, releases, row[0], row[2:])
@@ -282,10 +282,10 @@ def _released(
 def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.Spread:
   """Returns the releases of `Whitening` on few examples, for many keys at once.
 
-  The mechanism pads its examples to a thousand and works on the host between its five
-  releases, 10 ms a draw. Here each of the five is one program for all draws, made of the
-  functions of the mechanism itself. Examples are padded to two, which changes no release: sums are
-  exact, and zeros add nothing to them.
+  The mechanism pads its examples to a thousand and works on the host between its five releases, so
+  a draw takes 10 ms. Here one program computes one of the five for all draws, with the functions
+  of the mechanism itself. Examples are padded to two, which changes no release: sums are exact, and
+  zeros add nothing to them.
 
   Args:
     mechanism: mechanism with public clip norms.
@@ -293,7 +293,7 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
     x: [examples, ..., channels].
 
   Returns:
-    Fields [n, ...]: those of `mechanism(key, x)` for each key, but for the last bits.
+    Fields [n, ...], equal to those of `mechanism(key, x)` for each key, up to the last bits.
   """
   n = len(keys)
   shape = (max(2, len(x)), math.prod(x.shape[1:-1]), x.shape[-1])
@@ -341,7 +341,8 @@ def _noisy_means(mechanism: Whitening, keys: Any, high: Any, low: Any, norm: Any
 
 
 def _least_squares(kind: Callable) -> list[Game]:
-  """Returns games on rows (x1, x2, y); `moments` draws, as the mechanism works on the host."""
+  """Returns games on rows (x1, x2, y). The mechanism itself runs on the host, so `moments` computes
+  its releases for many keys at once."""
   build = functools.partial(kind, feature_norm=1.0, target_norm=1.0)
   loud = build(noise_multiplier=1.0)
   swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
@@ -366,7 +367,7 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
     rows: [examples, d + 1], the target last.
 
   Returns:
-    [n, d + d + d (d - 1) / 2]: x y^T, then diagonal and upper triangle of x x^T.
+    Noisy sums [n, d + d + d (d - 1) / 2]: x y^T, then diagonal and upper triangle of x x^T.
   """
   xx, xy = least_squares.exact_sums(mechanism, rows[:, :-1], rows[:, -1:])
   beside = xx[np.triu_indices(len(xx), 1)]
@@ -384,7 +385,7 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
 
 
 def _class_sums(kind: Callable) -> list[Game]:
-  """Returns games on rows (f1, f2, label); `class_releases` draws for many keys at once."""
+  """Returns games on rows (f1, f2, label); `class_releases` takes many keys at once."""
   build = functools.partial(kind, num_classes=2, feature_norm=1.0)
   loud = build(noise_multiplier=1.0)
   swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
@@ -508,7 +509,7 @@ _VOTES = 16
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game on the same counts [K] in each query; `num` counts queries for the event."""
+  """Returns a game whose queries all have the same counts [K]; `num` tells `event` how many run."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)

@@ -43,7 +43,7 @@ _FAR = 1e6
 _SEED = 7_919
 
 
-# The games of one sampler share its draws, so they are cached; each call makes `AT_ONCE` draws.
+# The games of one sampler share its draws, so the draws are cached.
 @functools.lru_cache(maxsize=128)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
@@ -80,8 +80,8 @@ def game(
   Args:
     plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
-    epsilon, delta: cost of the plan that other code states. It replaces all but the last point of
-      the plan's own curve.
+    epsilon, delta: cost of the plan, as other code states it. This point replaces all but the last
+      point of the plan's own curve.
     runner: function from a plan to a function (keys [n], gradients [n, steps, batch], mask) ->
       private means [n, steps], for code that uses the plan. None: the plan's transform alone.
   """
@@ -96,7 +96,7 @@ def game(
     grads = worlds[world]
     rows, mask = _batches(plan, grads, 2 * seed + world, n)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    # The appended 0 is for padding, which reads row 0: an empty data set has none.
+    # The appended 0 is for padding, which reads row 0: an empty data set has no row 0.
     example_grads = _FAR * clip * np.append(grads, 0.0)[rows]
     return np.asarray(run()(keys, example_grads.astype(np.float32), mask))
 

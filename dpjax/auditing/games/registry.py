@@ -93,7 +93,7 @@ def is_mechanism(candidate: object) -> bool:
 
 
 def is_sampler(candidate: object) -> bool:
-  """Returns whether this is a class that draws and has an event; base classes do not count."""
+  """Returns whether this is a class with `draw` and `event`; base classes do not count."""
   return _concrete(candidate, "draw", "event")
 
 
@@ -159,7 +159,7 @@ def _exported(package: ModuleType) -> dict[str, Any]:
 
 
 def _accountants() -> dict[str, Any]:
-  """Returns all that adds up, amplifies or composes: in accounting, and ledgers of mechanisms."""
+  """Returns what states an epsilon or event in accounting, `amplified_delta` and budget ledgers."""
   accountants = _only(states_epsilon, public(dpjax.accounting))
   accountants |= _only(
     lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)
@@ -252,7 +252,7 @@ def uncovered(package: str, exported: Mapping[str, Any] | None = None) -> list[s
 
 
 def stale(package: str) -> list[str]:
-  """Returns names with a game or a reason but no subject, and subjects that have both."""
+  """Returns names that have a game or a reason but no subject, or have both game and reason."""
   known = PACKAGES[package]
   exported = PACKAGES[package].find()
   gone = [name for name in (*known.covered, *known.no_claim) if name not in exported]

@@ -69,7 +69,7 @@ def _key(seed: int, world: int) -> Any:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    # Noise that two releases share shows only in their difference, which `repeats` learns from.
+    # If two releases share their noise, only their difference shows it: `repeats` learns from that.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, worlds: Worlds) -> Game:
@@ -117,7 +117,7 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    # Noise that two releases share shows only in their difference, which `repeats` learns from.
+    # If two releases share their noise, only their difference shows it: `repeats` learns from that.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, scores: Worlds) -> Game:

@@ -54,9 +54,9 @@ def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, 
 def _games(
   subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
-  """Returns one game for each relation, with other records that have no gradient, and one more.
+  """Returns one game for each relation, in which other records have no gradient, and a last game.
 
-  In the last game, of the first relation, other records pull the other way.
+  The last game is of the first relation again. In it, other records pull the other way.
   """
   build = functools.partial(
     make_plan,

@@ -25,7 +25,7 @@ _DIM = 2
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
-# Share of the requested draws that is made, since each draw is a whole round on the host.
+# Share of the requested draws that is made. It is small, since a draw is a round on the host.
 _SHARE = 0.35
 # Number of draws in one call. It may be small, since the host compiles nothing for it.
 _AT_ONCE = 100
@@ -42,7 +42,7 @@ _WORLDS: dict[str, tuple[str, float, float, int]] = {
 
 
 def the_mechanism() -> secure.SkellamSum:
-  """Returns a Skellam sum with small noise."""
+  """Returns the Skellam sum of the games: up to three clients, who send two numbers each."""
   return secure.SkellamSum.sized(
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,

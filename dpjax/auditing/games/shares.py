@@ -20,7 +20,7 @@ PACKAGE = "shares"
 _REPLACE = "replace_one"
 _FAR = 1e30
 _NAN = float("nan")
-# Share of the requested draws that is made, since each draw is exact integer noise on the host.
+# Share of the requested draws that is made. It is below 1, since exact integer noise is slow.
 _SHARE = 0.7
 
 
@@ -48,7 +48,7 @@ _WORLDS: dict[str, tuple[float, dict[str, Any], tuple[Rows, Rows]]] = {
 
 
 def views(mechanism: OutputNoise, weights: np.ndarray, seed: int, n: int) -> np.ndarray:
-  """Returns n openings [n, d + 1, k] as one party sees them without its own noise.
+  """Returns n openings [n, d + 1, k], from which one party has subtracted its own noise.
 
   Args:
     weights: weights [d + 1, k] before noise.

@@ -63,7 +63,8 @@ def _linear(params: Any, example: Example) -> Any:
 
 
 def _product(params: Any, example: Example) -> Any:
-  """Returns a loss that is linear in the record, and bilinear in two factors of which w is made."""
+  """Returns a loss that is linear in the record and in w. With `lora`, w is W + A B, so the loss is
+  bilinear in the factors A and B, plus a constant."""
   left = example.x * jnp.array([[1.0, 2.0]])
   return jnp.sum(left @ params["w"])
 

@@ -202,7 +202,7 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
   make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
-  # The shift has the size |C (1, 1)|.
+  # A record in both steps shifts the whitened sums by C (1, 1).
   together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
   added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
@@ -258,7 +258,8 @@ def _scaled(tx: Callable, base: Callable) -> list[Game]:
 def _post(
   name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
 ) -> Callable[..., list[Game]]:
-  """Returns games on an optimizer after the private transform: post-processing, with any state."""
+  """Returns a function that makes games on an optimizer after the private transform. This is
+  post-processing, so any state may be `released`."""
 
   def games(tx: Callable, base: Callable) -> list[Game]:
     make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))

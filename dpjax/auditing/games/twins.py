@@ -156,7 +156,7 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
 
 
 def reason(twin: BrokenTwin) -> str:
-  """Returns the reason why there is no such twin; "" where there is one."""
+  """Returns the reason why there is no such twin; "" if the twin exists."""
   validate.one_of(PLANTS, plant=twin.plant)
   names = (twin.package, f"{twin.package}.{twin.subject}")
   reasons = [
@@ -167,7 +167,7 @@ def reason(twin: BrokenTwin) -> str:
 
 # --- mechanisms
 
-# Mechanisms in which whole records are counted twice. For others the answer is doubled.
+# Mechanisms whose twins repeat all records. Others, except `_OF_SHARDS`, double the answer.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
@@ -177,12 +177,12 @@ _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _COUNTED += ("LeastSquares", "ClassSums")
 _PUBLIC_RECORDS = 2
-# Public data of a second release. Zeros would hide that it reuses the first noise.
+# Public data of a second release. Zeros would hide that this release reuses the first noise.
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class BrokenMechanism:
-  """Mechanism that states what the honest one states, and draws with the plant's fault.
+  """Mechanism that states what the honest one states, and makes releases with the plant's fault.
 
   Args:
     kind: class of mechanisms.
@@ -289,7 +289,7 @@ def _wider(clip: Any, factor: float) -> gradients.Clip:
 
 
 def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
-  """Returns a private transform that counts rows twice, or repeats its first noise."""
+  """Returns a private transform that counts rows `copies` times, or repeats its first noise."""
 
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
@@ -318,7 +318,7 @@ class BrokenPlan(Plan):
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns a transform with the plant's noise, clip norm, copies and keys."""
-    # `_transform` has no guard. `Plan.transform` has one, which gives NaN for rows that come twice.
+    # `_transform` has no guard. `Plan.transform` gives NaN for more rows than a batch can hold.
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
@@ -353,7 +353,7 @@ _PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_no
 
 
 def _broken_transform(make: Callable, plant: Plant) -> Callable:
-  """Returns the private transform with the plant's numbers."""
+  """Returns the function that makes a private transform, with the plant's fault."""
 
   def broken(*arguments: Any, **options: Any) -> Any:
     if "noise_multiplier" in options:
@@ -373,7 +373,8 @@ def _transform(name: str, plant: Plant) -> list[Game]:
     return transform_games.games(
       name, honest, _broken_transform(transforms.clip_and_noise, plant)
     )
-  # `accumulate` clips and counts; the transform inside it adds the noise of a whole step.
+  # `accumulate` itself clips the rows and counts their copies, so it gets no fault of the keys.
+  # The transform inside it adds the noise of a whole step, so it counts no copies.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _broken_transform(transforms.clip_and_noise, inside)
@@ -394,7 +395,7 @@ def _central(plant: Plant) -> Callable[[Plan, Any], federated.Aggregator]:
 def _in_rounds(
   init: Callable, loud: federated.Aggregator, plan: Plan, plant: Plant
 ) -> federated.Aggregator:
-  """Returns an aggregator that counts clients twice, or repeats its first noise."""
+  """Returns an aggregator that counts clients `copies` times, or repeats its first noise."""
   assert loud.partial is not None
   assert loud.finish is not None
   sums = loud.partial
@@ -429,7 +430,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
 
 def _client_noise(plant: Plant) -> Callable[..., Any]:
-  """Returns a wrapper of clients that sends as many messages as there are releases."""
+  """Returns a broken `client_noise`. Its clients send one message for each release of the plant."""
 
   def broken(client: Any, *, l2_clip_norm: float, noise_multiplier: float) -> Any:
     local = federated.client_noise(
@@ -621,7 +622,7 @@ def _reports(plant: Plant) -> Callable[..., np.ndarray]:
 
 
 def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
-  """Returns the games of subjects that make their plan themselves."""
+  """Returns the function (subject, plant) -> games, for games that make their plan themselves."""
   return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
 
 
@@ -629,7 +630,7 @@ def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[
 
 
 class _Statistics:
-  """Statistics that state what the honest ones state, and draw with the plant's fault."""
+  """Statistics that state what the honest ones state, and are released with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
@@ -665,7 +666,7 @@ def _vertical(name: str, plant: Plant) -> list[Game]:
 
 
 class _Opened:
-  """Release that states what the honest one states, and opens with the plant's fault."""
+  """Release that states what the honest one states, and opens weights with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant

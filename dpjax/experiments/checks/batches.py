@@ -23,19 +23,21 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 _Z = 6.0
 # Smallest and largest number of batches whose distribution is tested.
 _DRAWS = (50, 400)
-# Limit on rows x batches in the test of the distribution of batches.
+# Limit on rows x batches in the test of the distribution of batches. `_DRAWS[0]` batches are drawn
+# even above it.
 _INDICES = 40_000_000
 # Largest number of examples of which all pairs are compared. With more examples, only neighbouring
 # rows are compared.
 _PAIRED = 2048
-# Smallest number of batches in which rows are counted. If the run has fewer, steps beyond its end
-# are drawn, too.
+# Smallest number of batches in which rows are counted, for up to 20,000 rows. If the run has fewer,
+# steps beyond its end are drawn, too.
 _ROWS = 2000
-# Limit on rows x batches for batches that are only compared with each other.
+# Limit on rows x steps that are drawn from a run. `_DRAWS[1]` steps, or `_DRAWS[0]` passes, are
+# drawn even above it.
 _REPEATS = 200_000_000
 # Largest number of seeds that are compared with each other.
 _SEEDS = 1500
-# Limit on rows x seeds in the comparison of seeds.
+# Limit on rows x seeds in the comparison of seeds. Forty seeds are compared even above it.
 _SEED_INDICES = 4_000_000
 # These seeds differ from SEED in low or in high bits, so that truncation of a seed is found.
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))
@@ -51,7 +53,7 @@ def _z(value: float, mean: float, variance: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Expected:
-  """Moments of a sampler's draws from n examples, from the accounted event."""
+  """Moments of a sampler's draws from n examples, derived from the accounted event."""
 
   n: int
   rate: float  # of one example
@@ -237,7 +239,7 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
-  """Yields the batches of the run, or as many as the limit allows. If the run has fewer than
+  """Yields the batches of the run, or as many as `_REPEATS` allows. If the run has fewer than
   `at_least` steps, further steps are drawn."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   times = max(times, at_least)
@@ -316,9 +318,9 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # Mean and variance of the number of pairs of consecutive steps that take an example. This is the
-  # number of its steps minus their number of runs, which is hypergeometric (Wald and Wolfowitz
-  # 1940).
+  # Mean and variance of the number of pairs of consecutive steps that both take one example. This
+  # number is the example's number of steps minus the number of runs of these steps. The number of
+  # runs is hypergeometric (Wald and Wolfowitz 1940).
   following = times * (times - 1) / length
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))
@@ -345,8 +347,8 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
   deviations = [(math.inf if wrong else 0.0, "size of a batch")]
   # How often an example is in a batch, [n] for each step. float32 holds these counts exactly.
   copies = [np.bincount(drawn, minlength=n).astype(np.float32) for drawn in draws]
-  # Two draws are the same example with this chance. All pairs of draws are uncorrelated, also those
-  # that share a draw, since every example is equally likely.
+  # Two draws are the same example with chance 1 / n. All pairs of draws are uncorrelated, also
+  # pairs that share a draw, since every example is equally likely.
   alike = 1 / n
   variance = alike * (1 - alike)
   pairs = steps * size * (size - 1) / 2
@@ -429,8 +431,8 @@ def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
 
 
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
-  """Returns the z-score of the pair of batches that share unusually many examples, by a union bound
-  over all pairs of steps."""
+  """Returns the z-score of the two batches that share the most examples for their sizes, by a union
+  bound over all pairs of steps."""
   taken = _taken(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
@@ -481,7 +483,7 @@ def _unused_bits(
     for bit in range(width)
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
-  # With so few possible batches, equal ones may be chance.
+  # With fewer than e^25 possible results, equal batches may be chance.
   if sum(_ways(draws[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
@@ -497,7 +499,7 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
     drawn = [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]]
-    # Two of so many seeds may agree by chance. Seeds are compared only if the probability of that
+    # Two of many seeds may agree by chance. Seeds are compared only if the probability of that
     # is below e^-21, about 1e-9.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
@@ -530,7 +532,7 @@ def _comes_again(subject: Subject, n: int) -> float:
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
   for drawn in map(np.unique, _of_run(subject, n)):
-    # With so few possible batches of this size, one may repeat by chance.
+    # If few batches of this size are possible, one may repeat by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
@@ -610,14 +612,15 @@ def records_alone(subject: Subject) -> Row:
 
 
 def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
-  """Returns the leaves of these records as arrays [len(indices), ...], with keys as their data."""
+  """Returns the leaves of the records at `indices`, as arrays [len(indices), ...]. Keys become
+  integers."""
   leaves = jax.tree.leaves(subject.train[indices])
   plain = [jax.random.key_data(leaf) if trees.is_key(leaf) else leaf for leaf in leaves]
   return [np.asarray(leaf)[: indices.size] for leaf in plain]
 
 
 def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
-  """Returns which records differ in any bit, [len(indices)] bool."""
+  """Returns which of n records differ in any bit, [n] bool."""
   if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
     return np.ones(len(some[0]), bool)
   # Bytes are compared, since NaN does not equal itself, and -0 equals 0.

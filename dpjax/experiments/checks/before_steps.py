@@ -22,14 +22,14 @@ _QUIET = 1e-3
 # Epsilon of the medians that are released before the sums. It is large, so that they are nearly
 # exact.
 _LOUD = 100.0
-# Tolerance in clip norms, for the grid and the rounding of a run with this little noise.
+# Tolerance in clip norms, for the grid and the rounding of a run with little noise.
 _SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
-  """Returns the same mechanism with public norms, which most of these examples exceed."""
+  """Returns the mechanism with public norms that most rows of x exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   released = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
   # The public norms are half the private ones, so that most examples are clipped.

@@ -32,7 +32,7 @@ class TwinSettings:
   """Selection of the twins to play.
 
   Args:
-    only: a package, a subject or package.subject; "" for all.
+    only: name of a package, of a subject, or package.subject; "" for all.
     seed: seed of all draws.
   """
 
@@ -44,7 +44,7 @@ class TwinSettings:
 
 
 def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays the twins that have no row yet, writes after each, and returns all rows.
+  """Plays the twins that have no row yet, writes all rows after each twin, and returns them.
 
   Raises:
     UserError: `out` holds twins of other settings or versions.
@@ -69,7 +69,8 @@ def attacked(
   draws: Sequence[int] = DRAWS,
   sound: bool = False,
 ) -> dict[str, Any]:
-  """Returns the row of one twin: the first game that refutes it, else the game that came nearest.
+  """Returns the row of one twin, with the first game that refutes it. If no game does, the row has
+  the game with the largest ratio of lower bound to claim.
 
   Args:
     draws: numbers of draws. All games are played with the first number, then with the next. The

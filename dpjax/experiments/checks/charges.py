@@ -29,7 +29,7 @@ from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
-# Smallest number of steps that `own_sum` compares, unless the run has fewer.
+# Smallest limit on the number of steps that `own_sum` compares, for a model of any size.
 _OWN_STEPS = 4
 # Number of noise values that `own_sum` draws before it skips steps.
 _OWN_WORK = 20_000_000
@@ -171,7 +171,8 @@ def _epsilon_by_pld(
 
 def _levels_before(plan: Any) -> list[float]:
   """Returns noise multipliers, relative to the sensitivity, of what is released for one vector of
-  the statistics: its noisy sum, and its private median if it has one. Empty without statistics."""
+  the statistics: its noisy sum, and its private median if it has one. Returns [] without
+  statistics."""
   statistics = plan.statistics
   if statistics is None:
     return []
@@ -258,7 +259,7 @@ def overflow(subject: Subject) -> Row:
 
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
-  """Returns the steps that receive sums: all of the run, or as many as the limit allows."""
+  """Returns the steps that receive sums: all of the run, or as many as `_OWN_WORK` allows."""
   # Steps beyond the plan are not used, since the transform refuses them.
   count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
@@ -582,7 +583,7 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       first_label = labels.reshape(len(part), -1)[at, :1]
       first_label[...] = (first_label + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
-  # The data set does not allow the changed value, so this change is left out.
+  # The data set does not allow the changed value: this change and those after it are left out.
   except UserError:
     return
 

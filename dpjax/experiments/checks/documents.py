@@ -95,9 +95,9 @@ def gaussian_formula(epsilon: float, delta: float, *, constant: float = 1.25) ->
   """UNGUARDED. sigma / sensitivity = sqrt(2 ln(constant / delta)) / epsilon.
 
   Args:
-    constant: 1.25 as in document 000, section 4.2, which states it for epsilon < 1, as proved. Also
-      as in 002, section 2.2, which states it without that condition. 1.7 as in the code of 002,
-      section 2.5, which does not run: torch.log of a float, and an undefined delta.
+    constant: number in the logarithm. Document 000, section 4.2, takes 1.25 for epsilon < 1, as
+      proved. Document 002 takes 1.25 without that condition in section 2.2, and 1.7 in section 2.5,
+      in code that does not run: torch.log of a float, and an undefined delta.
 
   >>> round(gaussian_formula(1.0, 1e-5), 3), round(gaussian_formula(1.0, 1e-5, constant=1.7), 3)
   (4.845, 4.908)
@@ -230,8 +230,8 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Compares code with noise for a clip norm to which it never clips. Without a sensitivity there
-  is no epsilon."""
+  """Compares code that adds noise for a clip norm, but never clips. Without a sensitivity there is
+  no epsilon."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")

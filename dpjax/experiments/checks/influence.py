@@ -40,7 +40,7 @@ _FITTED = (15, 40, 80, 150)
 _LARGE = 300_000
 # Number of sums after the first one in one trace, for a small and for a large model.
 _TRACED_CALLS = (3, 1)
-# Number of calls after the first one, for a small and for a large model.
+# Number of sums after the first one, each in a call of its own, for a small and for a large model.
 _LATER_CALLS = (16, 4)
 # Number of batches that are tested, so that labels occur which the first batch lacks.
 _MORE_BATCHES = 6
@@ -281,7 +281,7 @@ def _masks() -> Iterator[np.ndarray]:
 
 
 def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
-  """Yields (name, parameters) after plain Adam on these examples, so that gradients get short."""
+  """Yields (name, parameters) after training by Adam on the batch, so that gradients get short."""
   tx = optax.adam(0.02)
   mean = lambda params: jnp.mean(
     jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
@@ -394,7 +394,7 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """Returns (worst deviation of a sum from gradients of one example at a time, its place).
+  """Returns (worst deviation of a sum from gradients computed one example at a time, its case).
 
   The deviation is in units of `_NEAR`; it is 0 if the clipping rule is unknown."""
   clip = subject.plan.l2_clip_norm
@@ -483,7 +483,8 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
-  """Yields distances by which an example with a non-finite gradient moves the sum."""
+  """Yields distances by which an example of NaN, infinity or 1e38 moves the sum, less the clip norm
+  if its gradient is finite."""
   total = _total(subject)
   batch = subject.batch()
   own_grad = _own_grad(subject.loss_fn)

@@ -1,5 +1,5 @@
 """The long form of all games for `launch.audit`, with a table that is written after each
-game.
+subject.
 
 Each row of the table is one subject, and shows the game that came nearest to its claim. The
 significance of 0.1 % is divided among the subject's games and their claims, so all bounds of a
@@ -55,7 +55,7 @@ class Settings:
   Args:
     minutes: approximate time for all games together. Games take longer if they need it for `LEAST`
       draws.
-    only: a package, a subject or package.subject; "" for all.
+    only: name of a package, of a subject, or package.subject; "" for all.
     seed: seed of all draws.
   """
 
@@ -77,7 +77,7 @@ def _name(package: str, subject: str) -> str:
 
 
 def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays the games that have no row yet, writes after each subject, and returns all rows.
+  """Plays the games that have no row yet, writes all rows after each subject, and returns them.
 
   Raises:
     UserError: `out` holds an audit with other settings or versions.

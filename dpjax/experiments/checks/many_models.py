@@ -48,7 +48,7 @@ class FinalModels:
     data: name of a data set of images with classes.
     epsilon, delta: the claimed guarantee.
     num_models: number of trainings with the target, and number of trainings without it.
-    initial: "worst_case" for fitted parameters, "ordinary" for those of the model's initialiser.
+    initial: initial parameters, "worst_case" (fitted) or "ordinary" (by the model's initialiser).
     num_records: number of records, with the target.
     num_steps: number of steps of full-batch gradient descent.
     seed: seed of initial parameters and of the noise.
@@ -75,7 +75,7 @@ class FinalModels:
 
 
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
-  """Trains, writes `out`/final_model.json and returns its content.
+  """Trains the models, writes `out`/final_model.json and returns its content.
 
   Raises UserError for a data set without images of classes, or with too few records; a folder that
   cannot be written, or that holds the result of other settings or versions.

@@ -59,8 +59,8 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   rule = plan.l2_clip_norm.rule
   if multiplier is None or not rule.adapts:
     return multiplier
-  # The accounted multiplier covers the noisy sum and the noisy query of an adaptive rule. Only that
-  # of the sum is returned.
+  # The accounted multiplier covers the noisy sum and the noisy query of an adaptive rule. Only the
+  # multiplier of the sum is returned.
   return rule.sum_noise_multiplier(multiplier, plan.normalize_by)
 
 
@@ -112,7 +112,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
   """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf, may
   have another variance than accounted.
 
-  Rounding to a grid (in standard deviations) adds variance, and moves values by up to half a step.
+  Rounding to a grid (in standard deviations) adds variance, and moves values by up to grid / 2.
   """
   times = len(recorded.steps)
   rounded = 1 + grid**2 / 12
@@ -160,7 +160,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """Returns z of the mean, skewness or fourth moment of N(0, 1) values, whichever is least likely,
   and its name. `powers`: sums of the first four powers of the values."""
   first, second, third, fourth = (float(power) for power in powers)
-  # These are sums of Hermite polynomials, which are uncorrelated with each other.
+  # Sums of Hermite polynomials of the values are used, which are uncorrelated with each other.
   z_of = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
@@ -177,8 +177,8 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
   """
   yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
-    # `none` is the chance of no value beyond the extreme one, and `z` that of at least one as
-    # extreme. Both allow for half a step of the grid.
+    # `none` is the chance that no value is beyond the extreme one. `z` is the chance that at least
+    # one value is as extreme. Both allow for half a step of the grid.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
     z = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
     yield _as_z(2 * min(none, z), 2), f"the {'largest' if sign > 0 else 'least'} value"
@@ -296,8 +296,8 @@ def _lag_z(rows: np.ndarray) -> float:
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
   """Returns a score that is large if the coordinates of rows [T, k] depend on each other linearly.
 
-  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` at
-  a third of what independent coordinates have (Marchenko and Pastur 1967).
+  The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` if
+  that eigenvalue is a third of its value for independent coordinates (Marchenko and Pastur 1967).
   """
   rows = rows[:, : len(rows) // 4]
   if rows.shape[1] < 2:

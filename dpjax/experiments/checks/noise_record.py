@@ -23,20 +23,21 @@ from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
 # Noise values nearer to 0 than this, in standard deviations, are counted for each coordinate.
 NEAR = 0.05
-# Largest number of coordinates recorded in one step, over all leaves.
+# Largest number of coordinates recorded in one step, over all leaves; 8 for each leaf if that is
+# more.
 COORDINATES = 512
-# Smallest number of noise values, over the first steps of a run, of which all are recorded.
+# Every noise value of the first steps is recorded until there are this many values.
 _VALUES = 300_000
-# Largest number of steps in all for which a short plan is repeated. So small models give enough
-# values.
+# A short plan is repeated until its runs have this many steps, or enough values. So small models
+# give enough values.
 _LONGEST = 4000
-# Number of values to draw before steps are skipped. It takes about ten seconds.
+# Number of values that are drawn before steps are skipped. Drawing them takes about ten seconds.
 _WORK = 600_000_000
 # Number of entries up to which the state of a transform counts as small. A small state keeps no
 # noise.
 _SMALL = 4096
-# Up to this number of steps, all steps are compared with each other. In longer plans some are
-# skipped.
+# Largest number of steps that are all compared with each other, even if `_WORK` allows more. In
+# longer plans some are skipped.
 _LONG = 20_000
 # Largest number of values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
@@ -80,7 +81,7 @@ class Tails(NamedTuple):
 
 
 def test_key(subject: Subject, number: int) -> jax.Array:
-  """Returns a key of the run's type, the same for every check."""
+  """Returns a noise key of the run's type. The same `number` always gives the same key."""
   if not subject.release:
     return jax.random.key(SEED + number)
   return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
@@ -321,7 +322,7 @@ def _places(leaves: list[Any]) -> list[np.ndarray]:
 def _axis_sums(leaf: jax.Array) -> jax.Array:
   """Returns sums [s] over each axis of a matrix or kernel, at most 16 for each, and over all axes.
 
-  They are scaled to the variance of one value. A vector has none: s = 0."""
+  They are scaled to the variance of one value. A vector has no sums: s = 0."""
   if leaf.ndim < 2:
     return jnp.zeros(0)
   sums = [

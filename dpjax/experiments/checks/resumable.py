@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def check_asked(only: str, seed: int) -> None:
-  """Raises UserError for a name that no game has, and for a seed out of range.
+  """Raises UserError if `only` names no game, or if the seed is out of range.
 
   >>> check_asked("", -1)
   Traceback (most recent call last):

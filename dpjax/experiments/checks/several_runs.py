@@ -47,13 +47,13 @@ _WHERE = ((), TrainConfig.where, FedConfig.where)
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """The guarantee of a finished run, and the event of which it is the cost.
+  """Guarantee of a finished run, with the event from which the guarantee follows.
 
   Args:
     name: folder of the run.
     epsilon, delta: guarantee that the run's result states.
     epsilon_kind: "proved" or "claimed".
-    relation, unit: neighbouring relation, and whose data are one record.
+    relation, unit: neighbouring relation, and what counts as one record: "example" or "user".
     population: text that names the data and how they form records; see `sweeps.cost.population`.
     failed_assumptions: assumptions of a claim that fail or cannot be checked.
     event: event of all steps that ran; None if the stated epsilon does not follow from the ledger.
@@ -266,7 +266,7 @@ def _with_ledger(
   path: pathlib.Path, stated: FinishedRun, result: Mapping[str, Any]
 ) -> FinishedRun:
   """Returns `stated` with the noise keys of its ledger, and with the event of the steps that ran if
-  the stated epsilon follows from it."""
+  the stated epsilon follows from this event."""
   held = result.get("ledger")
   if not isinstance(held, dict) or not stated.delta:
     return stated
@@ -390,7 +390,7 @@ def _composable(
 ) -> tuple[list[FinishedRun], list[FinishedRun]]:
   """Returns (runs that the accountant composes with each other, all other runs).
 
-  A run is composed if it has an event that the accountant knows together with those before it."""
+  A run is composed if the accountant knows its event together with the events kept before it."""
   kept: list[FinishedRun] = []
   others: list[FinishedRun] = []
   for run in runs:

@@ -99,7 +99,7 @@ def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
 
 
 def checks(checked: Subject) -> Iterator[Row]:
-  """Yields every check in order. A check that raises an error fails."""
+  """Yields the row of each check, in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
   modules = (
     influence,
@@ -122,7 +122,7 @@ def checks(checked: Subject) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CheckTable:
-  """The results of all checks. Printing it shows one line for each."""
+  """The results of all checks. Printing the table shows one line for each check."""
 
   rows: list[Row]
 

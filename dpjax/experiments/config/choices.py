@@ -127,8 +127,7 @@ class Setting:
     return type(self).function(*args, **named, **values)
 
   def __reduce__(self) -> Any:
-    """Returns a recipe for pickle, which cannot find such a class by name: it is stored in
-    tables only."""
+    """Returns a recipe for pickle, which cannot find a class that `settings` made by its name."""
     return _again, (self._place, dict(vars(self)))
 
 

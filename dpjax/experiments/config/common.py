@@ -25,7 +25,7 @@ Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[
   float | None, rules.POSITIVE, "refuse to start a run that would spend more"
 ]
-# A larger learning rate soon makes a network's float32 outputs infinite.
+# A learning rate above 1e6 soon makes a network's float32 outputs infinite.
 LearningRate = rules.within_range(1e-12, 1e6)
 NoiseMultiplier = Annotated[float | None, rules.NON_NEGATIVE]
 NumUpdates = Annotated[int, rules.between(1, rules.MOST_STEPS)]
@@ -34,7 +34,7 @@ PoolIsPublic = Annotated[
   "your word that no private record is in the pool, or decides what is in it; needed where the "
   "pool is not of a published data set, and epsilon is a claim then",
 ]
-# A release without a sampler is proved under these two relations.
+# A release without a sampler is proved only under the first two relations.
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
 ]

@@ -35,7 +35,7 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-# Largest number of characters of a list of fields in an error.
+# Largest number of characters of a list of fields that an error shows whole.
 _LISTED = 200
 # Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
 _INT_BITS = 64
@@ -72,8 +72,8 @@ def own_names(config: Any) -> Iterator[None]:
 
 
 class WithChoices:
-  """Base of a config with choices. A name that is assigned to such a field becomes its value. An
-  unknown name is kept, so that `check` can refuse it by its dotted name."""
+  """Base of a config with choices. A name that is assigned to a field with a choice becomes the
+  value of this name. An unknown name is kept, so that `check` can refuse it by its dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
     choice = choice_at(type(self), name)
@@ -358,8 +358,8 @@ def _check_section(config: Any, path: str, name: str) -> None:
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
-  """Raises UserError unless the config has such a field. The message names the nearest field, also
-  of its sections, or the chosen value that has the field."""
+  """Raises UserError unless the config has the field `head`. The message names the nearest field of
+  the config or of its sections, or the chosen value that has the field."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return
@@ -469,7 +469,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
   for attribute in getattr(value, "__dict__", ()):
-    # A cached property of the class is stored there, too, but is no field.
+    # A cached property of the class is stored in `__dict__`, too, but is no field.
     if not hasattr(kind, attribute):
       _check_field(value, attribute, name)
   fields = {
@@ -560,7 +560,7 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
-  # Python's spelling is read, such as (1, 2) and None, and JSON's, such as null and true.
+  # Two spellings are read: Python's, such as (1, 2) and None, and JSON's, such as null and true.
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)

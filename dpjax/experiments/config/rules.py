@@ -46,8 +46,8 @@ class FieldRule:
   """A bound on the value of a field.
 
   Args:
-    check: function that is called as check(**{name: value}). It raises UserError, which names the
-      field.
+    check: function that is called as check(**{name: value}). If the value breaks the rule, it
+      raises UserError, which names the field.
     words: text of the bound, for `--help`.
   """
 

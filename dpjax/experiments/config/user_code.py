@@ -118,7 +118,7 @@ def optimizer(
       )
     return changed, state
 
-  # An error in these functions then names the field and the user's line, not a line of dpjax.
+  # `guarded` makes an error in `init` or `update` name the field and the user's line.
   guarded = (names.guarded(path, field, part) for part in (init, update))
   return optax.GradientTransformation(*guarded)
 

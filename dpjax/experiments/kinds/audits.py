@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AuditedConfig(Protocol):
-  """A config of a run that can be audited."""
+  """Config with the fields that an audit reads: its settings and the seed of its coins."""
 
   @property
   def audit(self) -> AuditConfig: ...
@@ -74,7 +74,7 @@ class AuditClaim:
   def of_plan(cls, plan: Plan) -> AuditClaim:
     """Returns the claim of a plan. If nothing is proved for its sampler, canaries replace
     records. This also suits samplers that depend on the number of examples."""
-    # Without a proof for the sampler, no relation is proved. Then replacement is chosen.
+    # Without a proof for the sampler no relation is proved, so replacement is chosen.
     known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -82,7 +82,7 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
-    """Returns the claim of a guarantee without a plan, where clients add noise or its shares."""
+    """Returns the claim of a guarantee without a plan: each client adds noise, or a share of it."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,

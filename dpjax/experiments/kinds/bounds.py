@@ -245,7 +245,7 @@ def privacy(config: Any) -> None:
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:
-  """Raises UserError for too many steps or rounds if their noise differs or is correlated.
+  """Raises UserError for too many steps or rounds, if noise differs or is correlated over them.
 
   Args:
     name: name of the field that holds `num_steps`.
@@ -258,7 +258,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
 
 
 def training(config: TrainConfig) -> None:
-  """Raises UserError for errors of a central run that rules of single fields cannot express."""
+  """Raises UserError for errors in a central run's config beyond the rules of single fields."""
   data(config.data)
   model(config.model)
   unit_range(config.model.name, config.data)

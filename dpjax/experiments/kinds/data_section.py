@@ -32,7 +32,7 @@ def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def errors_of_data() -> Iterator[None]:
-  """Replaces arguments of `dpjax.data`, in errors, by fields of the section `data` of a config.
+  """Makes errors about arguments of `dpjax.data` name the fields of a config's section `data`.
 
   >>> with errors_of_data():
   ...   raise UserError("there is no such file", field="name", value="a.npz")

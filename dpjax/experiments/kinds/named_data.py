@@ -43,7 +43,7 @@ def load(config: Any) -> tuple[Any, Any]:
 
 
 # The configs have no fields for these arguments of `data.load`, so the data must declare them. The
-# values are the errors for data that do not.
+# values are the errors for data that do not declare them.
 _DECLARED_BY_DATA = {
   "num_classes": "must declare num_classes, an integer in the file, since counting private labels "
   "would let one record decide the shape of the model",
@@ -54,7 +54,7 @@ _DECLARED_BY_DATA = {
 
 @contextlib.contextmanager
 def errors_of_dataset(config: Any) -> Iterator[None]:
-  """Replaces arguments of `dpjax.data`, in errors, by the field `dataset` of the config."""
+  """Makes errors about arguments of `dpjax.data` name the field `dataset` of the config."""
   try:
     yield
   except UserError as error:

@@ -96,7 +96,8 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
-  # Published data are images, or text with fixed windows and line lengths, so no length is cut.
+  # Published data are images, tables, or texts of a length that their loader fixes, so none of them
+  # reads `data.max_length`.
   is_published = data.name.partition(":")[0] in published.PUBLISHED
   text = not is_published and not is_file and not is_user_code
   return (

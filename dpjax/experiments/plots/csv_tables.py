@@ -22,7 +22,7 @@ class CsvTable(NamedTuple):
     path: path of the file.
     columns: names of the columns, in the order of the file.
     rows: a dict for each line below the header. An empty cell is None. Other cells are floats if
-      all of their column are numbers, otherwise text.
+      all cells of the column are numbers or empty, otherwise text.
   """
 
   path: pathlib.Path
@@ -148,7 +148,7 @@ def read(path: str | os.PathLike) -> CsvTable:
 def _column(cells: tuple[str, ...]) -> list[Any]:
   """Returns the cells of a column, with None for an empty cell.
 
-  Other cells are floats if all of them are numbers, otherwise text.
+  The other cells become floats if all of them are numbers, otherwise text.
   """
   try:
     return [float(cell) if cell.strip() else None for cell in cells]

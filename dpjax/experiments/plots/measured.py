@@ -105,7 +105,7 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
 
 
 def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the seconds of a round over the number of clients, and by method at one cohort size.
+  """Draws the seconds of a round: over the number of clients, or by method for one cohort size.
 
   Args:
     rows: rows of federated.csv; rows about data in memory are left out.
@@ -174,7 +174,7 @@ def _steps(steps: int) -> str:
 
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
-  """Draws a row of points for each method; all methods were timed at one cohort size."""
+  """Draws a row of points for each method, with one point for each workload."""
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   methods = list(dict.fromkeys(row["method"] for row in rows))

@@ -1,4 +1,4 @@
-"""Draws CSV files: dpjax's own files like dpjax did, other files by columns that a user names."""
+"""Draws CSV files: dpjax's own files as dpjax drew them, other files by columns of the user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reference = tuple[str, float, float]
 
 
 class Layout(NamedTuple):
-  """How a CSV file that dpjax writes is recognised and drawn.
+  """Rule that recognises and draws one type of CSV file that dpjax writes.
 
   Attributes:
     words: description of the file's content.
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
   references: tuple[Reference, ...] = ()
 
 
-# Asks for no columns and no references: dpjax's own files are drawn like dpjax did.
+# With no columns and no references, dpjax's own files are drawn as dpjax drew them.
 NOTHING = Asked()
 
 
@@ -127,7 +127,7 @@ def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str])
 def _as_written(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
-  """Returns the picture of one file that dpjax wrote, drawn like dpjax did."""
+  """Returns the picture of one file that dpjax wrote, as dpjax drew it."""
   if len(read) > 1:
     raise UserError(
       "several files on one picture must be curves of sweeps, or be drawn with --x and --y",
@@ -261,7 +261,7 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 def _by_columns(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
-  """Draws y over x of any tables. Rows of one group with the same x become their mean."""
+  """Draws y over x of any tables. Rows of the same group, x and meaning of epsilon are averaged."""
   x = asked.x or ""
   y = asked.y or ""
   kept: dict[tuple[Any, ...], list[Row]] = {}
@@ -296,7 +296,7 @@ def _by_columns(
 def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
   """Returns the mean, minimum and maximum of y, in the form of `curve.summarize`.
 
-  The rows have the same x, the same line, and the same meaning of epsilon.
+  The rows have the same series, the same x, and the same meaning of epsilon.
   """
   name, at, meaning = place
   values = [row[y] for row in rows]

@@ -38,7 +38,7 @@ from dpjax.validate import UserError, first_line
 FOLDER = "checkpoints"
 _ROWS = "clients"
 _ALONE = "state"
-# Name of a step's folder while it is written.
+# Name of the folder in which a step is written. A complete step is moved out of it.
 _NEW = ".new"
 # Pattern of the folders that an interrupted save of an earlier version left.
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
@@ -201,7 +201,7 @@ class Checkpoints:
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
-      # This follows the rename: rows of the previous step must exist until this step is complete.
+      # Rows are removed after the rename: the previous step needs its rows until then.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step

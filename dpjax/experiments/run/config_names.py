@@ -160,8 +160,8 @@ _AUDITS_OFF: dict[Any, dict[str, Any]] = {
 
 
 def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns the digest of a config as results of dpjax up to 0.2 have it. The arguments are those
-  of `digest_v2`."""
+  """Returns the digest of a config by the rule of dpjax up to 0.2. The arguments are those of
+  `digest_v2`."""
   sources = names.sources(fields)
   later = _LATER_OF.get(kind, {})
   before = _before(fields, later)

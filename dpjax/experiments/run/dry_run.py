@@ -107,7 +107,7 @@ def report(
       on this machine.
 
   Raises:
-    UserError: the run would be refused before its first step, with the same line; or there are
+    UserError: the run would be refused before its first step, with the same message; or there are
       several processes.
   """
   if jax.process_count() > 1:
@@ -277,7 +277,7 @@ class _Zeros:
 
 
 def timed(phase: Phase) -> tuple[Timing, Any]:
-  """Runs the first steps of a phase. Returns (seconds of these steps, the state after them)."""
+  """Times the first steps and an evaluation. Returns (`Timing`, the state after the steps)."""
 
   def steps() -> Iterator[float]:
     nonlocal state
@@ -323,7 +323,7 @@ def _minutes(rehearsal: Rehearsal) -> str:
 
 
 def memory() -> str:
-  """Describes the peak memory of this process, which held the data, compiled and took steps."""
+  """Describes the peak memory of this process, which held the data and ran steps on zeros."""
   peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}

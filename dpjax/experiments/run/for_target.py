@@ -55,8 +55,8 @@ def compiled(
 
   Args:
     make_phase: function from a config to its phase on zeros, called within
-      `targets.compiling_for`. If the step does not fit and the config has a `microbatch_size`, it
-      is called again with smaller values of it.
+      `targets.compiling_for`. If the step does not fit and the config has a `microbatch_size`, the
+      function is called again with smaller values of that field.
 
   Raises:
     UserError: the compiler is not installed; a mesh does not fit the machine; or the kind of run

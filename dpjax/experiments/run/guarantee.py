@@ -110,7 +110,8 @@ class Guarantee:
     guarantee, or no event to account for.
 
     Args:
-      ledger: ledger of the steps that ran. For an empty ledger, the profile is that of all steps.
+      ledger: ledger of the steps that ran. If it is empty, or epsilon is not proved, the profile is
+        that of all planned steps.
       epsilon: epsilon on the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
@@ -128,7 +129,7 @@ class Guarantee:
     return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
-    """Returns bounds on every membership attack, by keys of result.json; {} without a profile."""
+    """Returns bounds on every membership attack, by keys of result.json; {} if there are none."""
     profile = self.profile(ledger, epsilon)
     if profile is None or not self.delta:
       return {}
@@ -193,7 +194,8 @@ def of_plan(
 
   Args:
     ran: plan of the steps that really run, if `plan` is the plan of a larger deployment with
-      `deployed` records. The guarantee is then simulated. None: `plan` itself runs.
+      `deployed` records. The guarantee is then simulated, or claimed if `plan` makes assumptions.
+      None: `plan` itself runs.
     unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
     note: text before the plan's statement.

@@ -50,14 +50,14 @@ class Phase(NamedTuple):
   # Function from a state to scores on public data, by name, with "accuracy" if there is one. None:
   # the phase writes no rows.
   evaluate: Callable[[Any], Scores] | None
-  # Function of the folder and the last state, which writes files beside params.npz.
+  # Function (folder, last state) that writes files beside params.npz.
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   # Guarantee, with the event of each step. None: the loop accounts for no step of this phase.
   guarantee: Guarantee | None = None
   row_at: Callable[[int], int | None] = lambda step: (
     step
   )  # number of a step's row; None: no row
-  # Function that returns further values of a row.
+  # Function (state, info, step) -> values of a row besides scores and epsilon.
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}
   enough: Callable[[Scores], bool] = lambda row: False  # whether the phase ends after a row
   save_every: int | None = None  # steps between checkpoints; None: by the clock

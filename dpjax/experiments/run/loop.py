@@ -144,7 +144,7 @@ def run(
 def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
   _check_processes(job)
   meta = processes.on_first(lambda: owner.known(folder, job.config))
-  # This comes before any random draw, since a finished run only returns its result.
+  # A finished run only returns its result, so it must make no random draw.
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
@@ -222,7 +222,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   # from the same digest.
   digest = run_keys.digest_of(job.config, job.digest)
   bound = run_keys.bound_data(data, code)
-  # The processes compare a value derived from this digest. No message shows the digest.
+  # The processes compare a value derived from `bound`. No message shows `bound`.
   processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data, code))
   random = _run_keys(job, digest, bound, meta)
@@ -369,7 +369,7 @@ def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
 
 
 class _Trainer:
-  """Carries out the phases of one run."""
+  """Carries out each phase that the schedule of a run passes to it."""
 
   def __init__(
     self,
@@ -426,7 +426,7 @@ def _alike(first: Any, other: Any) -> bool:
 
 
 class Running:
-  """The state of a running phase."""
+  """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, trainer: _Trainer):
     self.phase = job_lib.checked_phase(phase)
@@ -450,7 +450,7 @@ class Running:
     guarantee = phase.guarantee
     if guarantee is not None:
       guarantee.check_budget(self.ledger)
-      # Epsilon is computed now, so that a run that cannot be accounted is refused at the start.
+      # Epsilon is computed now, so that a run that cannot be accounted for is refused at the start.
       self.final_epsilon = processes.on_first(lambda: guarantee.curve(phase.num_steps))
       processes.on_first(guarantee.warn)
     if phase.evaluate is not None and processes.is_first():
@@ -515,7 +515,7 @@ class Running:
     while start < self.step:
       event = guarantee.step_event(start)
       end = start + 1
-      # Equal steps in a row form one entry, as they did when the run made them.
+      # Consecutive equal steps form one entry, as in the ledger of a run.
       while end < self.step and guarantee.step_event(end) == event:
         end += 1
       ledger = ledger.charge(
@@ -598,7 +598,7 @@ class Running:
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def go(self, received: list[int]) -> None:
-    """Runs the remaining steps."""
+    """Runs the remaining steps. A signal before the last step raises Interrupted, after a save."""
     phase = self.phase
     # A run killed after its last step, but before its result, has nothing left to train.
     if self.step == phase.num_steps or self.reached:

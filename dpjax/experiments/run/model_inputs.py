@@ -162,7 +162,7 @@ def read(folder: pathlib.Path) -> ModelInputs | None:
   """Reads `inputs.json` of a run's folder; None: there is no such file.
 
   Raises:
-    UserError: the file holds something else; one line.
+    UserError: the file does not hold what `write` writes; one line.
   """
   path = folder / NAME
   if not path.exists():

@@ -84,7 +84,7 @@ def figure(
     rows: one row for each evaluation.
     result: content of result.json; {} for a run that has not finished.
     steps: name of the steps, for the axis.
-    dense: whether to compute epsilon between evaluations, a tenth of a second for each point.
+    dense: whether to compute epsilon between evaluations. A point takes a tenth of a second.
     look: sizes, fonts and style of the picture.
   """
   # A task without accuracy is drawn by its first score.

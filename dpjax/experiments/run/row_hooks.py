@@ -56,7 +56,7 @@ class RowHook:
       self._log, self._end = begun
 
   def __call__(self, step: int, row: Mapping[str, float]) -> None:
-    """Calls the hook with one row."""
+    """Calls the hook with one row; does nothing after an error of the hook."""
     log = self._log
     # The hook gets a copy, since it may change the row.
     if log is not None:

@@ -214,8 +214,8 @@ def _nested(arrays: Mapping[str, np.ndarray], label: str) -> dict[str, Any]:
 
 
 def assumed(path: str | None, known: list[str]) -> str:
-  """Returns the assumption of a guarantee whose first parameters were trained on users' data;
-  "" for none.
+  """Returns the assumption of a run whose first parameters were trained on users' data; "" for
+  other runs.
 
   Nothing can check whether a record of this run is among the users' data: names may differ, and so
   may the records' order, number and preprocessing. So the guarantee is a claim, not a proof.

@@ -30,8 +30,8 @@ def stated(real: int, declared: int | None, *, relation: str) -> int | None:
   """Returns the number of records that a guarantee may name; None: the number is secret, and no
   constant is declared.
 
-  It is for mechanisms that do not depend on the number of records, so that they need no
-  declaration.
+  Use it for a mechanism that does not depend on the number of records: then no declaration is
+  needed.
 
   Args:
     real: true number of records.
@@ -64,7 +64,7 @@ def public(
     other: field=value that makes the true number public, for the message.
 
   Raises:
-    UserError: the true number is secret, and no number is declared, or a number above twice the
+    UserError: the true number is secret, and the declared number is missing or above twice the
       true number. `Plan.check_capacity` refuses a number that is too small.
 
   >>> args = dict(relation="add_or_remove_one", promised=True, field="n", other="r=x")

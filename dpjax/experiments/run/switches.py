@@ -155,8 +155,8 @@ def summary(
       for index in range(len(steps))
       if reason(path, tables[index]) is None and reason(path, tables[index + 1]) is not None
     ]
-    # If no switch took the only reader, another reset did; the field is reported with the first
-    # switch.
+    # If no switch alone made the field unread, another reset did. Such a field is reported with the
+    # first switch.
     causes.setdefault(steps[at[-1] if at else 0][0], []).append(path)
   for path in _lost(before, steps):
     causes.setdefault(path.rpartition(".")[0], []).append(path)

@@ -289,8 +289,8 @@ class MetricsWriter:
   Args:
     workdir: folder of the run; created if missing.
     resume_step: last step whose lines are kept. Later lines are dropped, and so is a last line that
-      was cut off. None: the file starts empty, and earlier event files are removed. Otherwise the
-      scores of an earlier start with other noise would be released beside the scores of this run.
+      was cut off. None: the file starts empty, and earlier event files are removed. If they stayed,
+      the scores of a start with other noise would be released beside the scores of this run.
     tensorboard: whether to write event files to `workdir`/tensorboard, too. They contain the time
       of every row and the name of the machine.
     held: result of `durable` at `resume_step`: the file must still begin with the same bytes.
@@ -427,7 +427,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 
 class _Events:
-  """An event file for TensorBoard, written in this thread, so that a full disk raises here."""
+  """Event file for TensorBoard, written in this thread, so a full disk raises an error here."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int):
     from dpjax import optional
@@ -436,7 +436,7 @@ class _Events:
       from tensorboardX import event_file_writer, summary
       from tensorboardX.proto import event_pb2
 
-    # The module creates its names at run time, which type checkers do not see.
+    # `event_pb2` creates its names at run time, so type checkers do not see them.
     proto: Any = event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -540,7 +540,7 @@ def silent() -> Iterator[None]:
 
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """Returns a progress report on stderr: a bar on a terminal, elsewhere a line every 5 seconds."""
+  """Returns a progress report on stderr: a bar, lines without a terminal, nothing in `silent`."""
   # If the process has no stderr (`2>&-`), `sys.stderr` is None.
   if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)

@@ -37,7 +37,7 @@ def alone_as(config: AttackConfig) -> str:
 
 @bounds.names_fields
 def points(config: AttackConfig) -> list[Point]:
-  """Returns every run of a table, checked before the first one begins.
+  """Returns every run of a table. All runs are checked before the first run begins.
 
   Raises:
     UserError: an unknown field or value, a setting that no row reads, two rows with the same name.
@@ -74,7 +74,7 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   Raises:
     WouldBeIgnored: the row changes a field in this section.
   """
-  # Changes in this section are refused, since they would be shown as the row's defence.
+  # Changes in the section that is not attacked are refused: they would look like a defence.
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(
@@ -89,9 +89,8 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
 def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs `labelled.run_all`, and writes files beside sweep.json.
 
-  attacks.md and attacks.csv have one line for every method and defence. attacks.png shows the
-  curves of the attacks beside the lines that the guarantees allow, and how often inversions
-  succeed.
+  attacks.md and attacks.csv have one line for every method and defence. attacks.png shows ROC
+  curves beside the lines that the guarantees allow, and how often other attacks succeed.
 
   Raises:
     UserError: a wrong config; also the errors of `labelled.run_all`.

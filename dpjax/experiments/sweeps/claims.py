@@ -27,7 +27,7 @@ def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """Returns one row for each (curve, data set, target epsilon), which combines its seeds."""
+  """Returns one row for each (curve, data set, target epsilon), with the runs of all seeds."""
   groups: dict[tuple, list[Row]] = {}
   for result in results:
     key = (result["curve"], result["dataset"], result["epsilon_target"])
@@ -102,5 +102,5 @@ def _cell(value: Any, name: str) -> str:
     return str(value)
   if name == "test_accuracy":
     return f"{value:.3f}"
-  # A lower bound is rounded down, every other epsilon up.
+  # A lower bound is rounded down, and all other epsilons are rounded up.
   return lower(value) if name == "audited_lower_bound" else upper(value)

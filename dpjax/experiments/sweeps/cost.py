@@ -74,7 +74,7 @@ def population(config: Any) -> str:
 
 
 def population_of(held_fields: Mapping[str, Any]) -> str:
-  """Returns `population` of a config, which is given as a dict, such as that of config.json."""
+  """Returns the `population` of a config that is given as a dict, such as config.json holds."""
   data = held_fields.get("data") or {}
   held = {name: data.get(name) for name in ("name", "data_dir", "limit")}
   partition = held_fields.get("partition")

@@ -78,8 +78,8 @@ def figure(
 ) -> Figure:
   """Returns the picture of the groups that `curve.summarize` makes, or that curve.csv holds.
 
-  - Up to four lines share axes, with names at the ends of the lines. If there are more lines, each
-    line has a panel, which also shows the other lines of its neighbouring relation in grey.
+  - Up to four lines share a panel for each neighbouring relation, with names at the ends of lines.
+    If there are more, each line has a panel, with the other lines of its relation in grey.
   - If accuracies are close to 1, the error rate is drawn, on a logarithmic axis.
   - If every series has only one point, and all points have the same x, each point has a row.
 
@@ -308,8 +308,8 @@ def _is_public(axis: Axis, at: float) -> bool:
 def _dress(
   axes: Axes, lines: list[Line], axis: Axis, look: Look, *, name: bool, relation: str
 ) -> None:
-  """Sets the axis labels of a panel, and its title: the name of its line (with `name`), and its
-  relation unless it is ""."""
+  """Sets the axis labels of a panel, and its title: the name of its line (with `name`), and
+  `relation` if that is not ""."""
   characters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
   heading = [lines[0].label or _OURS] if name else []
   heading += [relation] * bool(relation)

@@ -48,8 +48,8 @@ class Point(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """The runs of a grid, and functions that train and report them. It must be picklable if runs go
-  on side by side."""
+  """The runs of a grid, and functions that train and report them. A grid must be picklable if
+  several processes train its runs."""
 
   config: Any  # dataclass: config of the whole grid, for sweep.json
   points: list[Point]
@@ -219,8 +219,8 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   `grid.draw`.
 
   Args:
-    num_processes: number of runs at a time. With more than 1, each run is in a process of this
-      machine, which loads its data (`side_by_side`).
+    num_processes: number of runs at a time. With more than 1, several processes of this machine
+      train the runs, and each process loads the data (`side_by_side`).
 
   Returns:
     One row for each point, in the order of the points: name, status ("done" or "failed"), error,
@@ -354,7 +354,7 @@ def _data_key(config: Any) -> str:
 
 
 class LastData:
-  """Wraps `load_fn` with a cache of one: the data of the last config."""
+  """Wraps `load_fn`, and keeps the data of the last config for a config on the same data."""
 
   def __init__(self, load_fn: LoadFn):
     self._load_fn = load_fn

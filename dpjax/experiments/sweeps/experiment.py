@@ -41,7 +41,7 @@ def points(config: RelevanceConfig) -> list[Point]:
   )  # fmt: skip
   if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
-  # Runs are ordered by seed, so that an interrupted experiment has run every curve once.
+  # Runs are ordered by seed, so that an interrupted experiment can compare its curves.
   return sorted(all_points, key=lambda point: point.config.seed)
 
 
@@ -120,7 +120,7 @@ def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
 
 
 def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
-  """Trains a run. If it is not private, and equals an earlier run except for epsilon, copies it."""
+  """Trains a run, or copies an earlier run without privacy that differs only in its epsilon."""
   done = shared.setdefault("no_dp", {})
   alike = repr(dataclasses.replace(point.config, epsilons=[]))
   over = (folder / writers.RESULT).exists()

@@ -100,7 +100,7 @@ class SweepConfig:
 
 
 def points(config: SweepConfig) -> list[Point]:
-  """Returns the runs of a sweep in grid order, variants outermost and seeds innermost.
+  """Returns the runs of a sweep in grid order: seeds vary fastest, and variants slowest.
 
   Raises:
     UserError: an empty grid, an unknown field, an ill-typed or repeated value, a repeated seed; a
@@ -157,8 +157,8 @@ def _check_alike(all_points: list[Point]) -> None:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
-    # Without a guarantee, or with fresh keys, equal runs share no noise that could be
-    # subtracted.
+    # Runs without a guarantee, or with fresh keys, share no noise that could be subtracted. So only
+    # identical runs are refused, whose names are equal.
     where = tuple(getattr(config.data, name) for name in config_names.PLACES)
     alike = (digest, *where) if private else point.name
     if alike in seen:
@@ -175,8 +175,7 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
-    # The row keeps infinity as its x value. The config expresses infinity as clipping without
-    # noise.
+    # The row keeps infinity as its epsilon. The config expresses it as clipping without noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")

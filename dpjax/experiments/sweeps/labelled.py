@@ -43,14 +43,15 @@ def points(
   unread: Callable[[Config], Unused],
   settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
-  """Returns every run of a table, checked before the first one begins.
+  """Returns every run of a table. All runs are checked before the first run begins.
 
   Args:
     alone: label of the run if the config has no rows.
     check: function that raises UserError if a run is refused.
     row_facts: function (label, run) -> values that distinguish the run from the other runs.
     unread: function from a run to the fields that it does not read (`engine.resettled`).
-    settle: function (run, changes of its row, name of the row in errors), called before `check`.
+    settle: function (run, changes of its row, name of the row in errors) that may change the run
+      before `check`.
 
   Raises:
     UserError: an unknown field or value, a field of the whole table, two rows with the same name.

@@ -25,16 +25,16 @@ from dpjax.validate import UserError
 
 Row = dict[str, Any]
 
-# Data sets of the board -> (folder and prefix of its files, kinds of public data with a file).
+# Maps a data set of the board to (prefix of file names, kinds of public data with a file).
 BOARDS = {
   "CIFAR-10": ("CIFAR10", ("no", "IN1K", "DC1B", "any")),
   "ImageNet": ("ImageNet", ("no", "DC1B", "any")),
   "CheXpert": ("CheXpert", ("no", "IN1K", "any")),
   "EyePACS": ("EyePACS", ("no", "IN1K", "any")),
 }
-# Names of dpjax's own data sets -> their data set on the board.
+# Maps the name of a data set in dpjax to its name on the board.
 _OURS = {"cifar10": "CIFAR-10"}
-# Public data sets that have a file of their own. All others share the file "any".
+# Maps public data, in lower case without punctuation, to their kind. All others are "any".
 _PUBLIC = {
   "imagenet1k": "IN1K",
   "imagenet": "IN1K",
@@ -48,21 +48,21 @@ _SPLIT = " @ "
 
 
 def _check_line(field: str, words: str) -> None:
-  """Refuses words that do not fit in one line of YAML."""
+  """Raises UserError for words that do not fit in one line of YAML."""
   if not words.isprintable():
     raise UserError("must be one line of printable text", field=field, value=words)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoardClaim:
-  """A line of the board.
+  """A line of the board: an epsilon and a score of one or more runs.
 
   Attributes:
     model: words for the model.
-    epsilon: rounded up to three decimals, so that it still holds.
+    epsilon: largest epsilon of the runs, rounded up to three decimals.
     delta: probability with which the epsilon may fail.
-    score: mean over the seeds, in [0, 1].
-    lowest, highest: of the seeds.
+    score: mean score over the seeds, in [0, 1].
+    lowest, highest: lowest and highest score of a seed.
     seeds: number of runs.
     accountant: words for the accountant.
     meaning: (kind of epsilon, neighbouring relation).
@@ -82,7 +82,7 @@ class BoardClaim:
 
   @property
   def accuracy(self) -> str:
-    """Returns the score as the board writes it, rounded down to two decimals.
+    """Returns the score as the board writes it: in percent, rounded down to two decimals.
 
     >>> BoardClaim("CNN", 1.0, 1e-5, 0.70379, 0.7, 0.71, 3, "", ("", "")).accuracy
     '70.37%'
@@ -92,15 +92,15 @@ class BoardClaim:
 
 @dataclasses.dataclass(frozen=True)
 class BoardMethod:
-  """The method that an entry names: words that no run knows.
+  """The method that an entry names. The user gives these words, since runs do not hold them.
 
   Attributes:
     name: title of the method or of its paper.
-    authors: names.
+    authors: names of the authors.
     url: address of the paper.
     code: address of the code.
-    venue: where it was published.
-    venue_date: YYYY-MM-DD. Empty: today.
+    venue: name of the conference or journal.
+    venue_date: date of publication, YYYY-MM-DD. Empty: today.
   """
 
   name: str
@@ -130,10 +130,10 @@ class Entry:
   """An entry for a file of the board.
 
   Attributes:
-    claims: the lines, smallest epsilon first.
-    data_set: name on the board.
-    public_data: words for the public data; empty where there were none.
-    file: path inside of the board's repository.
+    claims: lines of the entry, ordered by model, then by epsilon.
+    data_set: name of the data set on the board.
+    public_data: words for the public data; empty if there were none.
+    file: path of the file in the board's repository.
   """
 
   claims: tuple[BoardClaim, ...]
@@ -153,18 +153,18 @@ def read(
 ) -> Entry:
   """Reads the claims of finished runs.
 
-  Runs that differ in their seed alone are one claim, their mean.
+  Runs that differ only in their seed form one claim, with their mean score.
 
   Args:
     folders: folders of runs (result.json) and of sweeps (sweep.json).
-    data_set: data set of the board (`BOARDS`). None: follows from the data of the runs.
+    data_set: data set of the board (`BOARDS`). None: it follows from the data of the runs.
     public_data: public data that the model has seen. Empty: none.
     model: words for the model. Empty: the variant's name in a sweep, else the model's name.
-    series: take only variants of this name, the part before " @ ". Empty: all.
-    metric: key of the result. One with "auc" in its name is shown as an area under a curve.
+    series: name of the variants that are read, without the part from " @ " on. Empty: all.
+    metric: key of the score in a result. If it contains "auc", the score is an area under a curve.
 
   Raises:
-    UserError: one line: a folder without finished runs, or what the board does not take.
+    UserError: a folder holds no finished run, or the board does not take a run.
   """
   _check_line("public_data", public_data)
   if not folders:
@@ -229,7 +229,7 @@ def _rows_of_sweep(path: pathlib.Path) -> list[Row]:
       grid = {name: row.get(name) for name in content["config"]["grid"]}
       held = {
         "series": label.split(_SPLIT)[0],
-        # The name of a run ends in a digest of all its fields, which the seed changes.
+        # The name of a run ends in a digest that depends on the seed, so it is not used here.
         "settings": json.dumps([label, changed, {**grid, "seed": None}], sort_keys=True),
         "accountant": {**base["privacy"], **_privacy(grid), **_privacy(changed)}[
           "accountant"
@@ -248,7 +248,7 @@ def _rows_of_sweep(path: pathlib.Path) -> list[Row]:
 
 
 def _privacy(changed: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the changed fields below `privacy`, by their last name."""
+  """Returns the changed fields of `privacy`, by their names without "privacy."."""
   start = "privacy."
   return {
     name[len(start) :]: value for name, value in changed.items() if name.startswith(start)
@@ -256,7 +256,7 @@ def _privacy(changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row_of_run(folder: pathlib.Path) -> Row:
-  # Refuses a result that was edited, or that belongs to another config.
+  # This call refuses a result that was edited, or that belongs to another config.
   several_runs.read([str(folder)])
   result = writers.read_json(folder / writers.RESULT)
   config = writers.read_json(folder / workdir.CONFIG)
@@ -272,7 +272,7 @@ def _row_of_run(folder: pathlib.Path) -> Row:
 
 
 def _check(row: Row, metric: str) -> None:
-  """Refuses a run that the board does not take, or whose file was not written by dpjax."""
+  """Raises UserError for a run that the board does not take, or whose result lacks a field."""
   kind = row.get("epsilon_kind")
   if kind not in ("proved", "claimed"):
     raise UserError("must be proved or claimed", field="epsilon_kind", value=kind)
@@ -308,7 +308,11 @@ def _check(row: Row, metric: str) -> None:
 
 
 def _limit(population: Any) -> int | None:
-  """Returns the number of records that a run was limited to, from `cost.population`."""
+  """Returns the number of records that a run was limited to; None without a limit.
+
+  Args:
+    population: result of `cost.population`.
+  """
   try:
     return json.loads(population)["limit"]
   except (KeyError, TypeError, ValueError):
@@ -328,7 +332,7 @@ def _claim(model: str, runs: list[Row], metric: str) -> BoardClaim:
     )
   return BoardClaim(
     model=model,
-    # The largest of the runs, so that the claim holds for each.
+    # The claim has the largest epsilon of the runs, so that it holds for each run.
     epsilon=_rounded_up(max(run["epsilon"] for run in runs)),
     delta=float(runs[0]["delta"]),
     score=statistics.mean(scores),
@@ -342,12 +346,12 @@ def _claim(model: str, runs: list[Row], metric: str) -> BoardClaim:
 
 
 def _rounded_up(epsilon: float) -> float:
-  """Rounds up to three decimals.
+  """Rounds an epsilon up to three decimals.
 
   >>> _rounded_up(0.99993), _rounded_up(1.0), _rounded_up(1.0001)
   (1.0, 1.0, 1.001)
   """
-  # In thousandths, whose quotient is the float nearest to the decimal number.
+  # An integer divided by 1000 is the float that is nearest to the decimal number.
   return math.ceil(epsilon * 1000) / 1000
 
 
@@ -357,7 +361,8 @@ def _percent(score: float) -> str:
   >>> _percent(0.7037333), _percent(0.29), _percent(1.0)
   ('70.37', '29.00', '100.00')
   """
-  # 0.29 * 10000 is 2899.9999999999995: the rounding to 6 decimals takes that error away.
+  # The product may be too small: 0.29 * 10000 is 2899.9999999999995. Rounding to 6 decimals
+  # removes this error.
   return f"{math.floor(round(score * 10_000, 6)) / 100:.2f}"
 
 
@@ -398,17 +403,17 @@ def _file(data_set: str, rows: list[Row], public_data: str) -> str:
 
 
 def text(entry: Entry, source: BoardMethod) -> str:
-  """Returns an entry as a block of YAML, in the board's keys, with a comment on each claim.
+  """Returns an entry as a block of YAML, with the board's keys and a comment on each claim.
 
   Args:
     entry: result of `read`.
-    source: the method that the entry names.
+    source: method that the entry names.
 
   Returns:
     Text that can be appended to the board's file.
   """
   head = dataclasses.asdict(source)
-  # A date is written without quotes, as on the board.
+  # YAML writes a date object, unlike text, without quotes, as on the board.
   today = datetime.date.today()
   head["venue_date"] = (
     datetime.date.fromisoformat(source.venue_date) if source.venue_date else today
@@ -427,7 +432,7 @@ def text(entry: Entry, source: BoardMethod) -> str:
     )
     lines.append(f"    # {kind}, {relation}, one example; {seeds}")
     held = {
-      # Only the files "any" have a column for the public data.
+      # Only entries of the files "any" have a key for the public data.
       **({"public_data": entry.public_data} if entry.file.endswith("_any.yml") else {}),
       "model": claim.model,
       "epsilon": claim.epsilon,
@@ -444,7 +449,7 @@ def text(entry: Entry, source: BoardMethod) -> str:
 def _yaml_lines(content: Mapping[str, Any]) -> list[str]:
   with optional.needed():
     import yaml
-  # Wide enough that no value goes on in a second line.
+  # The width is so large that PyYAML breaks no value into two lines.
   dumped = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=10**6)
   return dumped.splitlines()
 
@@ -453,10 +458,10 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
   """Reads a file of the board.
 
   Returns:
-    Its text, and its entries. A file without entries has none.
+    (text of the file, entries of the file, [] if it holds none).
 
   Raises:
-    UserError: there is no such file, or it is not one of the board.
+    UserError: the file does not exist, or is no file of the board.
   """
   with optional.needed():
     import yaml
@@ -478,15 +483,15 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]:
-  """Returns the claims of a board that are at least as good as one's own.
+  """Returns the claims of a board that are at least as good as `claim`.
 
   Args:
-    claim: a claim of one's own.
-    entries: result of `parsed`.
+    claim: claim that is compared with the board.
+    entries: entries that `parsed` returns.
 
   Returns:
-    Words for each claim with at most this epsilon, at least this score and the same measure.
-    Claims without a number for both are passed over, and so are those without private data.
+    Words for each claim of the same measure, with at most the epsilon and at least the score of
+    `claim`. Claims with epsilon 0, or without numbers for epsilon and score, are left out.
   """
   found = []
   for entry in entries:

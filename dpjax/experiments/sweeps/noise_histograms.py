@@ -32,7 +32,7 @@ _BINS = 120
 
 
 class FigureNoise(NamedTuple):
-  """A noise distribution of the figure."""
+  """A noise distribution of figure 9, with its scale and standard deviations."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
@@ -42,8 +42,8 @@ class FigureNoise(NamedTuple):
 
 
 def figure_noises(num_features: int) -> list[FigureNoise]:
-  """Returns three noises: the paper's Laplace and Gaussian noise, and the least Gaussian noise with
-  a proof.
+  """Returns three noises: the paper's Laplace and Gaussian noise, and the smallest Gaussian noise
+  that is proved.
 
   The paper's factor sqrt(2 ln(1.25 / delta)) is proved only for epsilon < 1, but the figure has
   epsilon 1.

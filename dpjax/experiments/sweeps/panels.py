@@ -30,7 +30,8 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# Largest number of curves in a panel. More colours would be hard to tell apart.
+# If a panel would have more curves, its private curves are split over several panels. More colours
+# would be hard to tell apart.
 _MOST = 5
 # Width and height of a panel in inches. A panel with a key below it is wider.
 _WIDE = 1.7
@@ -72,9 +73,9 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   """Returns the picture of an experiment: accuracy above, cross-entropy below.
 
   There is a column for each data set, epsilon and neighbouring relation. A curve is a line: the
-  mean over seeds, in a band from the smallest to the largest value. A column has at most five
-  curves; more curves fill more columns. Each column also shows the runs without privacy on its data
-  and at its epsilon.
+  mean over seeds, in a band from the smallest to the largest value. If a column would have more
+  than five curves, the private curves are split over several columns. Each column also shows the
+  runs without privacy on its data and at its epsilon.
 
   Args:
     rows: rows of report.csv, one for each epoch of each run.
@@ -241,7 +242,7 @@ def _panel(
   # Ticks show full numbers, not differences from an offset.
   axes.ticklabel_format(axis="y", useOffset=False)
   losses = [row[metric] for row in rows if math.isfinite(row[metric]) and row[metric] > 0]
-  # The axis is logarithmic if a loss diverges, so that it does not hide the other losses.
+  # If a loss diverges, the axis is logarithmic, so that the other losses remain visible.
   is_wide = bool(losses) and max(losses) > 20 * statistics.median(losses)
   if metric == "test_loss" and (is_wide if look.log_y is None else look.log_y):
     axes.set_yscale("log")

@@ -28,7 +28,7 @@ def alone_as(config: SecureConfig) -> str:
 
 @bounds.names_fields
 def points(config: SecureConfig) -> list[Point]:
-  """Returns every run of a table, checked before the first one begins.
+  """Returns every run of a table. All runs are checked before the first run begins.
 
   Raises:
     UserError: an unknown field or value, a setting that a row would ignore, two rows with the same

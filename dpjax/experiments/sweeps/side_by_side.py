@@ -34,7 +34,7 @@ _LOOK_SECONDS = 1.0
 
 def check(num_processes: int) -> None:
   """Raises UserError if there are more processes than cores, or if several processes would use an
-  accelerator. The first process would take all its memory."""
+  accelerator, since the first process would take all memory of the accelerator."""
   validate.integer_at_least(1, processes=num_processes)
   affinity = getattr(os, "sched_getaffinity", None)
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -129,8 +129,8 @@ def _crew(
   work: Callable[[Any], Any], count: int, lock: _Held | None
 ) -> Iterator[dict[Any, Any]]:
   """Starts processes and yields {pipe: process}. The processes end with the block."""
-  # Processes are spawned, because a forked JAX may hang: the child has none of its threads, but all
-  # of their locks.
+  # Processes are spawned, because a fork may hang: it lacks the threads of JAX, but has the locks
+  # that these threads hold.
   context = multiprocessing.get_context("spawn")
   arguments = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
@@ -219,7 +219,7 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
-  # A user's code may call sys.exit.
+  # BaseException is caught, since a user's code may call sys.exit.
   except BaseException as error:
     # `blame` finds here whose code failed, because it needs the traceback, which cannot be sent.
     blamed = names.blame(error)

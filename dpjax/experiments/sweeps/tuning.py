@@ -44,8 +44,8 @@ from dpjax.validate import UserError
 TRIALS = "trials.json"
 # Folder of the files that may be released.
 BEST = "best"
-# The only file of a run that is released. result.json and config.json stay secret: they hold the
-# seed.
+# Only this file of the best run is released. result.json and config.json stay secret, since they
+# hold the seed.
 _MODEL = "params.npz"
 # Function (config, data) -> (plan of the run, assumptions of its guarantee that cannot be checked).
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
@@ -94,7 +94,7 @@ def run_selection(
       curve.numeric(results[-1], config.y)
     sign = 1.0 if config.selection.better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
-    # A diverged run never wins, and does not end a selection.
+    # A diverged run does not end a selection, and wins only if all runs have diverged.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
     overrides = settings[drawn[winner][0]].overrides
     selected = {

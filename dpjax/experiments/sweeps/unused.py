@@ -42,10 +42,10 @@ def of_sweep(config: Any) -> Unused:
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:
-  """Returns the set fields of the base that no run keeps.
+  """Returns the fields that the base sets, and that no run keeps.
 
-  A run may choose another value by name, such as another sampler. The new value then keeps the set
-  fields of the old value that both values have (`fields.replace`).
+  A run may choose another value by name, such as another sampler. The new value then keeps the
+  fields that were set in the old value, if both values have them (`fields.replace`).
   """
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]

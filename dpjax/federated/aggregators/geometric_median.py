@@ -21,7 +21,7 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Distances in units of the spread, which is the median distance of the messages from the
+# Two distances in units of the spread, which is the median distance of the messages from the
 # coordinate-wise median. A point beyond _FAR is moved towards the median to distance _FAR. Points
 # within _NEAR of each other count as equal.
 _FAR = 1e15
@@ -99,7 +99,7 @@ def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
   look = lambda point: _look(points, kept, point)
 
   def or_nearest(point: Any) -> tuple[Any, _Look]:
-    """Returns `point`, or the nearest message if that message is the minimum, which is exact."""
+    """Returns a point and its `_Look`: the nearest message if it is the minimum, else `point`."""
     there = look(point)
     message = jax.tree.map(lambda leaf: leaf[there.nearest], points)
     here = look(message)

@@ -26,9 +26,9 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Parti
 from dpjax.gradients import clients_apart, loss_checks
 from dpjax.parallel import made_for
 
-# Largest number of clients of one block on one device.
+# Default limit on the number of clients of one block on one device.
 MOST = 32
-# Largest number of bytes of one block's padded examples.
+# Default limit on the bytes of one block's padded examples.
 MOST_BYTES = 1e9
 
 

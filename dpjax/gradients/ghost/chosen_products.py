@@ -46,7 +46,7 @@ def chooses_matrices(eqn: Eqn) -> bool:
 def with_choices_inline(closed: Any) -> Any:
   """Returns a closed jaxpr with choices in the same jaxpr as the products that use them.
 
-  `jnp.take` and `lax.dynamic_index_in_dim` are calls of their own in a jaxpr.
+  In a jaxpr, `jnp.take` and `lax.dynamic_index_in_dim` are calls with an inner jaxpr.
   """
   # Most programs have no such call, and are not traced again.
   if not any(map(_calls_choice, closed.jaxpr.eqns)):
@@ -72,7 +72,7 @@ def _calls_choice(eqn: Eqn) -> bool:
 
 
 class ChosenAxis(NamedTuple):
-  """Origin of an axis of the chosen matrices; neither field is set for an axis of size 1."""
+  """Origin of an axis of the chosen matrices; both fields may be None for an axis of size 1."""
 
   dim: int | None = None  # of the parameter
   position: int | None = None  # of the indices, one matrix for each
@@ -168,7 +168,7 @@ def axes(chain: EqnChain) -> ChosenAxes | None:
 
 
 def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
-  """Returns the axes of the chosen entries; None if the choice has another form."""
+  """Returns the axes of the chosen entries; None for a gather with batch axes."""
   rank = len(eqn.outvars[0].aval.shape)
   if eqn.primitive.name == "dynamic_slice":
     return [ChosenAxis(dim=d) for d in range(rank)]
@@ -188,7 +188,7 @@ def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
 
 
 def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
-  """Returns the axes after an equation that only moves, adds or drops axes of size 1."""
+  """Returns the axes after a transpose, or after axes of size 1 are added or dropped; else None."""
   name = eqn.primitive.name
   before = eqn.invars[0].aval.shape
   after = eqn.outvars[0].aval.shape

@@ -109,11 +109,12 @@ _PLATFORMS = {
 
 # Largest ratio of a convolution's held gradient, on a TPU, to the arrays recorded at its site.
 _HOLD_CONVOLUTION = 1.5
-# Number of elements of the gradients that a CPU forms at once for a sum. They fit its cache.
+# Number of elements that fit a CPU's cache. Gradients for a sum are formed in groups of this size,
+# and of at least one gradient.
 _IN_CACHE = 2**18
 # Largest ratio of a leaf to the matrices that an example gathers, at which gradients are stacked.
 _STACK_UP_TO = 3.0
-# Largest number of elements of a gradient per example that the general rule holds.
+# Largest number of elements of one example's gradient for which `gradient` says that holding pays.
 _HOLD_AT_MOST = 2**20
 
 
@@ -166,7 +167,7 @@ def outer(form: RowForm) -> Cost:
 
 
 def gram(forms: Sequence[RowForm], platform: str) -> Cost:
-  """Returns the cost of the T x T products of both sides, with T rows at all sites of the leaf."""
+  """Returns the cost of the T x T products of both sides, where T counts the rows of all sites."""
   if len(forms) == 1 and by_places(forms[0], platform):
     return _gram_of_places(forms[0])
   rows = sum(form.rows for form in forms)
@@ -186,7 +187,8 @@ def gram(forms: Sequence[RowForm], platform: str) -> Cost:
 def by_places(form: RowForm, platform: str) -> bool:
   """Returns whether inner products of windows are cheaper as sums of inner products of places.
 
-  They are not if windows overlap little, as with a stride: then windows are fewer than places.
+  With a stride, for example, windows overlap little. Then there are fewer windows than places, so
+  products of windows are cheaper.
   """
   if form.places is None:
     return False
@@ -252,7 +254,7 @@ def _flops(form: RowForm) -> int:
 
 
 def contraction(forms: Sequence[RowForm], platform: str) -> float:
-  """Estimates the seconds of the second transpose, for one example."""
+  """Estimates the seconds of the transpose that forms the clipped sum, for one example."""
   machine = constants(platform)
   rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
   scaled = sum(form.blocks * form.rows * form.right for form in forms)  # c_i g_i
@@ -278,9 +280,10 @@ def held_convolution(form: RowForm) -> Cost:
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
-  """Returns the cost of the general rule, and whether it holds the gradients of examples.
+  """Returns the cost of the general rule, and whether it pays to hold the gradients of examples.
 
-  It holds gradients that are small, or much smaller than the arrays that their sites touch.
+  It pays for gradients of up to 4096 elements, and for gradients of up to `_HOLD_AT_MOST` elements
+  that are much smaller than the arrays that their sites touch.
   """
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)

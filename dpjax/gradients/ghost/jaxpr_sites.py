@@ -150,7 +150,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-  """An equation of the program, with the plan to evaluate it and its taps."""
+  """An equation of the program, with its taps and the plan to evaluate it."""
 
   action: Action
   eqn: Eqn
@@ -296,9 +296,9 @@ def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
 
 
 def _without_dead_sites(jaxpr, steps) -> list[Step]:
-  """Turns sites whose results no gradient reaches into plain equations.
+  """Turns a site into a plain equation if no gradient reaches its results.
 
-  Some of these sites, such as a while loop behind a stop_gradient, have no derivative at all.
+  Such a site, for example a while loop behind a stop_gradient, may have no derivative at all.
   """
   live = {v for v in jaxpr.outvars if not is_literal(v)}
   kept = []
@@ -311,7 +311,7 @@ def _without_dead_sites(jaxpr, steps) -> list[Step]:
 
 
 def _place_taps(jaxpr, steps, loops, ids):
-  """Places taps on every site's results. Results that only one sum reads share its tap."""
+  """Places taps on every site's results. Results that only one sum reads share the sum's tap."""
   graph = Graph.of(jaxpr)
   results = [
     (step.site.index, [step.eqn.outvars[i] for i in step.site.outs])

@@ -59,7 +59,7 @@ def of_sums(dtype: DType) -> SumPrecision:
   >>> of_sums(jnp.float32).growth  # on a CPU
   0.0
   """
-  # By `getattr`, since type checkers do not know this option of JAX.
+  # `getattr` is used, since type checkers do not know this option of JAX.
   exact = getattr(jax.config, "jax_default_matmul_precision", None) in _FULL
   if exact or jnp.finfo(dtype).bits > 32:
     return _EXACT
@@ -69,8 +69,8 @@ def of_sums(dtype: DType) -> SumPrecision:
 def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns products of rows, einsum(spec, a, b), with at least 21 bits of each operand.
 
-  Norms need that many: where rows cancel, TF32 may leave no correct digit of a squared norm. On
-  NVIDIA's cards three products of TF32 take the place of one in float32, up to eight times as fast.
+  Norms need so many bits: where rows cancel, TF32 may leave no correct digit of a squared norm. On
+  NVIDIA's cards three products of TF32 replace one of float32, and are up to eight times as fast.
   """
   exact = lax.Precision.HIGHEST
   parts = lax.DotAlgorithmPreset.TF32_TF32_F32_X3

@@ -150,7 +150,7 @@ def clipped_sum(
     longest = _spread(weights.longest, params)  # of each leaf: [B]
     sums = _Sums(ordered, flow, recorded, first, factors, longest)
     rare = unclear | sums.loses_terms() | sums.stray_far(clip, params)
-    # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
+    # Leaves of one clip group share one array of factors, and so one transpose.
     common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
     without_rare = sums._replace(factors=_spread(common, params))
     if platform == "cpu":
@@ -247,7 +247,7 @@ class _Sums(NamedTuple):
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # With `~`, NaN counts as far. It comes from a reach beyond the range of floats.
+    # The test is negated, so that NaN counts as far. A reach beyond the range of floats gives NaN.
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -287,7 +287,7 @@ class _Sums(NamedTuple):
     """
     at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
     sums = {}
-    # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
+    # Leaves of one clip group share one array of factors, and so one transpose.
     arrays = {id(factor): factor for factor in self.factors}
     now = self
     for group in self.sharing_cotangents(at_once):
@@ -306,7 +306,7 @@ class _Sums(NamedTuple):
     return {i: self.total(i, False) for i in at_once} | self._begun()
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
-    """Adds the sums of units that are formed in a loop, which drops examples by itself."""
+    """Returns `begun` with the sums of loops filled in. A loop drops examples by itself."""
     return {
       i: self.total(i, None, sums) if self._is_again(i) else sums
       for i, sums in begun.items()
@@ -314,7 +314,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Clip factors of the examples, and the lengths behind them; trees with a [B] per clip norm."""
+  """Clip factors of the examples, and the lengths behind them; trees of one [B] per clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be
@@ -407,15 +407,15 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
     return rows, (sums.value(), beside)
 
   # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
-  # copies only if there are such rows. Otherwise scattering features would cost four times
-  # as much.
+  # copies only if a row is True. Otherwise steps on scattering features would take four times as
+  # long.
   return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
 
 
 def keeps_apart(planned: Recipe) -> bool:
   """Returns whether no convolution of the program mixes examples (`loss_checks.mixes`).
 
-  A convolution with rows mixes no examples: its kernel is not batched, and its gradient is a
+  A convolution with a row form mixes no examples: its kernel is not batched, and its gradient is a
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """

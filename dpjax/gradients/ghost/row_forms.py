@@ -197,7 +197,8 @@ def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   pads = zip(params["padding"], params["lhs_dilation"])
   config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
   x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
-  # The padded array may end before the last window does. Then zeros are added.
+  # If the output is empty, the padded array may be shorter than the slices below need. Then zeros
+  # are added.
   fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
   needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
   short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
@@ -218,8 +219,8 @@ def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
 
 
 def _window_sums(products: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
-  """Sums products of places [N, n, *spatial, n, *spatial] over the offsets that two windows
-  share: [N, T, T], T over n and the places of the output."""
+  """Sums products of places [N, n, *spatial, n, *spatial] over the kernel's offsets. Returns
+  [N, T, T], where T is n times the number of places of the output."""
   pads = zip(params["padding"], params["lhs_dilation"])
   of_places = [(0, 0, 0), *((*pad, dilation - 1) for pad, dilation in pads)]
   padded = lax.pad(
@@ -317,13 +318,13 @@ def _conv_form(site: Site) -> RowForm | None:
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
-    # Each offset is compiled, so the number is limited. In a scan the steps would be places, too.
+    # Each offset is compiled, so their number is limited. In a scan the steps would be places, too.
     places=known if 1 < offsets <= _MOST_OFFSETS and not site.loops else None,
   )
 
 
 class _Indices(NamedTuple):
-  """The rows that one equation takes from a table, one for each of its positions."""
+  """The rows that one equation takes from a table, one row for each position of the index."""
 
   table: _Table
   shape: tuple[int, ...]  # of the positions
@@ -416,7 +417,7 @@ def _chosen_product_form(site: Site) -> RowForm | None:
   out_p = _others(rank, tuple(range(batch)), tuple(out_t))
   deep = lambda dims: [depth + d for d in dims]
   shape = site.params[0].aval.shape
-  # Kept dimensions of size 1 may have been dropped on the way.
+  # Kept dimensions of size 1 may have been dropped between the choice and the product.
   dropped = _others(len(shape), table.indexed, axes.contracted, axes.kept)
   contracted = tuple(d for d in axes.contracted if d not in table.indexed) + dropped
   kept = tuple(d for d in axes.kept if d not in table.indexed)
@@ -424,7 +425,7 @@ def _chosen_product_form(site: Site) -> RowForm | None:
   width = math.prod(_sizes(shape, contracted))
   frees = math.prod(_sizes(data_shape, data_f))
   shares = math.prod(indices.shape[d] for d in axes.shared)
-  # Positions of size 1 may have been dropped on the way.
+  # Positions of size 1 may have been dropped between the choice and the product.
   single = _others(len(indices.shape), axes.positions, axes.shared)
   columns = math.prod(_sizes(shape, kept))
 
@@ -547,8 +548,8 @@ def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
 
 
 def _small_integers(index: jax.Array, bound: int) -> jax.Array:
-  """Converts to int32. Numbers above `bound` become `bound`, and negative numbers become -1; both
-  are outside of a table."""
+  """Converts to int32. Numbers above `bound` become `bound`, and negative numbers stay negative;
+  both are outside of a table."""
   kind = jnp.iinfo(index.dtype)
   large = kind.max > bound
   return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
@@ -594,7 +595,7 @@ class RowLengths(NamedTuple):
   # Sum of the lengths of the rows of both sides, []. Underflow in a row of one side is multiplied
   # by the length of the row on the other side.
   extent: jax.Array
-  # Upper bound on the norm if no numbers cancelled, []. None if there is only one row.
+  # Upper bound on the norm that the sum would have if no rows cancelled, []. None for a single row.
   reach: jax.Array | None = None
 
 
@@ -675,7 +676,7 @@ def gram_length(
       right_most = sides[i][1][:, :, None] * sides[j][1][:, None, :]  # [N, Ta, Tb]
       off = inner * left_most * jnp.abs(right) + width * jnp.abs(left) * right_most
       total = total + jnp.sum(pairs)
-      # 4 eps bound the rounding of the products of pairs and of their sum.
+      # A share of 4 eps bounds the rounding of the products of pairs and of their sum.
       size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
       if _in_table(a) and _in_table(b):
         # Rows of different tokens go to different rows of the table, so they do not add up.
@@ -693,9 +694,9 @@ def gram_length(
   eps = jnp.finfo(total.dtype).eps
   rows = sum(part.right.shape[1] for part in parts)
   blocks = parts[0].right.shape[0]
-  # Underflow takes at most K tiny from an entry of the left gram. The sum over pairs of
+  # Underflow takes at most K * `tiny` from an entry of the left gram. The sum over pairs of
   # |g_t| |g_s| is at most T times the right trace (Cauchy-Schwarz). The same holds with the
-  # sides exchanged. Each of the T^2 products of pairs may lack one more tiny.
+  # sides exchanged. Each of the T^2 products of pairs may lack one more `tiny`.
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
   if precision.in_three_parts(parts[0].right, parts[0].right):

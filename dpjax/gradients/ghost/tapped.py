@@ -232,7 +232,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
 
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
-  """Evaluates an equation on stacked values, vmapped over every scan of any of them."""
+  """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
   known = equations.named(eqn, values)
   stacked = [known[v] for v in equations.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
@@ -243,9 +243,10 @@ def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
 
 
 def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
-  """Returns an equation on wide values, whose transpose rounds nothing below float32.
+  """Returns a function that evaluates an equation on wide values.
 
-  The transpose may get a sum of clipped gradients, which goes from a site back to the leaves.
+  Its transpose may get a sum of clipped gradients on the way from a site to the leaves. So the
+  transpose rounds nothing below float32, unless `equations.wide_fn` has no form of the equation.
   """
   evaluate = equations.eqn_fn(eqn)
   if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):

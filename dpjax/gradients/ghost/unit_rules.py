@@ -39,7 +39,8 @@ _BRANCH_ABOVE = 4096
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
-# Largest number of parts of a batch whose operands are copied one after the other.
+# Largest number of parts of a batch in the rarely taken branch, unless `_parts_of` gives more. The
+# branch copies operands part by part.
 _PARTS = 16
 # Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
 # is added alone.
@@ -52,8 +53,8 @@ _STRAY = 0.04
 _USUAL_REACH = 8.0
 # Largest reach of an example's rows, in clip norms, unless the example is added alone.
 _MOST_REACH = 32.0
-# Largest number of rows of a batch that are multiplied in one sum. With so many rows, `_STRAY`
-# allows a reach of about 32 clip norms.
+# About this many rows of a batch, or fewer, are multiplied in one sum if `_parts_of` splits the
+# batch. With so many rows, `_STRAY` allows a reach of about 32 clip norms.
 _ROWS_OF_SUM = 40_000
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
@@ -64,7 +65,7 @@ class Norms(NamedTuple):
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
-  # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if there are none.
+  # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if not measured.
   extent: Any = None
   reach: Any = None
 
@@ -239,7 +240,7 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
 
 
 def _as_transpose(form: RowForm) -> bool:
-  """Returns whether a convolution's gradient of one example is formed by its transpose.
+  """Returns whether the transpose of a convolution forms the gradient of one example.
 
   Under vmap the transpose is a grouped convolution. An H100 computes it at .2 to 9 Tflop/s, and a
   product of patches several times as fast. A TPU was not timed; patches would move more memory.
@@ -248,7 +249,7 @@ def _as_transpose(form: RowForm) -> bool:
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
-  """Transposes step by step, then sums over steps as a matrix product.
+  """Transposes a site step by step, then sums over the steps by a matrix product.
 
   XLA's CPU backend sums over a leading axis several times slower than it multiplies.
   """
@@ -481,7 +482,7 @@ def loses_terms(
     return None
   columns = max(max(form.left, form.right) for form in unit.forms)
   lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
-  # With `~`, an extent beyond the range of floats counts as a loss.
+  # The test is negated, so that an extent of infinity or NaN counts as a loss.
   return (factor != 0) & ~(lost <= _LOST * factor * longest)
 
 
@@ -531,10 +532,10 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
 def _examples_of_sum(rows: int) -> int:
   """Returns the number of examples whose rows of a table may be added one after the other.
 
-  N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2.
-  One more example may change T N of these roundings. With one row each, this is .016 clip norms for
-  `trees.ADDED_AT_ONCE` examples. Rows that cancel have a reach of up to 32 clip norms, half of
-  which may be in the sum at once.
+  N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2,
+  and by half of that on average. One more example may change T N of these roundings. For
+  `trees.ADDED_AT_ONCE` examples of one row, they add up to at most .03 clip norms. Rows that cancel
+  have a reach of up to 32 clip norms, half of which may be in the sum at once.
   """
   large = 1 if rows == 1 else _MOST_REACH / 2
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
@@ -618,7 +619,7 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
   Args:
     fn: function of factors, operands and cotangents.
     args: factors [B]; operands and cotangents [*loops, B, ...].
-    parts: number of parts, at most B; a smaller remainder is one more part.
+    parts: largest number of parts, at most B; the last part may be smaller than the others.
     depth: number of loops.
   """
   factor, *recorded = args
@@ -670,7 +671,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
       return (form.unflatten(_table_sum(form.build(data, cotangents), form.left)),)
     wide = form is not None
     exactness = lax.Precision.HIGHEST
-    # The norm of a table's rows includes no rounding of products, so they are exact.
+    # The norm of a table's rows includes no rounding of products, so products are exact here.
     if wide and not form.one_hot:
       exactness = precision.of_sums(cotangents[0].dtype).precision
     return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)

@@ -78,7 +78,7 @@ def _entrywise(sites: Sequence[Site]) -> bool:
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
   alone = len(site.params) == 1 and site.sources[0].is_view
-  # The gradient of a bias (n) of one row (1, n) is the cotangent, too, up to axes of size 1.
+  # If a bias [n] is added to one row [1, n], its gradient is the cotangent, up to axes of size 1.
   wide = [
     [n for n in aval.shape if n != 1] for aval in (site.out_avals[0], site.params[0].aval)
   ]
@@ -131,8 +131,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
     # precision is held, so that the sum uses the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
-    # An accelerator reads such a cotangent once, for the norms and sums of all parameters whose
-    # gradient it is. If it were held, it would be one more array in memory.
+    # If a cotangent is itself the gradient of several parameters, an accelerator reads it once for
+    # all their norms and sums. If it were held, it would be one more array in memory.
     hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
@@ -219,7 +219,7 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
   gram = cost_model.gram(forms, platform)
   product, hold = cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
-  # A held product saves the second transpose, which a gram product always needs.
+  # A held product saves the transpose that forms the sum, which a gram product always needs.
   after = cost_model.holding(forms, platform) if hold else contraction
   if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False
@@ -264,7 +264,7 @@ def _site_work(sites: Sequence[Site]) -> int:
 def _rounds(site: Site) -> bool:
   """Returns whether a site's transpose rounds to half precision.
 
-  Then the rounded gradients must be held, so that norm and sum come from the same numbers.
+  If so, the rounded gradients must be held, so that norm and sum come from the same numbers.
   """
   form = row_forms.find(site)
   avals = [*(var.aval for var in site.params), *site.out_avals]

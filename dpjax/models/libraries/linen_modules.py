@@ -19,7 +19,7 @@ from dpjax.validate import UserError
 
 # Message for BatchNorm, which no model of any library may have.
 MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
-# Maps each argument of `__call__` that says whether a model trains to its value in training.
+# Arguments of `__call__` that say whether a model trains, each with its value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

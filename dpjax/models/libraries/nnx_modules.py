@@ -93,14 +93,14 @@ class NnxModel(parts_lib.ConstructedModel):
       module.train()
       state = nnx.state(module, nnx.RngKey)
       leaves, structure = jax.tree.flatten(state)
-      # Each random stream gets another key, so that no two layers share a dropout mask.
+      # Each random stream gets a different key, so that no two layers share a dropout mask.
       keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
       keys = [jax.random.split(key, jnp.shape(old)) for key, old in zip(keys, leaves)]
       nnx.update(module, jax.tree.unflatten(structure, keys))
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
     if _STREAMS in names and key is not None:
-      # The streams of layers use numbers from 0, so this number is free.
+      # The streams of layers use the numbers from 0 on, so 2**32 - 1 is free.
       how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
     return module(x, **how), module
 

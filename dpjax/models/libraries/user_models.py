@@ -86,7 +86,7 @@ def check_outputs(
   """Raises UserError unless a model returns one array of logits.
 
   Args:
-    outputs: what the model returns, as arrays or as shapes.
+    outputs: result of the model, as arrays or as shapes.
     wanted: shape that the logits must have.
     input_shape: shape of the inputs.
     path: the user's import path, for messages.

@@ -39,7 +39,7 @@ from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Largest number of bands. Each band needs one more draw of noise in every step.
+# Largest number of bands. Each costs one more draw in every step, or memory for one more draw.
 _MOST_BANDS = 4096
 # Largest total size of earlier noise that is kept by default. Up to this size, keeping noise is
 # cheaper than drawing it again.
@@ -310,7 +310,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   """
   weights = series.objective_weights(run.num_steps, run.objective)
   lags = np.arange(1, 1 + len(tail))
-  # The first column of A C^{-1} holds partial sums of that of C^{-1}: b_s = 1 - p_1 - .. - p_s.
+  # A sums prefixes. So the first column of A C^{-1} holds b_s = 1 - p_1 - .. - p_s.
   noise = np.ones(run.num_steps)
   noise[1:] -= np.cumsum(np.pad(tail, (0, run.num_steps))[: run.num_steps - 1])
   error = (weights * noise**2).sum()
@@ -419,7 +419,7 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 def _loss_in(
   num_steps: int, min_sep: int, objective: str
 ) -> Callable[[InverseBanded], float]:
-  """Returns a function strategy -> `inverse_loss` in a run, by which parameters are chosen."""
+  """Returns a function strategy -> `inverse_loss` in a run; `make` minimises this loss."""
   run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
   return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 

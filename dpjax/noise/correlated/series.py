@@ -55,7 +55,7 @@ def objective_weights(num_steps: int, objective: str) -> np.ndarray:
 
 
 def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float:
-  """Returns the mean or largest variance of prefix sums, for white noise z of variance 1.
+  """Returns the mean or largest variance of noise in prefix sums, for white noise z of variance 1.
 
   >>> print(prefix_error(np.array([1.0]), 4, "max"), prefix_error(np.array([1.0]), 4))
   4.0 2.5
@@ -88,7 +88,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """Returns the `bands` coefficients with the least error * squared sensitivity. The first is 1.
+  """Returns the `bands` coefficients that minimise error times squared sensitivity; the first is 1.
 
   The sensitivity is right if an example's participations are at least `bands` steps apart, so that
   their columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
@@ -109,7 +109,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     pull = weights * noise
     overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
     gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
-    # log(error * norm): its gradient is the sum of the gradients of both logarithms.
+    # The gradient of log(error * norm) is the sum of the gradients of both logarithms.
     return np.log(error) + np.log(norm), gradient
 
   start = square_root(bands)[1:]
@@ -137,7 +137,7 @@ def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarr
 def optimized_buffers(
   num_steps: int, buffers: int, min_sep: int, times: int, objective: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (scales, decays) with the least error * squared sensitivity (McMahan et al. 2024,
+  """Returns (scales, decays) that minimise error times squared sensitivity (McMahan et al. 2024,
   arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
 
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -96,7 +96,7 @@ class Independent:
     return 0
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """Returns x itself, in float64."""
+    """Returns C x = x, as a copy in float64."""
     return np.array(x, np.float64)
 
   def init(self, like: ArrayTree) -> tuple[()]:

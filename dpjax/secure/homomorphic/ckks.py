@@ -45,13 +45,13 @@ _ROOT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Parameters for a number of products in a row, at a precision of about `scale_bits` - 12 bits.
+  """Parameters for `levels` successive products, at a precision of about `scale_bits` - 12 bits.
 
   Args:
-    levels: number of products in a row; each takes a prime of `scale_bits`.
+    levels: number of successive products; each takes a prime of `scale_bits`.
     scale_bits: bits of the scale by which numbers are multiplied.
-    end_bits: bits of the prime that is left in the end, and of the prime of the keys. Values in the
-      end must be below 2^(end_bits - scale_bits - 1).
+    end_bits: bits of the prime that remains after all products, and of the prime of the keys.
+      Results must be below 2^(end_bits - scale_bits - 1).
 
   Raises:
     UserError: no degree up to 16,384 holds such a chain at 128 bits of security.
@@ -184,7 +184,7 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
 
 
 class _Levels:
-  """Scale and SEAL's id of each level of a chain, the lowest level first; and its primes."""
+  """Scale and SEAL's id of each level of a chain, the lowest level first; and the primes."""
 
   def __init__(self, chain: Chain):
     data = _context(chain).first_context_data()
@@ -336,8 +336,8 @@ class SlotEvaluator:
     return out
 
   def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
-    """Returns a ciphertext of sums. Each slot holds the sum of itself and of the slots `stride`,
-    ..., (count - 1) `stride` to its right; `count` is a power of two."""
+    """Returns a ciphertext of sums. Each slot holds the sum of `count` slots: itself and those at
+    distances stride, 2 * stride, ... to its right. `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
       stride = 2 * stride
@@ -354,7 +354,7 @@ class SlotEvaluator:
 
   @_one_line()
   def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
-    """Adds `cipher` into `sum_so_far` in place and returns it; None starts a sum."""
+    """Adds `cipher` to `sum_so_far` in place, and returns the sum. None means an empty sum."""
     if sum_so_far is None:
       return cipher
     self._evaluator.add_inplace(sum_so_far, cipher)
@@ -363,7 +363,7 @@ class SlotEvaluator:
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
     """Reduces a sum of products by one level."""
-    # Both steps take longer than a multiplication, so they are applied once to a whole sum.
+    # Relinearising and rescaling are slower than a product, so they run once for a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw

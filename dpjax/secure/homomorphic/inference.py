@@ -52,7 +52,7 @@ LAYOUTS = ("packed", "pixels")
 
 
 class SquareNetwork(NamedTuple):
-  """dense - square - dense, as plain weights of the model's owner."""
+  """Plain weights of a network dense - square - dense, as the model's owner has them."""
 
   kernel: np.ndarray  # [d, h]
   bias: np.ndarray  # [h]
@@ -254,7 +254,7 @@ def _layout(name: str, num_inputs: int, hidden: int, classes: int) -> _Layout:
 
 
 class ImageOwner:
-  """The party with images [n, d], which alone can decrypt; the model's sizes are public."""
+  """The party with the images [n, d]. It alone can decrypt. The model's sizes are public."""
 
   def __init__(self, num_inputs: int, hidden: int, classes: int, *, layout: str = "packed"):
     self._layout = _layout(layout, num_inputs, hidden, classes)
@@ -284,9 +284,9 @@ class ImageOwner:
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
-    """Returns decrypted logits [num_images, k], as secret as a raw decryption.
+    """Returns decrypted logits [num_images, k]. Keep them secret, and give others only the labels.
 
-    Pass on labels at most.
+    Anyone who gets a raw decryption may learn the key.
     """
     validate.integer_in(1, self.images_each, num_images=num_images)
     if len(answer) != self._layout.answers:
@@ -299,7 +299,7 @@ class ImageOwner:
 
 
 class ModelOwner:
-  """The party with the network, which answers queries without reading them.
+  """The party with the network. It answers queries without reading them.
 
   Raises:
     UserError: weights that are NaN; so large that a logit of some image could wrap around; or so

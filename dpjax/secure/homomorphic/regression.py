@@ -1,12 +1,12 @@
 """Ridge regression on ciphertexts: E(X), E(y) -> E(w) -> E(y_hat); only the owner decrypts.
 
 The owner of the data standardises columns and targets, so the means, the scales and the intercept
-are the owner's alone. The owner then encrypts, and rents a server that computes
+are the owner's alone. The owner then encrypts, and a server computes
 
   A = X^T X / n + ridge I,   b = X^T y / n,   w <- w - eta (A w - b),   w = 0 at first.
 
 Such a step is w <- M w + c with M = I - eta A and c = eta b, so 2 t steps from zero are
-w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more product in a row: the result
+w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more successive product: the result
 after k doublings is exactly that of 2^k steps of gradient descent (`descended` is the same in
 float64).
 
@@ -76,15 +76,15 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 
 class DataOwner:
-  """The party with the data, which alone has the secret key.
+  """The party with the data. It alone has the secret key.
 
   Args:
     x: [n, d] features. Each column is standardised by its mean and standard deviation.
     y: [n] targets, standardised in the same way.
 
   Raises:
-    UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,
-      numbers so large that they have no variance.
+    UserError: shapes that are not the plan's; NaN; a column that is constant up to rounding; or
+      numbers so large that their variance is infinite.
   """
 
   def __init__(self, x: np.ndarray, y: np.ndarray, plan: RegressionPlan):
@@ -133,7 +133,7 @@ class DataOwner:
     return encrypted
 
   def refresh(self, ciphers: Sequence[bytes], level: int) -> list[bytes]:
-    """Returns the same numbers in fresh ciphertexts, with zeros for unused slots: a `Refresh`.
+    """Encrypts the numbers of `ciphers` again, with zeros in unused slots. This is a `Refresh`.
 
     Raises:
       UserError: more refreshes than planned, so the server does not follow the protocol.
@@ -228,12 +228,12 @@ class RegressionServer:
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
-    """Computes E(y_hat) of new rows, standardised. Returns a ciphertext for each one of `rows`."""
+    """Returns the encrypted predictions E(y_hat), in standardised units, one for each of `rows`."""
     on = self._evaluator
     plan = self.plan
-    # Weights are in lane 0 of each column. Rotated by one they are in the last lane of the
-    # previous column, which every window of R slots of that column contains. They then
-    # return to their own column.
+    # A rotation by one moves a weight to the last lane of the previous column. Every window of
+    # `rows_each` slots that begins in that column contains this lane. A second rotation moves the
+    # sums back to the weight's own column.
     spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
     spread = on.lowered(self._column(spread, plan.width - 1), 1)
     return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
@@ -246,7 +246,7 @@ class RegressionServer:
     return whole
 
   def _first_step(self, upload: Upload) -> tuple[list[Any], Any]:
-    """Returns the diagonals of M up to m / 2, and c = eta b, the first step from zero."""
+    """Returns the diagonals of M (see the module) up to m / 2, and the first step c = eta b."""
     on = self._evaluator
     plan = self.plan
     x, y = ([on.load(cipher) for cipher in held] for held in (upload.x, upload.y))
@@ -348,7 +348,7 @@ class Regressed(NamedTuple):
 def regress(
   x: np.ndarray, y: np.ndarray, new: np.ndarray, plan: RegressionPlan
 ) -> Regressed:
-  """Runs both parties in one process, which exchange bytes: a rehearsal with measurements.
+  """Runs both parties in one process, as a rehearsal with measurements. They exchange bytes.
 
   Args:
     x: [n, d] features.

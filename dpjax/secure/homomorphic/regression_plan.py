@@ -11,7 +11,7 @@ from dpjax.validate import UserError
 
 # Largest planned error of a standardised weight.
 MOST_ERROR = 1e-4
-# Number of products in a row before the first doubling: X^T X, and its scaling.
+# Number of successive products before the first doubling: X^T X, and its scaling.
 GRAM = 2
 # This chain uses 435 of the 438 bits of its degree.
 _CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)
@@ -92,8 +92,8 @@ class RegressionPlan:
 
   @property
   def step_size(self) -> float:
-    """eta, at most 1 / (largest eigenvalue of A). The trace of standardised X^T X / n is
-    num_features, and ridge I adds ridge to each eigenvalue."""
+    """Step size eta <= 1 / (largest eigenvalue of A), where A = X^T X / n + ridge I. Columns are
+    standardised, so the trace of X^T X / n is num_features."""
     return 1 / (self.num_features + self.ridge)
 
   @property
@@ -116,7 +116,7 @@ class RegressionPlan:
 
   @property
   def depth(self) -> int:
-    """Number of products in a row from E(X) to E(y_hat)."""
+    """Number of successive products from E(X) to E(y_hat)."""
     return GRAM + self.doublings + 1
 
   @property
@@ -128,9 +128,9 @@ class RegressionPlan:
   def planned_error(self) -> float:
     """Error of the weights against the closed form, from unfinished descent and from noise.
 
-    An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E come from rounding
-    products, and from rounding the factor of the sums over rows. Eigenvalues of M are at most
-    1 - eta ridge.
+    Let M = I - eta A (see `step_size`). An error E of M^t moves the limit by (I - M^t)^-1 E w. The
+    entries of E come from rounding products, and from rounding the factor of the sums over rows.
+    Eigenvalues of M are at most 1 - eta * ridge.
     """
     slowest = 1 / (self.step_size * self.ridge)
     moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)

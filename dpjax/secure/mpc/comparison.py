@@ -6,9 +6,9 @@ The sign of x is computed as follows. All numbers from the dealer serve one comp
 1. c = x + r is opened for a dealt mask r, so it tells nothing. (A product with a random factor,
    which other designs open, tells the size of x.)
 2. x = c - r has the highest bit c_63 ^ r_63 ^ borrow, where borrow = [c mod 2^63 < r mod 2^63].
-   The parties hold the bits of r as shares by exclusive or. At each place the public bit of c
-   either generates a borrow or passes one on; six layers of ANDs, each one dealt triple of
-   half the width, combine these (a tree of carries as in a parallel-prefix adder).
+   The parties hold the bits of r as shares by exclusive or. At each place the bits of c and r
+   generate a borrow, pass one on or stop it. Six layers of ANDs combine the places in pairs, as in
+   a parallel-prefix adder. Each layer takes one dealt triple.
 3. The bit is opened under a dealt random bit s, which makes v = b ^ s public. In the ring b is then
    v + s - 2 v s, which each party computes alone. The dealer deals r s, too: so b x, with
    x = c - r, costs no product.
@@ -33,7 +33,7 @@ from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, multiply
 from dpjax.validate import UserError, Verbatim
 
-# Number of places that are left after each layer, which combines them in pairs.
+# Number of places after each layer. A layer combines every two places into one.
 _HALVES = (32, 16, 8, 4, 2, 1)
 # Types that hold both results of a layer; smaller layers use bytes.
 _TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}
@@ -162,10 +162,10 @@ def argmax(party: Party, x: Shares) -> Shares:
   """Returns shares of the place of the largest value along the last axis, by a tournament.
 
   Args:
-    x: [..., n] shares, n >= 1, whose differences are < 2^63 as words.
+    x: [..., n] shares, n >= 1. Differences of words must be below 2^63 in absolute value.
 
   Returns:
-    [...] shares of a whole number: `reveal(..., frac_bits=0)`. It is the first of equal values.
+    [...] shares of a whole number: `reveal(..., frac_bits=0)`. The first of equal values counts.
   """
   if not x.ndim or not x.shape[-1]:
     raise UserError(
@@ -191,7 +191,7 @@ def argmax(party: Party, x: Shares) -> Shares:
 
 
 def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
-  """Returns shares of 1 / x by Newton's steps y (2 - x y) from y = 1 / high.
+  """Returns shares of 1 / x by Newton's steps y <- y (2 - x y), from y = 1 / high on.
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.
@@ -222,8 +222,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 def normalized_relu(party: Party, x: Shares) -> Shares:
   """Returns shares of relu(x_i) / (sum_j relu(x_j) + 2^-6).
 
-  SecureML replaces softmax by this function (section IV), but without the 2^-6. With it all results
-  are 0 if no score is positive.
+  SecureML replaces softmax by this function without the 2^-6 (section IV). Due to the 2^-6 all
+  results are 0 if no score is positive.
 
   Args:
     x: [n, classes] shares, |x| < 2^(f-6) / classes.

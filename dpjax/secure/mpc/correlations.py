@@ -6,7 +6,7 @@ From its key party 0 expands all of its parts, and party 1 its free parts. The d
 keys, and sends party 1 its bound parts: for a triple a third of all its parts. The dealer hears
 nothing but names, shapes and public numbers.
 
-`CORRELATIONS` lists the correlations by name. A protocol in another file adds its own to it.
+`CORRELATIONS` lists the correlations by name. Protocols in other files add entries to this table.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
 
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
-  """Splits `data`, consecutive bytes, into arrays of these (shape, dtype)."""
+  """Splits consecutive bytes into arrays, whose (shape, dtype) are `forms`."""
   parts = []
   start = 0
   for shape, dtype in forms:

@@ -56,7 +56,7 @@ class Dealer(Unique):
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
     """Returns the bound parts of a correlation, which party 1 cannot expand by itself.
 
-    Raises UserError for a number that was dealt already.
+    Raises UserError for a number that was dealt or skipped already.
     """
     if number < self._next:
       raise UserError(f"correlation {number}: was dealt already; each is dealt once")

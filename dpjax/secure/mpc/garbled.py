@@ -3,7 +3,7 @@
 The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
 AND gate so that one label of each input gives one label of the output. The evaluator gets the
 labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
-Then it goes through the circuit. It sees one label of each wire, but not its value.
+Then it goes through the circuit. It sees one label of each wire, but not the wire's value.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -55,7 +55,7 @@ class Circuit(NamedTuple):
 
 
 class GarbledCircuit(NamedTuple):
-  """Tables and digests for the evaluator. They do not reveal the labels that it lacks."""
+  """Tables and digests for the evaluator. They reveal no label that the evaluator lacks."""
 
   tables: tuple[tuple[int, int], ...]  # of each AND: the garbler's and the evaluator's half
   outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
@@ -144,7 +144,7 @@ def evaluate(
 ) -> tuple[int, ...]:
   """Returns the output bits from one label of each input, the garbler's first.
 
-  Raises UserError for labels or tables that are not those that were garbled.
+  Raises UserError for labels or tables that differ from the garbled ones.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
@@ -194,7 +194,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: both labels of each bit of y, encrypted so that one can be opened.
+    """Returns message 3: both labels of each bit of y, encrypted. The evaluator opens one of two.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
@@ -203,7 +203,7 @@ class Garbler(Unique):
 
 
 class Evaluator:
-  """The party with y, which learns whether x < y."""
+  """The party with y. It learns whether x < y."""
 
   def __init__(self, y: int, *, bits: int):
     """Raises UserError unless y is an integer in [0, 2^bits)."""

@@ -40,7 +40,7 @@ class PeerFailed(UserError):
 class Link(Protocol):
   """End of a link between two parties.
 
-  Its classes take `timeout`: longest silence of the peer in seconds, even while it computes.
+  Classes of links take `timeout`: longest silence of the peer in seconds, computing included.
   """
 
   peer: str
@@ -252,7 +252,7 @@ class SocketLink:
     return _LENGTH.size + sealed
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
-    """Writes `out`, and reads as many bytes as `due(read so far)` says, in any possible order."""
+    """Writes `out`, and meanwhile reads as many bytes as `due(bytes read so far)` says."""
     left = memoryview(out)
     read = bytearray()
     wanted = due(read) if due else 0
@@ -265,7 +265,7 @@ class SocketLink:
     return bytes(read)
 
   def _move(self, left: memoryview, read: bytearray, wanted: int, until: float) -> int:
-    """Waits until something can be sent or read, and does it; returns the bytes written."""
+    """Waits until bytes can be sent or read, and moves them. Returns the number of sent bytes."""
     writing = bool(left)
     reading = len(read) < wanted
     events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading

@@ -93,9 +93,9 @@ class OutputNoise:
     num_features: d, without the constant.
     l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
-    noise_multiplier: standard deviation of ONE party's noise / `l2_sensitivity`.
+    noise_multiplier: standard deviation of ONE party's noise, divided by `l2_sensitivity`.
     feature_norm: C, the norm to which each owner clips its rows by `rows`.
-    num_outputs: k label columns, one for two classes, else one for each class.
+    num_outputs: k, the number of label columns: one for two classes, else one for each class.
     learning_rate: a; a / n must be a power of two. None: the largest that contracts by 1 - a l.
     frac_bits: f, the fraction bits of the fixed point; the party must have the same.
 
@@ -107,8 +107,8 @@ class OutputNoise:
   release costs epsilon again.
 
   Raises:
-    UserError: no penalty; a rate that is too large, or over n is no power of two; or sums or noise
-      that would leave the ring.
+    UserError: no penalty; a rate that is too large, or that divided by n is no power of two; or
+      sums or noise that would leave the ring.
 
   >>> mechanism = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
   ...   noise_multiplier=4.0)
@@ -200,7 +200,7 @@ class OutputNoise:
 
   @property
   def penalty(self) -> float:
-    """The penalty that runs: n l as a multiple of 2^-f, over n."""
+    """The penalty that runs: n l rounded to a multiple of 2^-f, and divided by n."""
     return self._penalty_units * self._unit / self.num_rows
 
   @property
@@ -315,7 +315,7 @@ class OutputNoise:
       x: [n, d + 1] shares of `rows`, of all owners.
       y: [n, k] shares of `labels`.
       weights: shares after `first` steps, to go on from; None: start from weights of 0.
-      first, last: runs the steps first, ..., last - 1; last None: to the end.
+      first, last: range of the steps that run, without `last`; last None: to the end.
 
     Raises:
       UserError: other shapes, another fixed point, or local truncation, which fails with a
@@ -484,7 +484,7 @@ def bounded_rows(
   """Clips each row of x [m, d] to an l2 norm, rounded toward zero to the grid: [m, d] float64.
 
   If columns are split, each party clips its part, and the squares of the norms add up. A row with
-  NaN or infinity becomes zeros. Each result depends on its own row alone.
+  NaN or infinity becomes zeros. Each row of the result depends on one row of x alone.
 
   >>> bounded_rows(np.array([[3.0, 4.0], [0.25, np.nan]]), 2.5, frac_bits=1).tolist()
   [[1.0, 1.5], [0.0, 0.0]]
@@ -497,8 +497,8 @@ def bounded_rows(
   # Rows are divided by their largest entry first: the square of 1e200 is infinite.
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
-  # Overflow is harmless in both lines: a row whose norm is infinite becomes zero, and a row of
-  # zeros is not scaled.
+  # Overflow of `norms` or `scale` is harmless: a row whose norm is infinite becomes zero, and a row
+  # of zeros is not scaled.
   with np.errstate(over="ignore"):
     norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
     scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))

@@ -34,7 +34,7 @@ class Spent(NamedTuple):
 
 
 class Party(Unique):
-  """A party of two, with its own randomness, its link and its supply.
+  """Party of a two-party computation, with its own randomness, its link and its supply.
 
   Args:
     number: 0 or 1.

@@ -117,7 +117,7 @@ def split(
 
 
 def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tree:
-  """Returns the float64 values that both parties' shares represent, for a client."""
+  """Adds both parties' shares for a client. Returns the float64 values that the sum represents."""
   first_leaves, second_leaves = (jax.tree.leaves(tree) for tree in (first, second))
   words([*first_leaves, *second_leaves])
   if [leaf.shape for leaf in first_leaves] != [leaf.shape for leaf in second_leaves]:

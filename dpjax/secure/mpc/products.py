@@ -1,7 +1,7 @@
 """Products of shares, each with one Beaver triple, and truncation of their surplus bits.
 
 One honest-but-curious party learns nothing: only operands under masks are opened. Each mask is
-used once, and is as good as uniform if ChaCha20, which expands it, is. Shapes are public.
+used once. Masks are as good as uniform if the keystream of ChaCha20 is. Shapes are public.
 
 | function          | rounds | opened, words per party           |
 | ----------------- | ------ | --------------------------------- |
@@ -119,8 +119,8 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
   """Returns shares of x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
 
   `masked` (the default of `Party`): c = u + r is opened, with u = x + 2^62 and a dealt mask r.
-  The result is one of the two words next to x / 2^bits. The upper one has the probability of the
-  remainder, so the result is unbiased. This truncation never fails: u < 2^63 is (c mod 2^63) -
+  The result is one of the two words next to x / 2^bits. The upper one has the probability
+  (x mod 2^bits) / 2^bits, so the result is unbiased. It never fails: u < 2^63 is (c mod 2^63) -
   (r mod 2^63), plus 2^63 if the highest bits of c and r differ; the highest bit of r is dealt, too.
   (As Escudero et al. 2020, "Improved primitives for MPC over mixed arithmetic-binary circuits", for
   another adversary.)
@@ -146,7 +146,7 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)
-  # `wrapped` is a share of the exclusive or of the highest bits of c (public, `top`) and of r.
+  # `wrapped` is a share of (top XOR r_top) - top, for the top bits of c and r. `public` adds top.
   wrapped = r_top - np.uint64(2) * top * r_top
   low = np.uint64((1 << 63) - 1)
   result = (wrapped << np.uint64(63 - bits)) - r_high_bits

@@ -2,7 +2,7 @@
 
 A word is an unsigned 64-bit integer; it holds x as round(x 2^f), negatives in two's
 complement. Words are NumPy arrays, which wrap around without a flag, so that nobody's
-`jax_enable_x64` has to be set. Products of matrices of any size are one XLA program.
+`jax_enable_x64` has to be set. Large products of matrices run as an XLA program.
 """
 
 from __future__ import annotations

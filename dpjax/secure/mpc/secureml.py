@@ -74,7 +74,7 @@ class Recipe:
 
   @property
   def middle(self) -> float:
-    """Score from which a single output means class 1."""
+    """Smallest score of a single output that means class 1."""
     return 0.5 if self.output == "linear" else 0.0
 
   def shift(self, batch_size: int) -> int:

@@ -117,7 +117,7 @@ def run(
 
 
 def setting_of(seed: int | None, where: str) -> str:
-  """Returns words for the setting of a run. With a seed it is a simulation, which hides nothing."""
+  """Returns a text on the setting of a run. With a seed the run is a simulation without secrecy."""
   return where if seed is None else f"simulation: masks follow from seed {seed}; {where}"
 
 

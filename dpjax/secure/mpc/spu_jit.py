@@ -9,10 +9,10 @@ together. The protocol's messages, sizes and rounding are real, but the secrecy 
 
 | protocol  | parties | hides the inputs from                                              |
 | --------- | ------- | ------------------------------------------------------------------ |
-| `SEMI2K`  | 2 to 8  | all parties but the first, which deals the triples of this release |
-|           |         | of SPU and could open everything                                   |
+| `SEMI2K`  | 2 to 8  | all parties but the first. In this release of SPU the first party  |
+|           |         | deals the triples, and could open everything                       |
 | `ABY3`    | 3       | each party alone; two of them together can open everything         |
-| `CHEETAH` | 2       | each of the two; no dealer, oblivious transfer and encryption      |
+| `CHEETAH` | 2       | each of the two, by oblivious transfer and encryption; no dealer   |
 
 This holds for parties that follow the protocol. They learn the program (with every number in it),
 the shapes, and what is revealed. The caller decides whether an output is revealed. It may tell

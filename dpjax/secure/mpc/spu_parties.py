@@ -235,8 +235,8 @@ def connect(
 def _encrypt(
   desc: Any, addresses: Sequence[str], certificates: Certificates | None
 ) -> None:
-  """Sets TLS. Raises UserError for a missing file, or for no certificates beyond this
-  machine."""
+  """Sets TLS. Raises UserError for a missing file, or if there are no certificates for
+  addresses beyond this machine."""
   if certificates is None:
     beyond = [at for at in addresses if at.rpartition(":")[0] not in _THIS_MACHINE]
     if beyond:
@@ -263,7 +263,7 @@ def _encrypt(
 # runs on a busy machine), and waits for ever for a lost party. After `_leave` only answers are
 # still on their way.
 _LINGER_SECONDS = 2.0
-# Seconds of one attempt to connect: SPU tries four times, after 1, 3 and 5 seconds.
+# Seconds of one attempt to connect: SPU tries four times, with waits of 1, 3 and 5 seconds.
 _ATTEMPT_SECONDS = 9
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 

@@ -110,7 +110,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 def compiled(
   fn: Callable, structs: tuple[jax.ShapeDtypeStruct, ...], in_tree: Any, public: tuple
 ) -> SpuProgram:
-  """Compiles `fn` for leaves of these shapes; `public[i]`: leaf i is not secret.
+  """Compiles `fn` for leaves of these shapes. Leaf i is secret unless `public[i]` is True.
 
   Raises UserError for an operation that SPU cannot do, or an array that `fn` closes over.
   """

@@ -12,8 +12,8 @@ On three machines, make one call on each:
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
 Each new connection is greeted at once, in a thread. It is closed unless it proves to know the
-token within `_PATIENCE` seconds. If `_CROWD` greetings are open, the oldest one of the address with
-the most is closed. So silent strangers do not keep the three apart.
+token within `_PATIENCE` seconds. If `_CROWD` greetings are open, the address with the most open
+ones loses its oldest one. So silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
 """
@@ -104,7 +104,7 @@ class _Greetings:
 
   Args:
     server: a listening socket.
-    greet: returns a result for a connection, or raises PeerFailed for a stranger.
+    greet: function that returns a result for a connection, or raises PeerFailed for a stranger.
     until: value of `time.monotonic` at which `next` gives up.
   """
 
@@ -114,7 +114,7 @@ class _Greetings:
     self._server = server
     self._greet = greet
     self._until = until
-    # Without this, `accept` would block if a peer has left again.
+    # On a blocking socket `accept` would wait if the peer has left again.
     server.setblocking(False)
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class _Greetings:
     except OSError:
       return
     if len(self._waiting) >= _CROWD:
-      # The oldest connection of the address with the most is closed, so that a crowd evicts only
+      # The address with the most connections loses its oldest one, so that a crowd evicts only
       # itself.
       (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
       oldest = next(
@@ -384,7 +384,7 @@ def run_processes(
     UserError: the first error of any process. The other processes are ended.
   """
   try:
-    # Processes get both by pickle, so what pickle cannot write is refused at once.
+    # Processes get `program` and `record` by pickle, so what pickle cannot write is refused.
     pickle.dumps((program, record))
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
@@ -446,7 +446,7 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   """Returns (outputs, `Spent`) of each party.
 
-  If both failed, raises the error that is more than a lost peer.
+  If a party failed, raises its error; PeerFailed only if there is no other error.
   """
   outcomes = {}
   faults = []

@@ -118,9 +118,9 @@ class AdditiveServers(SumSettings):
   """Each client sends every server a share. Each server adds its shares, and then the servers'
   sums are added.
 
-  Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
-  once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
-  and not all servers together). A client counts as soon as all servers have its shares.
+  Any num_servers - 1 servers, with any clients, learn only the sum of the honest clients' vectors,
+  and only once it is revealed (information-theoretic; honest-but-curious). All servers together
+  can read every vector. A client counts once all servers have its shares.
 
   `Cost.server_bytes` counts all servers together, with what they send each other.
   """

@@ -16,7 +16,7 @@ whatever the vectors are. With these shares and the sum given, the polynomial of
 shares is determined: it has `packed` + `colluding` known values. So they could have computed
 everything else that they saw. The channels rest on X25519 and ChaCha20-Poly1305.
 
-**What is not.** All parties follow the protocol.
+**What is assumed.** All parties follow the protocol.
 
 - A server that tells members different lists of clients learns other sums than the one sum, and
   nobody sees it. It can also hand out keys of its own making, and then it reads every vector.
@@ -79,7 +79,7 @@ class Committee(SumSettings):
 
   Args:
     num_members: number of members of the committee, drawn from the clients of each sum.
-    colluding: members who may tell the server all they know; >= 1.
+    colluding: largest number of members who may tell the server all they know; >= 1.
     packed: number of secrets in one polynomial. Each share is that many times shorter, and
       `colluding` + `packed` members must stay.
 

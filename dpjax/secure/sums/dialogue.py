@@ -1,4 +1,4 @@
-"""The parties of a secure sum as separate programs see them: a message comes, messages go.
+"""The parties of a secure sum, for separate programs. Each takes a message and returns messages.
 
 `socket_sums` moves bytes and knows no protocol. For each type of terms `server` and `client` return
 an object that says which messages it waits for, how large they may be, and what it answers.
@@ -39,7 +39,7 @@ class SumServer(Protocol):
 
   @property
   def phase(self) -> str:
-    """Kind of message that it receives now. Empty: the sum is complete."""
+    """Kind of message that the server receives now. Empty: the sum is complete."""
     ...
 
   def expected(self) -> frozenset[int]:
@@ -51,7 +51,7 @@ class SumServer(Protocol):
     ...
 
   def receive(self, data: bytes, sender: int) -> Mapping[int, bytes]:
-    """Takes a message. Returns what goes to clients at once, by client.
+    """Takes a message. Returns the messages to send now, by the client that gets each.
 
     Raises:
       UserError: the message is wrong. The server stays as it was.
@@ -70,7 +70,7 @@ class SumServer(Protocol):
     """Returns the sum, after the last phase was closed.
 
     Raises:
-      UserError: the messages of the last phase do not give it.
+      UserError: the messages of the last phase do not determine the sum.
     """
     ...
 
@@ -80,12 +80,12 @@ class SumClient(Protocol):
 
   @property
   def first(self) -> bytes | None:
-    """The message that it sends before it receives one. None: it sends none."""
+    """The message that the client sends before it receives one. None: it waits for one first."""
     ...
 
   @property
   def is_done(self) -> bool:
-    """Whether it receives nothing more."""
+    """Whether the client receives nothing more."""
     ...
 
   def largest(self) -> int:
@@ -105,7 +105,7 @@ class SumClient(Protocol):
 
 
 class _SecAggServer:
-  """The server of SecAgg."""
+  """Server of SecAgg: the functions of `secagg_server`, with the state that they change."""
 
   def __init__(self, terms: Terms):
     self._terms = terms
@@ -122,7 +122,7 @@ class _SecAggServer:
     return secagg_server.expected(self._state)
 
   def largest(self) -> int:
-    # In these phases a client sends one record, about itself only.
+    # For keys, masked vectors and signatures a client sends one record, about itself only.
     is_single = self.phase in ("keys", "masked", "agreed")
     count = 1 if is_single else len(self._terms.clients)
     return messages.size(count, secagg_client.record_bytes(self._terms, self.phase))
@@ -209,13 +209,13 @@ class _CommitteeServer:
       committee.total(self._state).astype(f"uint{self._terms.bits}", copy=False),
       survivors,
       expansions=self._terms.colluding * len(survivors),
-      # One agreement at each end of each share.
+      # Each share takes one key agreement at each of its two ends.
       operations=2 * len(self._state.keys) * len(survivors),
     )
 
 
 class _CommitteeClient:
-  """A client of a committee. One that is no member sends its shares and leaves."""
+  """A client in a sum by a committee. If it is no member, it sends its shares and leaves."""
 
   def __init__(self, terms: CommitteeTerms, me: int, signing_key: bytes | None):
     if signing_key is not None:
@@ -280,7 +280,7 @@ def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> Sum
     signing_key: Ed25519 private key [32], where the terms have a directory.
 
   Raises:
-    UserError: it is not among the clients, its signing key is not that of the directory, or
+    UserError: `me` is not among the clients, the signing key is not that of the directory, or
       the extra `secure` is not installed.
   """
   if isinstance(terms, CommitteeTerms):
@@ -289,7 +289,7 @@ def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> Sum
 
 
 def fewest(terms: AnyTerms) -> int:
-  """Returns the number of clients without whom no sum on these terms succeeds."""
+  """Returns the smallest number of clients with which a sum on these terms can succeed."""
   if isinstance(terms, CommitteeTerms):
     return max(terms.min_survivors, terms.colluding + terms.packed)
   return max(terms.min_survivors, terms.threshold)

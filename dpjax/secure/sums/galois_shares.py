@@ -96,7 +96,7 @@ def split(
   padded = np.zeros(packed * words, vector.dtype)
   padded[: len(vector)] = vector
   drawn = np.frombuffer(entropy(colluding * words * vector.itemsize), vector.dtype)
-  # The polynomial's values are the secrets at the first points, then uniform for the first shares.
+  # The polynomial's values are secrets at the first points, and uniform at the next `colluding`.
   values = np.concatenate([padded, drawn]).reshape(-1, columns)
   uniform = list(drawn.reshape(colluding, words))
   held = tuple(range(packed + colluding))
@@ -241,5 +241,5 @@ def _points(numbers: Sequence[int], degree: int) -> np.ndarray:
 def _times(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
   """Multiplies words modulo their type: [r, c] by [c, n] gives [r, n]."""
   # 2^32 divides 2^64, so the low 32 bits of the matrix are the matrix for a ring modulo 2^32.
-  # einsum is ten times faster than matmul, which has no BLAS for integers and orders no loops.
+  # einsum is ten times faster than matmul, which has no BLAS for integers.
   return np.einsum("rc,cn->rn", matrix.astype(values.dtype), values)

@@ -136,7 +136,7 @@ class AddingServer:
   """The server: it adds ciphertexts as they arrive, and cannot read them.
 
   Args:
-    scheme: keys, of which only the public part is used.
+    scheme: keys. Only the public part is used.
   """
 
   def __init__(self, scheme: _Scheme):

@@ -3,8 +3,8 @@
 | variant            | masks against          | hides from                                       |
 | ------------------ | ---------------------- | ------------------------------------------------ |
 | `SecAgg`           | all others             | server and t - 1 clients, honest-but-curious     |
-| `SecAgg(signed)`   | all others             | the same, and a server that lies with fewer than |
-|                    |                        | 2t - n of the clients (t > 2n / 3)               |
+| `SecAgg(signed)`   | all others             | the same, and a server that lies, together with  |
+|                    |                        | fewer than 2t - n of the clients (t > 2n / 3)    |
 | `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
 |                    |                        | curious, except with probability 2^-40           |
 
@@ -51,7 +51,7 @@ from dpjax.validate import UserError
 class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
-  Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
+  Clients may drop out at any time. The sum of those who uploaded is exact if t clients stay
   until the end; with fewer it is refused. The server may collude with t - 1 clients. A server may
   also lie about survivors. Without colluders it still opens no single vector if t is above half of
   the clients, and if it hands out the right keys.

@@ -110,7 +110,7 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
-  # Three secrets: for the sealed channels, for the pairwise masks, and for the client's own mask.
+  # The three secrets are for the sealed channels, the pairwise masks and the client's own mask.
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
@@ -338,13 +338,13 @@ def _confirm(member: Member, message: Message) -> tuple[Member, bytes]:
 
 
 def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
-  """Reveals one share for each client, as the survivors' marks ask, and never the other share."""
+  """Reveals one of the two shares for each client, as the survivors' marks ask, and never both."""
   revealed = {
     who: OWN_MASK + member.shares[who][SECRET_BYTES:]
     if mark == ALIVE
     else MASK_KEY + member.shares[who][:SECRET_BYTES]
     for who, mark in survivors.items()
   }
-  # All shares are deleted, so that no later message gets the other ones.
+  # All shares are deleted, so that no later message can get a client's second share.
   member = member._replace(expects="", shares={})
   return member, messages.write("revealed", member.terms.session, member.me, revealed)

@@ -8,7 +8,7 @@ messages.
     unmasked = total(state)
 
 Masked vectors are added up as they come, so the state holds one vector, not one per client. A
-message that is wrong in any way raises one line and leaves the state unchanged. Its sender counts
+message that is wrong in any way raises UserError and leaves the state unchanged. Its sender counts
 as silent. Beside the sum the server learns who was there in which phase, and when each message
 came.
 
@@ -308,8 +308,8 @@ def total(state: Collected) -> Unmasked:
 def _rebuilt(state: Collected, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
-  A rebuilt seed is compared with the client's commitment or public key. All runs of `threshold`
-  shares around the circle of holders are tried, so that one wrong share does no harm if enough
+  A rebuilt seed is compared with the client's commitment or public key. With the holders on a
+  circle, any `threshold` successive shares are tried. So one wrong share does no harm if enough
   others are right.
   """
   terms = state.terms

@@ -72,7 +72,7 @@ def _near(terms: Terms, who: int, there: Collection[int]) -> int:
 
 
 def going_on(terms: Terms, there: Present) -> Present:
-  """Returns the clients left in each phase when those with too few neighbours refuse to
+  """Returns the clients left in each phase, if clients with too few neighbours refuse to
   continue.
 
   Raises:

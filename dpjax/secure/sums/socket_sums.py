@@ -7,7 +7,7 @@ for the messages of each phase. Meanwhile it sends its own messages, to all clie
 client that takes no byte of a message for 5 seconds is left out. So a sum ends after at most
 connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
-Strangers are disconnected at the meeting (`parallel.lobby`), without a line. A client that sends
+Strangers are disconnected at the meeting (`parallel.lobby`), without a report. A client that sends
 garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
 a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
 keep others waiting are left out after a quarter of the phase. With messages above 8 MiB, 32 such
@@ -68,7 +68,7 @@ _SHARE = 4
 # direction.
 _STALL = 5.0
 _TURN = 0.2
-# In a file of terms: the protocol, unless it is SecAgg.
+# Name of the protocol in a file of terms. Terms of SecAgg have no name.
 _COMMITTEE = "committee"
 Report = Callable[[str], None]
 
@@ -96,7 +96,7 @@ def read(text: str) -> AnyTerms:
   """Parses the terms that `written` made.
 
   Raises:
-    UserError: the text is not such JSON, or `Terms` refuses its values.
+    UserError: the text is not JSON of terms, or the terms refuse its values.
   """
   try:
     fields = json.loads(text)
@@ -225,7 +225,7 @@ class _Phase:
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # At the limit of half-read messages, others wait in their sockets.
+    # At the limit of half-read messages, further messages wait in their sockets.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ class _Phase:
     """
     with selectors.DefaultSelector() as ready:
       for who, line in self._lines.items():
-        # A client that has sent its message may still be sent those of others.
+        # A client that has sent its message may still be sent messages of others.
         is_heard = who in self.waiting and self._listens(who)
         events = selectors.EVENT_READ * is_heard
         events |= selectors.EVENT_WRITE * line.has_unsent
@@ -258,7 +258,7 @@ class _Phase:
     except _Gone as gone:
       if who in self.waiting:
         return str(gone)
-      # Nothing is due from it now. If a later phase waits for it, it is found to be gone.
+      # Nothing is due from this client now. A later phase that waits for it finds it gone.
       self._lines[who].forget()
     return None
 
@@ -356,10 +356,10 @@ def _served(
     kind = server.phase
     until = time.monotonic() + seconds
     wanted = [who for who in server.expected() if who in lines]
-    # Messages for clients that are busy with their own, and do not read: they wait here.
+    # Messages wait here while a client sends its own message, since it does not read meanwhile.
     held = {who: list[bytes]() for who in wanted}
     for who, said in _heard(lines, wanted, server.largest(), until):
-      # It reads again.
+      # This client sends no more in this phase, so its waiting messages can go.
       waiting = held.pop(who)
       try:
         if isinstance(said, str):
@@ -374,7 +374,7 @@ def _served(
       for data in waiting:
         lines[who].put(data)
       _put_on(lines, outgoing, held)
-    # Sent while the messages of the next phase are received.
+    # These messages are sent while those of the next phase are received.
     _put_on(lines, server.close(), {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   found = server.found()

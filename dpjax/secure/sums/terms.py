@@ -243,10 +243,10 @@ def corrupt_and_staying(
 def _threshold(
   num_clients: int, degree: int, bad: int, gone: int, chances: tuple[float, float]
 ) -> int | None:
-  """Returns the smallest threshold for these neighbours, or None if there is none.
+  """Returns the smallest threshold for graphs of this degree, or None if there is none.
 
-  Some client has `threshold` corrupt neighbours with probability at most 2^-chances[0]. Some client
-  has fewer surviving neighbours with probability at most 2^-chances[1].
+  P[some client has `threshold` or more corrupt neighbours] is at most 2^-chances[0].
+  P[some client has fewer than `threshold` surviving neighbours] is at most 2^-chances[1].
   """
   above = np.cumsum([*_counts(num_clients, bad, degree)][::-1])[::-1]  # P[>= k]
   safe = [k for k in range(degree + 1) if num_clients * above[k] <= 2 ** -chances[0]]

@@ -19,7 +19,7 @@ LAST_ID = 2**32 - 2
 
 
 def bits_needed(num_clients: int, largest: int) -> int:
-  """Returns how many bits a modulus above every sum of `num_clients` integers in [0, largest] has.
+  """Returns the smallest number of bits for any sum of `num_clients` integers in [0, largest].
 
   >>> bits_needed(100, 2**20 - 1)
   27

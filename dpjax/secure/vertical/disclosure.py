@@ -28,9 +28,10 @@ inequality and concavity, a guess errs at >= .2145 of the labels on average: a r
 78.6 % of them, where blind guesses read 50 %. This is an average over rows, not a bound for one
 row.
 
-That rule needs large batches: each column and step takes 28 bits or more. If it admits too few
-steps, train on shares (`dpjax.secure.vertical_models.train_logistic`): there no party sees a
-gradient. With `Disclosure(secret_labels=False)` both parties agree that a may know the labels.
+That rule needs large batches: a column takes about 28 bits in each step, for a few hundred rows
+with entries near 1. If the rule admits too few steps, train on shares, where no party sees a
+gradient (`dpjax.secure.vertical_models.train_logistic`). With `Disclosure(secret_labels=False)`
+both parties agree that a may know the labels.
 
 X^T r fixes r up to the null space of X^T, which holds the share 1 - h_i of the unit vector e_i. So
 X^T r alone determines the residual r_i exactly where h_i = 1. The k features that the other party
@@ -52,8 +53,8 @@ from dpjax.validate import UserError, flag
 
 MAX_LEVERAGE = 0.9
 # Smaller singular values count as 0, since nothing can be learnt from them. The bound is relative
-# to the largest one, and never above _STEP, the step of the masks' lattice: small columns may occur
-# beside large ones.
+# to the largest one, and capped at _STEP, the step of the masks' lattice: small columns may occur
+# beside large ones. Only rounding errors (_ROUNDING) may raise it above _STEP.
 _RANK = 1e-9
 _STEP = 2.0**-28
 # Rounding error of the singular values, relative to the largest one.
@@ -69,7 +70,7 @@ _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
-  """Returns each row's leverage [B] in [0, 1]: how far matrix^T residuals tell its residual.
+  """Returns the leverage [B] in [0, 1] of each row i: how far matrix^T r tells the residual r_i.
 
   >>> leverages(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0]])).round(6)
   array([0.5, 0.5, 1. ])
@@ -91,7 +92,7 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns how many bits matrix^T residuals tell, with each sum rounded to 2^-SUM_BITS.
+  """Returns how many bits of residuals r the sums matrix^T r tell, if rounded to 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.
@@ -115,8 +116,8 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
 def discrete_bits(matrix: np.ndarray) -> float:
   """Returns the bits in columns of few values, by the entropy of their content.
 
-  A column has few values if it has at most two, or if each value comes twice on average. Another
-  party may then know the list of values.
+  A column has few values if it has at most two, or if a value comes twice or more on average. The
+  other party may then know the list of values.
 
   >>> discrete_bits(np.array([[0.0, 0.1], [1.0, 0.2], [0.0, 0.3], [1.0, 0.4]]))
   4.0

@@ -105,8 +105,8 @@ class _Ckks:
 
 
 def ckks(*, depth: int = 1) -> KeyPair:
-  """Makes a fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` products in a row (1
-  or 2).
+  """Makes a fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` successive products (1 or
+  2).
 
   Numbers below about 2^50 fit. A product has an error of about 1e-6.
   Source: Cheon, Kim, Kim and Song 2017; Microsoft SEAL through TenSEAL.

@@ -97,7 +97,7 @@ def fed_avg(
   num_local_steps: int,
   learning_rate: float,
 ) -> np.ndarray:
-  """Returns [num_rounds + 1, d], the weights before and after each round of FedAvg from zero.
+  """Returns [num_rounds + 1, d]: zero weights at first, and the weights after each FedAvg round.
 
   Every client takes `num_local_steps` full-batch gradient steps on its own F_k. The server averages
   with weights n_k / n. With one local step this is gradient descent on F.
@@ -149,7 +149,7 @@ class PrivateStatistics:
   targets to +-`y_bound`, rows with NaN or infinity dropped. With s = x_bound^2 + 1 (the
   column of ones) one row's (x x^T, x y) has a norm of at most sqrt(s^2 + s y_bound^2).
   The symmetric matrix counts by its Frobenius norm: off-diagonal entries are summed once and
-  weigh sqrt(2). That bound is the sensitivity under add_or_remove_one; under replace_one the
+  weigh sqrt(2). The norm bound is the sensitivity under add_or_remove_one; under replace_one the
   sensitivity is twice as large. The number of rows is one of the sums, so it is private, too.
 
   Guarantee: one Gaussian release. Everything computed from it (the weights, any ridge, the
@@ -218,7 +218,7 @@ class PrivateStatistics:
   def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounded rows, without rows that hold NaN or infinity.
 
-    Each bounded row depends on its own row alone.
+    Each bounded row depends on one given row alone.
     """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)

@@ -90,7 +90,7 @@ def split_gradient(
   The gradient equals `jax.grad` of `top_loss(top, (bottom_1(x_1), ...), y)`.
 
   Args:
-    batch: x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
+    batch: rows (x, y). x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
 
   Raises:
     UserError: the parties, or their rows, differ in number.
@@ -190,7 +190,7 @@ def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarr
 
   Labels y are 0 or 1.
 
-  Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
+  Degree 1, 1/2 + s/4 - y, is the derivative of Hardy's loss log 2 - s/2 + s^2/8 (for y = 1).
   Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
   doi:10.2196/medinform.8805) and wrong beyond.
 
@@ -231,8 +231,8 @@ def two_party_logistic(
 
   A party's gradient is one equation for each of its columns (b's bias is one). Its unknowns are B
   residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
-  parties over all steps. It refuses a batch or a step that would let a party solve for a residual,
-  for the other's features, or for more than a share of the labels' bits. With secret labels it
+  parties over all steps. It refuses batches and steps that would give a party a residual, the
+  other's features, or more than a share of the labels' bits. With secret labels `disclosure`
   admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` computes the same
   steps on shares, where neither party sees a gradient, and has no such limit. If a may know the
   labels, give `Disclosure(secret_labels=False)`. Nothing here is differentially private.
@@ -242,11 +242,11 @@ def two_party_logistic(
     keys: keys of `encrypted_vectors`; degree 3 needs `ckks(depth=2)`.
     degree: 1 or 3. Degree 3 is closer to logistic regression while scores stay within +-8. Beyond
       that it diverges, so bound the features (clip them, or use tanh).
-    disclosure: memory of the parties of earlier runs over the same entities; None for a
-      new one. Every step that runs is counted, also from a state that was used before.
+    disclosure: the parties' memory of earlier runs over the same entities; None: a new memory.
+      Every step that runs is counted, also from a state that was used before.
 
   Raises:
-    UserError: labels other than 0 and 1, rows that differ, more rows than
+    UserError: labels other than 0 and 1, parties with different numbers of rows, more rows than
       `keys.public.slots`, features beyond +-1024, or what `disclosure` refuses.
   """
   seen = Disclosure() if disclosure is None else disclosure
@@ -324,7 +324,7 @@ def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
 def masked_sums(
   keys: KeyPair, encrypted: bytes, columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-  """Returns (columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one
+  """Returns (columns^T @ residuals [f], bytes sent to the coordinator): steps 3 to 5 for one
   party.
 
   `encrypted` holds as many copies of the residuals [B] as fit, so that one ciphertext
@@ -358,7 +358,7 @@ def masked_sums(
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
   """Returns the sums over rows, [num_sums], which are all that the coordinator computes.
 
-  Sums are rounded, so that each has a known number of bits (`disclosure`) with any keys.
+  Sums are rounded, so that each has a known number of bits (`disclosure`), whatever the keys.
   """
   sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS

@@ -130,7 +130,7 @@ def transfer_gradient(
 ) -> tuple[TransferParams, TransferInfo]:
   """Returns the gradient of the sum of both losses, and the `TransferInfo`.
 
-  The gradient is exact. It takes one message, and its cotangents back.
+  The gradient is exact. One message goes to the target, and its cotangents come back.
   """
   source = lambda p: source_part(encoders[0], p, batch, num_classes)
   (source_loss, message), pull = jax.vjp(source, params.source)

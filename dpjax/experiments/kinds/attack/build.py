@@ -43,9 +43,9 @@ def load_data(config: AttackConfig) -> tuple[Any, Any]:
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
-  """Returns `call(*args)`, a function for the attacked run.
+  """Returns the result of `call(*args)`, which makes a part of the attacked run.
 
-  If a UserError is about a field of the attacked run, the name of its section is put before it.
+  In a UserError about a field of the attacked run, the name of the section is put before the field.
   """
   try:
     return call(*args)
@@ -57,7 +57,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 def digest(config: AttackConfig) -> bytes:
   """Returns the public digest of the fields that decide what is computed.
 
-  It leaves out the section that is not attacked, the fields of a table, and locations of data.
+  It leaves out the section that is not attacked, the fields of a table, locations of data, and the
+  fields that may change when a run resumes (`where`).
   """
   fields = config_names.without_places(to_dict(config))
   for name in (other(config), *config.of_table):

@@ -59,7 +59,7 @@ def phase(config: AttackConfig, attacked: central.Run) -> Phase:
 
 
 def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
-  """Returns the inverted inputs, and how many of them the judge assigns to their class.
+  """Returns the inverted inputs, and how many of them a second network, the judge, recognises.
 
   Chance is 1 / number of classes.
   """
@@ -88,8 +88,8 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
-  """Returns the weights of a judge: the target's architecture, trained from other initial weights
-  on the test records."""
+  """Returns the weights of the judge. It has the target's architecture and other initial weights,
+  and is trained on the test records."""
   first = central.start(config.train, run.train, run.random._replace(init=key))[2]
 
   def loss(params: Params, batch: tuple[Array, Array]) -> Array:
@@ -104,7 +104,7 @@ def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
 def verdict(score: attacks.InversionScore, num_classes: int) -> str:
   """Returns the verdict: a defence fails if inputs are recognised more often than by chance.
 
-  Chance is 1 / num_classes. The lower end of the interval must exceed it.
+  Chance is 1 / num_classes. The lower end of the rate's interval must exceed chance.
 
   >>> from dpjax.attacks.roc import exact_interval
   >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])

@@ -48,7 +48,7 @@ class AttackConfig(WithChoices):
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
   "federate.compression": "top_k"}}. Without rows, this config is the only row. In a label, the text
-  before the first comma names the attack in the table, and the text after it the defence. `beside`
+  before the last comma names the attack in the table, and the text after it the defence. `beside`
   maps labels to results that others have published. The table shows them in a separate column.
   """
 
@@ -116,7 +116,7 @@ def check(config: AttackConfig) -> None:
 def unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns {field that one attack does not read: condition under which it would be read}.
 
-  The fields are of the attack, of the attacked run, and of the section that is not attacked.
+  The fields are of the attacked run. The whole section that is not attacked is one more field.
 
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'

@@ -103,7 +103,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
 def verdict(row: attacks.Agreement, guess: Counted) -> str:
   """Returns the verdict: a defence fails if the copy agrees more often than a constant guess.
 
-  The two intervals must not overlap.
+  The interval of the copy's rate must lie above the interval of the guess.
 
   >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
   ...   num_queries=5)

@@ -77,7 +77,8 @@ class MeasuredAttack(NamedTuple):
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
   """Divides the records, and builds the attacked run for one half of them.
 
-  The halves depend only on the seed and the data, so that all defences face the same targets.
+  The halves depend only on the seed, the data, and whether the sampler needs halves of one size. So
+  defences with samplers of one kind face the same targets.
 
   Raises UserError for data that do not fit the settings, such as queries of data without images.
   """
@@ -166,8 +167,8 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
 def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """Returns the guarantee of the target, from the result.json beside its params.npz.
 
-  If that file does not belong to exactly these parameters, its epsilon does not cover them. All
-  values are then None, and epsilon_kind is "none".
+  If that file does not belong to exactly these parameters, its epsilon does not cover them. Then
+  epsilon_kind is "none", method is "unknown", epsilon_note says why, and other values are None.
 
   Raises UserError if the target's run had other data than `train`, and so other members.
   """
@@ -498,8 +499,8 @@ def verdict(
 ) -> str:
   """Returns the verdict on a defence.
 
-  Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. Without a
-  guarantee, the defence fails. No attack can show that a defence holds.
+  Recognised members are leakage. A guarantee bounds leakage, but does not forbid it. A defence
+  without a guarantee fails if members are recognised. No attack can show that a defence holds.
 
   Args:
     curve: ROC of an attack.

@@ -131,7 +131,7 @@ def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   """Returns the parameters after all rounds, with these attackers among the clients.
 
-  Attackers' messages skip the noise and compression of an honest client.
+  An attacker changes its message last, after the noise and compression of an honest client.
   """
   run = attacked.run
 

@@ -15,8 +15,8 @@ from dpjax.validate import UserError
 
 # Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
-# The first three attacks need more than log odds, or something else: all confidences, the mean
-# training loss, or the test records.
+# Log odds alone are not enough for the first three attacks: they need all confidences, the mean
+# training loss, and the test records, in this order.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
 # An attack compares shadows with and without a record. Among 2 shadows of a target, one of these
 # groups may be empty, but not among 4.
@@ -208,7 +208,7 @@ class Imprint(DenseFirst):
   The bins are quantiles of the test inputs. The server is assumed to have these inputs.
 
   Args:
-    gain: scale of the kernels after the first.
+    gain: scale of the kernels that have one row for each unit of the first layer.
   """
 
   gain: float = 1.0
@@ -242,7 +242,7 @@ class Fishing(Imprint):
   """`attacks.fish`: a server whose model shows one class, by the bins of `attacks.imprint`.
 
   Args:
-    gain: scale of the kernels after the first.
+    gain: scale of the kernels that have one row for each unit of the first layer.
     label: class that is fished for.
     head: name of the last layer.
   """

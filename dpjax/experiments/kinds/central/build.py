@@ -231,7 +231,7 @@ def preprocessed(
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """Adds the features of the model to loaded (train, test). Returns what `load_data` returns."""
+  """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
   per_example = normalization.per_example(config)
   kept = data.cache.folder()
   options: Any = per_example, kept, config.resident
@@ -335,7 +335,7 @@ def start(
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
-  # `load_data` has already standardised scattering features, so the model must not.
+  # `load_data` has already standardised scattering features, so the model must not do it again.
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
@@ -356,7 +356,7 @@ def start(
     # With dropout, each example needs its own key in training.
     if drawing:
       whole = task._replace(loss=keyed_loss(task.loss), keyed=True)
-    # Only dpjax has models of text, so a user's model is a classifier, with one output per class.
+    # Only dpjax has models of text, so a user's model must give one vector per example.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
       models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
@@ -395,7 +395,7 @@ def assemble(
   params, apply = audit.beside(config, trained.params, trained.apply)
   # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
-  # Batches check their capacity against this number, even if the config declares it.
+  # Batches check their capacity against the number that `train` declares.
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
@@ -404,7 +404,7 @@ def assemble(
   )
   claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
-  # The statistics cover the training data with canaries, as they are trained on.
+  # The statistics also cover the canaries, since the model trains on them, too.
   statistics = normalization.released(plan, random, train)
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
@@ -549,7 +549,7 @@ def job_on_data(
   Args:
     named: digest of the config.
     load: function that reads the data of the config, like `load_data`.
-    complete: function that adds features to the data, like `with_features`.
+    complete: function that replaces inputs by features, like `with_features`.
     loaded: data with features; None: they are loaded.
     phase: function (data, keys) -> phase.
   """
@@ -601,7 +601,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """Lowers a jitted step for the target's devices (`parallel.made_for`), on a batch of the run."""
+  """Lowers a jitted step, on a batch of the run, for the devices of `parallel.made_for`."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh

@@ -53,9 +53,9 @@ class ByStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Whitened:
-  """Applies a linear map that evens out the directions of the training data, at a cost from
-  the run's budget. Before the map, each example is normalised by itself, or each channel is
-  divided by its typical size."""
+  """Applies a linear map that evens out the variances of the training data in all directions, at a
+  cost from the run's budget. Before the map, each example is normalised by itself, or each channel
+  is divided by its typical size."""
 
   noise_multiplier: float = 16.0  # for each of five sums over all examples
   median_epsilon: float = 0.02  # for each clip norm that is a private ninth decile

@@ -29,7 +29,7 @@ _WHY = "is a loss of a whole batch, in which every example moves the gradient of
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for settings that a run with this loss cannot have."""
+  """Raises UserError for settings that a run with the contrastive loss cannot have."""
   if config.privacy.method != "sgd":
     raise UserError(
       f"{_SETTING}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "

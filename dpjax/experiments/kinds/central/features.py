@@ -38,7 +38,7 @@ class ComputedFeatures:
   """Describes the features of one data set; `make` computes them."""
 
   shape: tuple[int, ...]
-  # Everything that decides a feature. It enters the key of the cache, so that a run with a changed
+  # Settings that decide a feature. They enter the key of the cache, so that a run with a changed
   # setting never reads old features.
   settings: tuple[Any, ...]
   code: tuple[str, ...]  # modules that decide the last bit

@@ -31,7 +31,8 @@ def check_levels(privacy: PrivacyConfig) -> None:
 
 
 def check(privacy: PrivacyConfig) -> None:
-  """Raises UserError if a pass has no whole number of steps, or is shorter than the separation."""
+  """Raises UserError if a pass of a cyclic sampler has no whole number of steps, or if a pass of
+  another sampler is shorter than the separation."""
   ftrl = privacy.ftrl
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
@@ -117,8 +118,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   """
   apart = separation(privacy)
   noise = privacy.ftrl.strategy.make(num_steps, apart)
-  # If all examples whose turn it is take part, sampling does not amplify privacy. Then any
-  # correlated noise can be accounted for.
+  # If an example takes part in each of its turns with probability 1, sampling amplifies nothing.
+  # Then any correlated noise can be accounted for.
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(

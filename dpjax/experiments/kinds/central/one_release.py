@@ -81,7 +81,7 @@ class WholeData(sampling.UnamplifiedSampler):
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for settings that this method does not support; loads no data."""
+  """Raises UserError for settings that `least_squares` does not support; loads no data."""
   reason = f"with privacy.method={LEAST_SQUARES!r}"
   if config.audit.enabled:
     raise UserError(

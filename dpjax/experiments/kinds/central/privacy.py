@@ -181,7 +181,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   """Returns the number of examples that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: no number is declared for a user's own data, under add_or_remove_one.
+    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
   """
   privacy = config.privacy
   known = train.nominal_size
@@ -200,7 +200,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 
 
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
-  """Returns the sampler of a run. Its batches are padded for all examples and one more."""
+  """Returns a run's sampler. Batches that can overflow are padded for all examples and one more."""
   privacy = config.privacy
   # A neighbouring data set may have one more record, and a batch of all records must fit.
   capacity = num_examples + 1

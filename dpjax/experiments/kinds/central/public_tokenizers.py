@@ -61,7 +61,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
 
 
 def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
-  """Returns the guarantee. If the texts have a tokenizer, it becomes a claim that names it."""
+  """Returns the guarantee, as a claim that names the tokenizer if the texts have a tokenizer."""
   tokenizer = of(config)
   if tokenizer is None:
     return promised

@@ -30,7 +30,7 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-# Folded into the key of the first parameters, so that adapters have their own key.
+# Number that is folded into the key of the first parameters, so that adapters have another key.
 _ADAPTERS = 1
 
 

@@ -26,7 +26,8 @@ from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, sing
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array
 
-# Folded into the public key, so that first parameters and student updates have different keys.
+# Numbers that are folded into the public key, so that student updates and first parameters have
+# different keys.
 _STEPS = 1
 _PARAMETERS = 2
 _NOTES = {
@@ -178,7 +179,8 @@ class _Run:
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
       state, info = both.step(state, batch)
       update = lambda _, state: both.student_step(state)
-      # `both.step` makes the first update of the student. This loop compiles the others only once.
+      # `both.step` makes the first update of the student. The loop makes the other updates, and is
+      # compiled only once.
       return jax.lax.fori_loop(1, config.student_updates, update, state), info
 
     return both.init, step

@@ -15,8 +15,8 @@ METHODS = {
   "joint": "both learn from private records, under one clip and one noise",
 }
 _WIDTH = rules.between(1, 10**4)
-# Float32 loses the differences of answers at higher temperatures, and the student's gradients at
-# lower temperatures.
+# Float32 loses the differences of answers at temperatures above 1e4, and the student's gradients at
+# temperatures below 1e-4.
 _TEMPERATURE = rules.within_range(1e-4, 1e4)
 
 
@@ -24,8 +24,8 @@ _TEMPERATURE = rules.within_range(1e-4, 1e4)
 class DistillationConfig:
   """Configuration of a run: a teacher under DP-SGD, and a smaller student.
 
-  The test set is taken as public. Its first `num_pool` images, without labels, are for the student.
-  The other images score both networks.
+  The test set is taken as public. With method="public" the student reads its first `num_pool`
+  images, without labels. The other images score both networks.
   """
 
   method: Annotated[str, rules.among(METHODS), "what the student reads"] = "public"

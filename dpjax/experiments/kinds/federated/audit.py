@@ -170,7 +170,7 @@ def target_of(
   | both                   | the tighter of the two | what the row of the tighter guarantee says  |
   | distributed            | guarantee of shares    | every decoded integer sum, and who is in it |
 
-  Without an audit, the row of the sum stands for "local" and "both", too.
+  Without an audit, the first row of this table also holds for "local" and "both".
 
   Args:
     plan: plan that runs.
@@ -226,14 +226,15 @@ def prepared(
 def marked(
   audited: Audited | None, cohorts: Iterator[federated.Cohort]
 ) -> Iterator[federated.Cohort]:
-  """Returns the cohorts of a run, in which rows of sending canaries hold the canary's number."""
+  """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
+  canary's number."""
   return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
 
 
 def sending(audited: Audited | None, map_clients: Any) -> Any:
   """Returns the execution of clients, in which canaries send only their directions.
 
-  It is unchanged if canaries send no directions, or if they send in `hidden`.
+  The execution is unchanged if canaries send no directions, or if `hidden` sends the directions.
   """
   if audited is None or audited.directions is None or audited.hears:
     return map_clients
@@ -244,8 +245,8 @@ def sending(audited: Audited | None, map_clients: Any) -> Any:
 def hidden(
   audited: Audited | None, client: federated.ClientAlgorithm
 ) -> federated.ClientAlgorithm:
-  """Returns the client as it is before it adds noise. If the audit tests this noise, canaries
-  send their directions here."""
+  """Returns the client before noise is added to its message. If the audit tests this noise, the
+  client sends a canary's direction when its rows are a canary's."""
   if audited is None or audited.directions is None or not audited.hears:
     return client
   bound = audited.target.l2_clip_norm
@@ -285,7 +286,7 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """Returns the server's optimizer. If the audit scores sums, it scores each sum before the
+  """Returns the server's optimizer. If the audit scores sums, each sum is scored before the
   optimizer changes it."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
@@ -349,8 +350,8 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # With both noises, `epsilon` is about the sums. If the audit is about messages, the epsilon of
-  # their claim replaces it.
+  # With privacy.method="both", `epsilon` is about the sums. If the audit is about messages, the
+  # epsilon of the claim about messages replaces it.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   facts_of_audit = audits.facts(

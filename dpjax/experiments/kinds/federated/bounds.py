@@ -26,7 +26,7 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
 
 
 def federation(config: FedConfig) -> None:
-  """Raises UserError for errors of a federated run that rules of single fields cannot express."""
+  """Raises UserError for errors in a federated run's config beyond the rules of single fields."""
   bounds.data(config.data)
   bounds.model(config.model)
   bounds.unit_range(config.model.name, config.data)

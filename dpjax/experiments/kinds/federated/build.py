@@ -293,12 +293,12 @@ def client_of(
 ) -> tuple[federated.ClientAlgorithm, Any]:
   """Returns (client, memory) of a FedAvg run.
 
-  `memory` is a function parameters -> the client's state before the first round; None: it keeps
-  no state.
+  `memory` is a function parameters -> the client's state before the first round; None: the client
+  keeps no state.
 
   Args:
-    guessed: whether this is the simulation of an attacker, who has no key. Its messages are
-      clipped, but neither noised nor compressed.
+    guessed: whether the client is an attacker's simulation. The attacker has no key, so noise and
+      compression are left out, but the clip that comes before the noise is not.
   """
   tx = optimizer(config.client_optimizer)
   weighting = config.weighting.make()
@@ -342,8 +342,8 @@ def optimizer(config: OptimizerConfig) -> Any:
 
 
 def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
-  """Returns the server's optimizer: SGD, or algorithm 2 of Reddi et al. 2021. Its learning
-  rate may follow a schedule over the rounds."""
+  """Returns the server's optimizer: SGD, algorithm 2 of Reddi et al. 2021, or a user's own. The
+  learning rate may follow a schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
@@ -353,8 +353,8 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  # `fed_opt` takes a number as its rate, but a schedule is a function. So its rate is 1, and its
-  # updates are scaled afterwards.
+  # `fed_opt` takes a number as its rate, but a schedule is a function. So `fed_opt` gets rate 1,
+  # and the updates are scaled afterwards.
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
@@ -377,7 +377,7 @@ def _algorithm(
     num_clients: public number of clients before canaries are inserted, so that no divisor reveals
       how many canaries are in.
     around: function that wraps the work of a client, and the state that the client keeps.
-    before: function that wraps the aggregator, to change messages before it.
+    before: function that wraps the aggregator, to change the messages that it gets.
   """
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
@@ -407,7 +407,7 @@ def _algorithm(
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
-      # With a privacy guarantee the actual size of a cohort is secret, so the expected one is used.
+      # With a guarantee the actual size of a cohort is secret, so the expected size is used.
       expected_cohort=config.clients_per_round if private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
       # A rule without momentum has no field `momentum`.
@@ -440,7 +440,7 @@ def assemble(
   federation, test = load_data(config) if data is None else data
   # The number is taken before canaries are inserted, since no divisor may reveal how many are in.
   num_clients = privacy.public_size(config, federation)
-  # Cohorts check their capacity for this number, even if the config declares it.
+  # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)

@@ -334,7 +334,7 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
 
 
 def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
-  """Returns the facts of a config's aggregator; None if a user defined it, so that they are
+  """Returns the facts of a config's aggregator; None for a user's own aggregator, whose facts are
   unknown.
 
   >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)

@@ -53,7 +53,7 @@ _RELEASE = (
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for fields that do not fit this method; loads no data."""
+  """Raises UserError for fields that do not fit method "distributed"; loads no data."""
   if config.privacy.method != METHOD:
     return
   if isinstance(config.secure_sum, NoSecureSum):

@@ -49,8 +49,8 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
 
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Returns facts about the noise. The stated epsilon follows from `noise_multiplier`. If clients
-  add noise, `local_noise_multiplier` is its multiplier."""
+  """Returns facts about the noise. The stated epsilon follows from `noise_multiplier`. For methods
+  "local" and "both", `local_noise_multiplier` is the multiplier of the clients' noise."""
   if fed.mechanism is not None:
     mechanism = fed.mechanism
     return {

@@ -36,7 +36,8 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
 def with_features(
   config: FedConfig, loaded: tuple[Federation, Any]
 ) -> tuple[Federation, Any]:
-  """Adds the features of the model to (federation, test). Returns what `load_data` returns."""
+  """Returns (federation, test) with features as inputs if the model takes features, else
+  unchanged."""
   federation, test = loaded
   sets = build_central.with_features(central(config), (federation.dataset, test))
   return dataclasses.replace(federation, dataset=sets[0]), sets[1]
@@ -62,7 +63,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 
 
 def central(config: FedConfig) -> TrainConfig:
-  """Returns the central run that would read the same data."""
+  """Returns the config of a central run that reads the same data."""
   return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
 
 

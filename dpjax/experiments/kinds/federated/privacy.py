@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 
 # Default numbers of canary clients, if they join the federation or replace clients. A claim is
 # refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right, `claim_p_value`
-# gives .0056 for 600 canaries and .0038 for 1,000. It does not assume that guesses are independent.
+# gives .0056 for 600 canaries and .0038 for 1,000. The test needs no independent guesses.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -57,7 +57,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
   """Returns the number of clients that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: under add_or_remove_one, no number is declared for clients that the data name.
+    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
   """
   privacy = config.privacy
   known = federation.nominal_users

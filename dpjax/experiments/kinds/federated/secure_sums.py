@@ -23,8 +23,8 @@ class NoSecureSum:
 
 @dataclasses.dataclass(frozen=True)
 class SharesAmongClients:
-  """The server gets only the sum of the messages. Implemented by
-  `secure.sums.AdditiveSharing`, which tolerates no drop-out.
+  """`secure.sums.AdditiveSharing`: the server gets only the sum of the messages. This protocol
+  tolerates no drop-out.
 
   Args:
     bits: bits of each integer of the sum; the protocol may use more.
@@ -165,7 +165,7 @@ class SparseMasks(PairwiseMasks):
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError if too many corrupt clients and dropouts leave fewer than two clients."""
+    """Raises UserError if corrupt clients and dropouts leave fewer than two honest clients."""
     most = int(clients_per_round)
     bad, gone = (largest_part(f, most) for f in (self.corrupt, self.dropout_share))
     if bad + gone > most - 2:

@@ -22,7 +22,7 @@ from dpjax.mechanisms.teacher_votes import ConfidentGNMax
 from dpjax.noise import source
 from dpjax.validate import UserError
 
-# Folded into the noise key. Queries fold in an int32 >= 0, so no query has this key.
+# Number that is folded into the noise key. Queries fold in an int32 >= 0, so no query has this key.
 _OF_COST = 2**32 - 1
 # Published costs are rounded to multiples of this public number.
 _COST_STEP = 2.0**-12
@@ -31,8 +31,8 @@ _COST_STEP = 2.0**-12
 def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
-  If answers are limited, the event of the first query includes all answers. How many answers are
-  used, and when, depends on the votes, so the events must not depend on it.
+  If answers are limited, the event of the first query includes all answers. The events must not
+  show how many answers are used, and when, since this depends on the votes.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation

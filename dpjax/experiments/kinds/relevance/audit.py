@@ -86,7 +86,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
   elif outcome.noise is not None:
     attacks["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
-    # With public labels the guarantee covers features only, so canaries keep their labels.
+    # With public labels the guarantee covers features only, so U3, on wrong labels, is left out.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
       attacks[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
@@ -101,8 +101,8 @@ def worst_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the two records that are easiest to tell apart under independent noise.
 
-  One record is all 0, the other record is all 1. With a weighted L1 clip, each record has norm at
-  most `clip`, and the records are 1 on different features if possible.
+  Without a clip, one record is all 0, and the other record is all 1. With a weighted L1 clip, each
+  record has norm at most `clip`, and the records are 1 on different features if possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]

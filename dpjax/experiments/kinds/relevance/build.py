@@ -238,8 +238,8 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
 def public_size(config: RelevanceConfig, train: Any) -> int:
   """Returns the number of records that plans are made for; see `run.sizes`.
 
-  The data must declare this number only for methods with a plan. Rigorous RADP is under
-  replace_one, where the number is public. Claims of papers prove nothing.
+  The data must declare this number only for methods with a plan. Rigorous RADP uses replace_one,
+  under which the number is public. Claims of papers need no number, since they prove nothing.
   """
   return sizes.public(
     len(train),

@@ -14,7 +14,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 
-# An audit with fewer than 20 draws could refute no claim.
+# An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 

@@ -33,7 +33,7 @@ _WHO = (
   "The number of shared people is public."
 )
 
-# Each party's share of the norm is multiplied by this factor, so that rounding cannot exceed it.
+# Each party's bound is multiplied by this factor, so that rounded rows stay within `feature_norm`.
 _INSIDE = 1 - 1e-8
 
 

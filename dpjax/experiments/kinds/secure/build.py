@@ -26,7 +26,7 @@ from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
-  """Holds the outcome of a computation, which is a row of the table."""
+  """Holds the outcome of a computation; the fields fill one row of the table."""
 
   protocol: str
   sizes: str  # in words

@@ -170,8 +170,8 @@ class NoisyModelTask:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsTask(NoisyModelTask):
-  """`noisy_model` where party a holds labels and first columns of its users, and party b the other
-  columns of its users. They find their shared users by private set intersection."""
+  """`noisy_model` of two parties with different columns of the same users. Party a also holds the
+  labels. The parties find their shared users by private set intersection."""
 
   first_columns: Annotated[
     int, rules.between(1, 2**16), "columns of party a; party b holds the others"

@@ -194,7 +194,8 @@ def _training(ready: _Ready) -> Phase:
 
     begun = time.monotonic()
     of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    # Every piece has its own masks, since two messages with the same mask reveal their difference.
+    # Each step of the run has its own masks, since two messages under one mask reveal their
+    # difference.
     masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
     ran = mpc.run(
       program,

@@ -232,7 +232,7 @@ def _encoder(key: jax.Array, inputs: int, outputs: int) -> Params:
   """Returns random parameters of a network with one hidden layer."""
   first, second = jax.random.split(key)
   return {
-    # The factor 1.5 is for pixels, most of which are near 0.
+    # The factor 1.5 enlarges the kernel, since most pixels are near 0.
     "hidden": jax.random.normal(first, (inputs, _HIDDEN)) * (1.5 / inputs**0.5),
     "hidden_bias": jnp.zeros((1, _HIDDEN)),
     "out": jax.random.normal(second, (_HIDDEN, outputs)) / _HIDDEN**0.5,

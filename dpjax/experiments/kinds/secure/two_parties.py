@@ -47,7 +47,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
     with optional.needed():
       from sklearn import datasets
 
-    # All rows together standardise the columns. The last fifth of the rows is predicted.
+    # Columns are standardised by mean and deviation of all rows. The last fifth is predicted.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
@@ -87,7 +87,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
     recipe.shift(task.batch_size)
   start = secureml.initial(sizes, seed=config.seed)
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
-  # NumPy's warnings are off, since diverging training is refused below in one line.
+  # NumPy's warnings are off, since a training that diverges is refused below.
   with np.errstate(all="ignore"):
     plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
   # `not <` also refuses NaN. In the ring, too large numbers would wrap silently.

@@ -38,7 +38,7 @@ from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
 # Largest number of updates in a step. All updates of a step are compiled as one program.
 _AT_ONCE = 50
-# Folded into the public key. `sampled_run` folds in other numbers, so the keys differ.
+# Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
 _UPDATES = 1
 
 
@@ -156,7 +156,7 @@ class _Run(SampledRun):
       num_latents=config.num_latents,
       hidden=config.hidden,
     )
-    # The number of updates in a step divides `num_steps`, so every step is the same program.
+    # `at_once` divides the number of updates, so all steps after the release run the same program.
     self.at_once = math.gcd(config.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
@@ -208,8 +208,8 @@ class _Run(SampledRun):
     return state["sums"], state["params"]
 
   def drawn(self, state: dict[str, Any]) -> Samples:
-    """Draws samples of each class that has records according to its noisy count; none if no class
-    has records."""
+    """Draws samples of each class whose noisy count is not that of an empty class. Draws none if
+    all classes count as empty."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)

@@ -23,7 +23,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Folded into the public key. `sampled_run` folds in other numbers, so the keys differ.
+# Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
 _STEPS = 1
 # Weight of the one-hot class beside the pixels, so that the networks do not ignore the class.
 _CLASS_WEIGHT = 2.0
@@ -140,7 +140,7 @@ class CriticRun(SampledRun):
     return state.generator
 
   def drawn(self, state: Any) -> Samples:
-    """Draws samples of all classes, equally many of each."""
+    """Draws samples of all classes; the numbers of two classes differ by at most 1."""
     draw = functools.partial(self.draw, state.generator)
     return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
 

@@ -18,7 +18,7 @@ from dpjax.experiments.run import sizes
 from dpjax.experiments.run.job import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 
-# Folded into the public key. Steps fold in 1, so the keys never coincide.
+# Numbers that are folded into the public key. Steps fold in 1, so the keys never coincide.
 SAMPLES = 2
 PARAMETERS = 3
 # Number of samples that are drawn at once.
@@ -69,7 +69,7 @@ class SampledRun:
   def drawn_of_classes(
     self, classes: np.ndarray, draw: Callable[[jax.Array, jax.Array], Any]
   ) -> Samples:
-    """Draws equally many samples of each class, in blocks of at most `_AT_ONCE`.
+    """Draws `num_samples` samples in blocks; the numbers of two classes differ by at most 1.
 
     Args:
       classes: labels of the classes.
