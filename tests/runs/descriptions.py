@@ -22,9 +22,9 @@ from dpjax import accounting, data, federated, models, secure, training, trees, 
 from dpjax.data import digits, pfl, published, registry, shakespeare, tff
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
-from dpjax.experiments.kinds.central import build, one_release
+from dpjax.experiments.kinds.central import build, one_release, patch_features
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.models import sentence_encoder
+from dpjax.models import patches, public_trunks, sentence_encoder
 from dpjax.types import Example
 from dpjax.validate import UserError
 
@@ -139,6 +139,23 @@ def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 
 
+def _of_images(x: Any, shape: tuple[int, ...], mirrored: bool) -> Iterator[np.ndarray]:
+  """As many numbers as features have, from the pixels of each image in [0, 1]."""
+  if not (x.min() >= 0 and x.max() <= 1):
+    raise UserError("must hold images in [0, 1]; leave out data.center", field="x")
+  x = ((x + x[:, :, ::-1]) / 2 if mirrored else x).reshape(len(x), -1)
+  size = int(np.prod(shape[1:]))
+  yield np.tile(x, (1, -(-size // x.shape[1])))[:, :size].reshape(shape)
+
+
+def _trunk(x: Any, trunk: str, *, mirrored: bool = False) -> Iterator[np.ndarray]:
+  return _of_images(x, public_trunks.trunk_shape(trunk, x.shape), mirrored)
+
+
+def _patches(x: Any, network: Any, *, mirrored: bool = False) -> Iterator[np.ndarray]:
+  return _of_images(x, patches.patch_shape(x.shape), mirrored)
+
+
 def _sentences(x: Any, encoder: str) -> Iterator[np.ndarray]:
   """As many numbers as an embedding has, from the bytes of each text."""
   repeats = -(-384 // x.shape[1])
@@ -250,6 +267,9 @@ def fast():
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_chunks", _chunks),
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
+    mock.patch.object(public_trunks, "trunk_chunks", _trunk),
+    mock.patch.object(patches, "patch_chunks", _patches),
+    mock.patch.object(patch_features, "learned", lambda shape: shape),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
     mock.patch.object(pfl, "pfl_federation", _pfl_users),
