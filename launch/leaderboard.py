@@ -81,8 +81,8 @@ def main(*folders: str) -> None:
   content = leaderboard.text(entry, source)
   entries = []
   if values.board is not None:
-    before, entries = leaderboard.parsed(pathlib.Path(values.board) / entry.file)
-    content = before.rstrip() + "\n" + content if before.strip() else content
+    path = pathlib.Path(values.board) / entry.file
+    content, entries = leaderboard.extended(path, content)
   for claim in entry.claims:
     line = f"epsilon {claim.epsilon:g}: {claim.accuracy} ({claim.model})"
     if values.board is not None:

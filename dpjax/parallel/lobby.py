@@ -54,7 +54,8 @@ def address(coordinator: str) -> Address:
   """
   host, _, port = str(coordinator).rpartition(":")
   host = host.strip("[]")
-  if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+  # A port of thousands of digits is refused before it is read.
+  if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
     raise UserError(
       "must be HOST:PORT, as 10.0.0.1:9000", field="coordinator", value=coordinator
     )
@@ -324,7 +325,8 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
-    except socket.gaierror as error:
+    # A label that is empty or above 63 letters is a UnicodeError.
+    except (socket.gaierror, UnicodeError) as error:
       raise UserError(
         "no such host", field="coordinator", value=Verbatim(f"{at.host}:{at.port}")
       ) from error

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import decimal
 import json
 import pathlib
 import shutil
@@ -152,6 +153,21 @@ def _changed(folder: pathlib.Path, **changes) -> str:
     ({"epsilon_kind": "claimed"}, "public_data='': must name the public data"),
     ({"failed_assumptions": ["no"]}, "public_data='': must name the public data"),
     ({"unit": "user"}, "unit='user': must be example"),
+    ({"accountant": "clt"}, ""),  # the config says which accountant it was
+    ({"neighboring_relation": "one\n"}, "neighboring_relation='one"),
+    (
+      {"neighboring_relation": None},
+      "neighboring_relation=None: must be add_or_remove_one",
+    ),
+    (
+      {"epsilon_audited_lower": 0.2},
+      "epsilon_audited_lower=0.2: must be at most epsilon=0.0",
+    ),
+    ({"status": "failed"}, "status='failed': must be done: every run of a claim must have"),
+    ({"failed_assumptions": True}, "failed_assumptions=True: must be a list of words"),
+    ({"dataset": ["cifar10"]}, "dataset=['cifar10']: must be a name"),
+    ({"epsilon": 10**400}, "epsilon="),
+    ({"epsilon": 1e308}, "epsilon=1e+308: must be in [0, 10000]"),
     ({"delta": 1e-4}, "delta=0.0001: must be in [0, 1e-05]"),
     ({"epsilon": -1.0}, "epsilon=-1.0: must be in"),
     ({"epsilon": None}, "epsilon=None: must be a number"),
@@ -160,15 +176,18 @@ def _changed(folder: pathlib.Path, **changes) -> str:
     ({"test_accuracy": 93.0}, "test_accuracy=93.0: must be in [0, 1]"),
     ({"test_accuracy": True}, "test_accuracy=True: must be a number"),
     ({"dataset": "mnist"}, "dataset=['cifar10', 'mnist']: must be one data set"),
-    ({"population": '{"limit": 5000}'}, "data.limit=5000: must be null"),
-    ({"population": "?"}, "population='?': must be"),
-    ({"seed": 1}, "seed=['1', '1', '2']: must differ"),
+    ({"seed": 1}, "seed=[1, 1, 2]: must differ"),
+    ({"seed": 1.0}, "seed=[1.0, 1, 2]: must differ"),
   ],
 )
 def test_what_the_board_does_not_take_is_refused(tmp_path, changes, start):
+  folder = _changed(tmp_path / "sweep", **changes)
+  if not start:
+    assert len(leaderboard.read([folder]).claims) == 6
+    return
   with pytest.raises(UserError) as info:
-    leaderboard.read([_changed(tmp_path / "sweep", **changes)])
-  assert str(info.value).startswith(start)
+    leaderboard.read([folder])
+  assert str(info.value).startswith(start) and "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +202,14 @@ def test_what_the_board_does_not_take_is_refused(tmp_path, changes, start):
       "data_set='mnist': must be a data set of the board",
     ),
     ({"data_set": "EyePACS"}, "data_set='EyePACS': must be CIFAR-10"),
+    (
+      {"folders": ["results/mnist_whitened"], "data_set": "CIFAR-10"},
+      "data_set='CIFAR-10': must be mnist, as the data of the runs",
+    ),
+    ({"folders": [_PUBLIC], "public_data": " -"}, "public_data=' -': must name the data"),
+    ({"metric": "delta"}, "metric='delta': must be a score on test data"),
+    ({"metric": "test_auc"}, "test_auc=None: must be a number"),
     ({"series": "CNN"}, "series='CNN': must be one of patches + linear"),
-    ({"metric": "accuracy"}, "accuracy=None: must be a number"),
     ({"model": "a\nb"}, "model="),
     ({"public_data": "a\tb"}, "public_data="),
   ],
@@ -206,12 +231,63 @@ def test_a_source_is_words_of_one_line(changes):
     dataclasses.replace(_SOURCE, **changes)
 
 
-@pytest.mark.parametrize("text", ["{", "a: b", "- 1", "- name: a", "- claims: 3", "\x80"])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "{",
+    "a: b",
+    "- 1",
+    "- name: a",
+    "- claims: 3",
+    "\x80",
+    "- venue_date: 2026-02-30",
+    "- !!int abc",
+    "[" * 5000,
+  ],
+)
 def test_a_file_that_is_not_of_the_board_is_refused(tmp_path, text):
   path = tmp_path / "a.yml"
   path.write_bytes(text.encode("latin1"))
   with pytest.raises(UserError, match="^board="):
     leaderboard.parsed(path)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "[]", "null", "{}"])
+def test_a_board_without_entries_gets_its_first(tmp_path, text):
+  path = tmp_path / "a.yml"
+  path.write_text(text)
+  content, entries = leaderboard.extended(path, "- name: a\n  claims: []\n")
+  assert entries == [] and yaml.safe_load(content) == [{"name": "a", "claims": []}]
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["[{name: b, claims: []}]", "  - name: b\n    claims: []\n", "- claims: []\n...\n"],
+)
+def test_a_board_that_takes_no_entry_behind_its_last_is_refused(tmp_path, text):
+  path = tmp_path / "a.yml"
+  path.write_text(text)
+  with pytest.raises(UserError, match="^board=.*must be a list without indentation"):
+    leaderboard.extended(path, "- name: a\n  claims: []\n")
+
+
+def test_sweeps_of_equal_labels_and_other_bases_are_other_claims(tmp_path):
+  content = json.loads(pathlib.Path(_SWEEP, "sweep.json").read_text())
+  content["config"]["base"]["optimizer"]["learning_rate"] = 7.0
+  for row in content["rows"]:
+    row["seed"] += 10
+  (tmp_path / "sweep.json").write_text(json.dumps(content))
+  entry = leaderboard.read([_SWEEP, str(tmp_path)])
+  assert [claim.seeds for claim in entry.claims] == [3] * 12
+
+
+@hypothesis.given(st.floats(1e-9, 1e4), st.floats(0, 1))
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_rounded_numbers_hold(epsilon, score):
+  claimed = leaderboard._rounded_up(epsilon)
+  assert epsilon <= claimed <= epsilon + 1.1e-3
+  shown = decimal.Decimal(leaderboard._percent(score)) / 100
+  assert 0 <= decimal.Decimal(repr(score)) - shown < decimal.Decimal("0.0001")
 
 
 def test_runs_of_other_settings_are_other_claims(tmp_path):
@@ -226,13 +302,14 @@ def test_runs_of_other_settings_are_other_claims(tmp_path):
 def test_an_edited_run_is_refused(tmp_path):
   """Its result.json no longer fits its seal."""
   loop.train(small_run.config(num_steps=2), tmp_path / "part")
-  with pytest.raises(UserError, match="^data.limit=400: must be null"):
+  with pytest.raises(UserError, match="^limit=400: must be None: the board takes runs on"):
     leaderboard.read([str(tmp_path / "part")], data_set="EyePACS")
   whole = small_run.config(num_steps=2, **{"data.limit": None})
   loop.train(whole, tmp_path / "run")
   shutil.copytree(tmp_path / "run", tmp_path / "edited")
-  entry = leaderboard.read([str(tmp_path / "run")], data_set="EyePACS", model="MLP")
-  assert [claim.seeds for claim in entry.claims] == [1] and entry.data_set == "EyePACS"
+  # Digits are data of dpjax, and no others.
+  with pytest.raises(UserError, match="^data_set='EyePACS': must be digits, as the data"):
+    leaderboard.read([str(tmp_path / "run")], data_set="EyePACS", model="MLP")
   path = tmp_path / "edited" / "result.json"
   result = json.loads(path.read_text())
   path.write_text(json.dumps({**result, "epsilon": result["epsilon"] / 2}))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import json
 import math
 import pathlib
@@ -18,9 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpjax import optional, validate
+from dpjax.data import published
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.run import workdir, writers
-from dpjax.experiments.sweeps import cost, engine
+from dpjax.experiments.sweeps import engine
+from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 Row = dict[str, Any]
@@ -43,8 +46,15 @@ _PUBLIC = {
 }
 # No claim on the board has a larger delta.
 _LARGEST_DELTA = 1e-5
+# A larger epsilon promises nothing.
+_LARGEST_EPSILON = 1e4
 _ACCOUNTANTS = {"pld": "dp_accounting PLD", "rdp": "dp_accounting RDP"}
 _SPLIT = " @ "
+_STEP = decimal.Decimal("0.001")
+# Errors raised by values that no run writes.
+_STRANGE = (
+  AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def _check_line(field: str, words: str) -> None:
@@ -166,12 +176,8 @@ def read(
   Raises:
     UserError: a folder holds no finished run, or the board does not take a run.
   """
-  _check_line("public_data", public_data)
-  if not folders:
-    raise UserError("must name folders of runs or sweeps", field="folders", value=[])
-  if len({pathlib.Path(folder).resolve() for folder in folders}) < len(folders):
-    raise UserError("must not name a folder twice", field="folders", value=list(folders))
-  rows = [row for folder in folders for row in _rows(pathlib.Path(folder))]
+  _check_arguments(folders, public_data, metric)
+  rows = [row for folder in folders for row in _rows_in(folder)]
   known = list(dict.fromkeys(row["series"] for row in rows))
   rows = [row for row in rows if not series or row["series"] == series]
   if not rows:
@@ -203,6 +209,38 @@ def read(
   )
 
 
+def _check_arguments(folders: Sequence[str], public_data: str, metric: str) -> None:
+  """Raises UserError for arguments of `read` that no run could fit."""
+  _check_line("public_data", public_data)
+  if public_data and not any(map(str.isalnum, public_data)):
+    raise UserError("must name the data", field="public_data", value=public_data)
+  if not (metric.startswith("test_") and metric.endswith(("accuracy", "auc"))):
+    raise UserError(
+      "must be a score on test data, such as test_accuracy or test_auc",
+      field="metric",
+      value=metric,
+    )
+  if not folders:
+    raise UserError("must name folders of runs or sweeps", field="folders", value=[])
+  if len({pathlib.Path(folder).resolve() for folder in folders}) < len(folders):
+    raise UserError("must not name a folder twice", field="folders", value=list(folders))
+
+
+def _rows_in(folder: str) -> list[Row]:
+  """Returns `_rows`, and turns the errors of a damaged file into one line."""
+  try:
+    return _rows(pathlib.Path(folder))
+  except UserError:
+    raise
+  except _STRANGE as error:
+    raise UserError(
+      f"holds what no private training writes ({type(error).__name__}: "
+      f"{validate.first_line(error)})",
+      field="folders",
+      value=folder,
+    ) from error
+
+
 def _rows(folder: pathlib.Path) -> list[Row]:
   """Returns the finished runs of a folder: results, with their series, settings and data."""
   if (folder / engine.FILE).is_file():
@@ -218,41 +256,24 @@ def _rows(folder: pathlib.Path) -> list[Row]:
 
 def _rows_of_sweep(path: pathlib.Path) -> list[Row]:
   content = writers.read_json(path)
-  try:
-    base = content["config"]["base"]
-    done = [row for row in content["rows"] if row["status"] == "done"]
-    variants = content["config"]["variants"]
-    rows = []
-    for row in done:
-      label = str(row.get("variant", base["model"]["name"]))
-      changed = variants.get(label, {})
-      grid = {name: row.get(name) for name in content["config"]["grid"]}
-      held = {
-        "series": label.split(_SPLIT)[0],
-        # The name of a run ends in a digest that depends on the seed, so it is not used here.
-        "settings": json.dumps([label, changed, {**grid, "seed": None}], sort_keys=True),
-        "accountant": {**base["privacy"], **_privacy(grid), **_privacy(changed)}[
-          "accountant"
-        ],
-      }
-      rows.append({**row, **held})
-  except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(
-      f"must be the file of a sweep of private training ({type(error).__name__}: {error})",
-      field="folders",
-      value=str(path),
-    ) from error
+  base = content["config"]["base"]
+  rows = []
+  for row in content["rows"]:
+    label = str(row.get("variant", base["model"]["name"]))
+    changed = {name: row.get(name) for name in content["config"]["grid"]}
+    changed |= content["config"]["variants"].get(label, {})
+    changed.pop("seed", None)
+    held = {
+      "series": label.split(_SPLIT)[0],
+      "accountant": changed.get("privacy.accountant", base["privacy"]["accountant"]),
+      "limit": changed.get("data.limit", base["data"]["limit"]),
+      # The name of a run ends in a digest that depends on the seed, so it is not used here.
+      "settings": json.dumps([label, changed, {**base, "seed": None}], sort_keys=True),
+    }
+    rows.append({**row, **held})
   if not rows:
     raise UserError("holds no finished run", field="folders", value=str(path))
   return rows
-
-
-def _privacy(changed: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the changed fields of `privacy`, by their names without "privacy."."""
-  start = "privacy."
-  return {
-    name[len(start) :]: value for name, value in changed.items() if name.startswith(start)
-  }
 
 
 def _row_of_run(folder: pathlib.Path) -> Row:
@@ -265,25 +286,29 @@ def _row_of_run(folder: pathlib.Path) -> Row:
   held = {name: value for name, value in config.items() if name != "seed"}
   return {
     **result,
+    "status": "done",
+    "limit": config["data"]["limit"],
     "series": str(result.get("model", "")),
     "settings": json.dumps(held, sort_keys=True),
-    "population": cost.population_of(config),
   }
 
 
 def _check(row: Row, metric: str) -> None:
   """Raises UserError for a run that the board does not take, or whose result lacks a field."""
-  kind = row.get("epsilon_kind")
-  if kind not in ("proved", "claimed"):
-    raise UserError("must be proved or claimed", field="epsilon_kind", value=kind)
-  if row.get("unit") != "example":
-    raise UserError(
-      "must be example: the board compares epsilons of one image",
-      field="unit",
-      value=row.get("unit"),
-    )
+  for name, allowed, why in (
+    # A mean without the runs that diverged would be too good.
+    ("status", ("done",), ": every run of a claim must have ended"),
+    ("epsilon_kind", ("proved", "claimed"), ""),
+    ("unit", ("example",), ": the board compares epsilons of one image"),
+    ("accountant", tuple(_ACCOUNTANTS), ""),
+    ("neighboring_relation", tuple(relation.value for relation in NeighboringRelation), ""),
+    ("limit", (None,), ": the board takes runs on the whole data set"),
+  ):
+    if row.get(name) not in allowed:
+      words = " or ".join(map(str, allowed))
+      raise UserError(f"must be {words}{why}", field=name, value=row.get(name))
   for name, least, largest in (
-    ("epsilon", 0.0, math.inf),
+    ("epsilon", 0.0, _LARGEST_EPSILON),
     ("delta", 0.0, _LARGEST_DELTA),
     (metric, 0.0, 1.0),
   ):
@@ -292,43 +317,33 @@ def _check(row: Row, metric: str) -> None:
       raise UserError("must be a number in the result", field=name, value=value)
     if not least <= value <= largest or not math.isfinite(value):
       raise UserError(f"must be in [{least:g}, {largest:g}]", field=name, value=value)
-  if row.get("accountant") not in _ACCOUNTANTS:
+  _check_words(row)
+  if row.get("epsilon_audited_lower", 0.0) > row["epsilon"]:
     raise UserError(
-      f"must be one of {validate.listed(_ACCOUNTANTS)}",
-      field="accountant",
-      value=row.get("accountant"),
-    )
-  limit = _limit(row.get("population"))
-  if limit is not None:
-    raise UserError(
-      "must be null: the board takes runs on the whole data set",
-      field="data.limit",
-      value=limit,
+      f"must be at most epsilon={row['epsilon']}: an attack has refuted the run",
+      field="epsilon_audited_lower",
+      value=row["epsilon_audited_lower"],
     )
 
 
-def _limit(population: Any) -> int | None:
-  """Returns the number of records that a run was limited to; None without a limit.
-
-  Args:
-    population: result of `cost.population`.
-  """
-  try:
-    return json.loads(population)["limit"]
-  except (KeyError, TypeError, ValueError):
-    raise UserError(
-      "must be the description of the data", field="population", value=population
-    ) from None
+def _check_words(row: Row) -> None:
+  """Raises UserError unless the data set is a name, and assumptions are a list of words."""
+  if not isinstance(row.get("dataset"), str):
+    raise UserError("must be a name", field="dataset", value=row.get("dataset"))
+  assumed = row.get("failed_assumptions") or []
+  if not (isinstance(assumed, list) and all(isinstance(text, str) for text in assumed)):
+    raise UserError("must be a list of words", field="failed_assumptions", value=assumed)
 
 
 def _claim(model: str, runs: list[Row], metric: str) -> BoardClaim:
   scores = [float(run[metric]) for run in runs]
-  seeds = [str(run.get("seed")) for run in runs]
-  if len(set(seeds)) < len(runs):
+  seeds = [run.get("seed") for run in runs]
+  # 0, 0.0 and False are equal, so only integers count as seeds.
+  if len({seed for seed in seeds if type(seed) is int}) < len(runs):
     raise UserError(
       "must differ between the runs of one claim: equal seeds are one run",
       field="seed",
-      value=sorted(seeds),
+      value=seeds,
     )
   return BoardClaim(
     model=model,
@@ -346,24 +361,23 @@ def _claim(model: str, runs: list[Row], metric: str) -> BoardClaim:
 
 
 def _rounded_up(epsilon: float) -> float:
-  """Rounds an epsilon up to three decimals.
+  """Rounds an epsilon up to three decimals, exactly.
 
   >>> _rounded_up(0.99993), _rounded_up(1.0), _rounded_up(1.0001)
   (1.0, 1.0, 1.001)
   """
-  # An integer divided by 1000 is the float that is nearest to the decimal number.
-  return math.ceil(epsilon * 1000) / 1000
+  # The shortest decimal number of a float; a product of floats could round down.
+  return float(decimal.Decimal(repr(float(epsilon))).quantize(_STEP, decimal.ROUND_CEILING))
 
 
 def _percent(score: float) -> str:
-  """Rounds a share down to hundredths of a percent.
+  """Rounds a share down to hundredths of a percent, exactly.
 
   >>> _percent(0.7037333), _percent(0.29), _percent(1.0)
   ('70.37', '29.00', '100.00')
   """
-  # The product may be too small: 0.29 * 10000 is 2899.9999999999995. Rounding to 6 decimals
-  # removes this error.
-  return f"{math.floor(round(score * 10_000, 6)) / 100:.2f}"
+  percent = 100 * decimal.Decimal(repr(float(score)))
+  return str(percent.quantize(decimal.Decimal("0.01"), decimal.ROUND_FLOOR))
 
 
 def _data_set(rows: list[Row], asked: str | None) -> str:
@@ -377,10 +391,12 @@ def _data_set(rows: list[Row], asked: str | None) -> str:
       field="data_set",
       value=asked or rows[0].get("dataset"),
     )
-  ours = {_OURS[row["dataset"]] for row in rows if row["dataset"] in _OURS}
-  if ours and ours != {name}:
+  held = rows[0]["dataset"]
+  # Data of dpjax cannot pass for others. `asked` is for data that a user declares.
+  known = _OURS.get(held, held if held in published.PUBLISHED else name)
+  if known != name:
     raise UserError(
-      f"must be {ours.pop()}, as the data of the runs", field="data_set", value=name
+      f"must be {known}, as the data of the runs", field="data_set", value=name
     )
   return name
 
@@ -469,9 +485,9 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
     raise UserError("must hold the file of the board", field="board", value=str(path))
   try:
     content = path.read_text(encoding="utf-8")
-    # The board's parser takes tabs between words; PyYAML does not.
-    entries = yaml.safe_load(content.replace("\t", " ")) or []
-  except (UnicodeDecodeError, yaml.YAMLError) as error:
+    entries = _entries(content)
+  # The constructors of dates and numbers raise errors of Python, not of YAML.
+  except (yaml.YAMLError, *_STRANGE) as error:
     reason = validate.first_line(error)
     raise UserError(f"must be YAML: {reason}", field="board", value=str(path)) from error
   sound = isinstance(entries, list) and all(
@@ -479,6 +495,41 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
   )
   if not sound:
     raise UserError("must be a list of entries with claims", field="board", value=str(path))
+  return content, entries
+
+
+def _entries(content: str) -> Any:
+  """Parses the text of a file of the board."""
+  with optional.needed():
+    import yaml
+  # The board's parser takes tabs between words; PyYAML does not.
+  return yaml.safe_load(content.replace("\t", " ")) or []
+
+
+def extended(path: pathlib.Path, entry: str) -> tuple[str, list[dict[str, Any]]]:
+  """Returns (text of the board's file with an entry behind its others, entries before it).
+
+  Args:
+    path: file of the board.
+    entry: result of `text`.
+
+  Raises:
+    UserError: as `parsed`, or the file's form does not allow an entry behind its last one.
+  """
+  before, entries = parsed(path)
+  content = f"{before.rstrip()}\n{entry}" if entries else entry
+  with optional.needed():
+    import yaml
+  try:
+    after = _entries(content)
+  except (yaml.YAMLError, *_STRANGE):
+    after = None
+  if not isinstance(after, list) or after[:-1] != entries:
+    raise UserError(
+      "must be a list without indentation, as the board writes it, to take another entry",
+      field="board",
+      value=str(path),
+    )
   return content, entries
 
 
@@ -495,12 +546,12 @@ def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]
   """
   found = []
   for entry in entries:
-    for row in entry["claims"]:
+    for row in (row for row in entry["claims"] if isinstance(row, dict)):
       try:
         epsilon = float(row["epsilon"])
         number, _, measure = str(row["private_accuracy"]).strip().partition("%")
         score = float(number) / 100
-      except (KeyError, TypeError, ValueError):
+      except _STRANGE:
         continue
       same = ("AUC" in measure) == claim.is_auc
       if same and 0 < epsilon <= claim.epsilon and score >= claim.score:

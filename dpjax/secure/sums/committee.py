@@ -234,6 +234,13 @@ class CommitteeTerms:
     object.__setattr__(self, "clients", tuple(int(who) for who in self.clients))
     if list(self.clients) != sorted({*self.clients}):
       raise UserError("must be ids in ascending order, each once", field="clients")
+    validate.integer_in(2, MOST_CLIENTS, num_clients=len(self.clients))
+    if self.min_survivors > len(self.clients):
+      raise UserError(
+        f"must be <= the {len(self.clients)} clients of a sum",
+        field="min_survivors",
+        value=self.min_survivors,
+      )
     if self.num_members > len(self.clients):
       raise UserError(
         f"must be <= the {len(self.clients)} clients of a sum, who are its members",

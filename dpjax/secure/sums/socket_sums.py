@@ -37,6 +37,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import operator
 import selectors
 import socket
 import struct
@@ -68,6 +69,9 @@ _SHARE = 4
 # direction.
 _STALL = 5.0
 _TURN = 0.2
+_BUFFER = 1 << 18
+# Digits of a client's id that are read. No id has more than ten.
+_DIGITS = 20
 # Name of the protocol in a file of terms. Terms of SecAgg have no name.
 _COMMITTEE = "committee"
 Report = Callable[[str], None]
@@ -86,10 +90,11 @@ def written(terms: AnyTerms) -> str:
   fields = dataclasses.asdict(terms)
   fields["session"] = terms.session.hex()
   if isinstance(terms, CommitteeTerms):
-    return json.dumps({"protocol": _COMMITTEE, **fields})
+    return json.dumps({"protocol": _COMMITTEE, **fields}, default=operator.index)
   if terms.directory is not None:
     fields["directory"] = [key.hex() for key in terms.directory]
-  return json.dumps(fields)
+  # Integers of NumPy are written as plain ones.
+  return json.dumps(fields, default=operator.index)
 
 
 def read(text: str) -> AnyTerms:
@@ -102,8 +107,14 @@ def read(text: str) -> AnyTerms:
     fields = json.loads(text)
     fields["session"] = bytes.fromhex(fields["session"])
     fields["clients"] = tuple(fields["clients"])
-    if fields.pop("protocol", "") == _COMMITTEE:
+    # Terms of SecAgg name no protocol.
+    protocol = fields.pop("protocol", None)
+    if protocol == _COMMITTEE:
       return CommitteeTerms(**fields)
+    if protocol is not None:
+      raise UserError(
+        f"must be {_COMMITTEE}, or left out", field="protocol", value=protocol
+      )
     if fields["directory"] is not None:
       fields["directory"] = tuple(bytes.fromhex(key) for key in fields["directory"])
     return Terms(**fields)
@@ -144,6 +155,10 @@ class _Line:
     self._unsent: collections.deque[memoryview] = collections.deque()
     self.bytes_sent = 0
     connection.setblocking(False)
+    # A socket is ready for more once a third of its buffer is free. With a buffer of megabytes a
+    # slow client, which reads all the time, would seem to take nothing for seconds.
+    with contextlib.suppress(OSError):
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
   @property
   def has_unsent(self) -> bool:
@@ -337,6 +352,9 @@ def serve(
   fewest = dialogue.fewest(terms)
   met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=fewest)
   lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
+  for who in terms.clients:
+    if who not in lines:
+      report(f"client {who} did not come in time")
   try:
     return _served(server, lines, phase_timeout, report, start)
   finally:
@@ -430,6 +448,10 @@ def take_part(
     UserError: the server is not there, refuses this client, sends something wrong or nothing,
       or ends the sum before this client has sent its last message.
   """
+  validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
+  fits = getattr(vector, "shape", None) == (terms.length,) and vector.dtype == terms.dtype
+  if not fits:
+    raise UserError(f"must be {terms.length} entries of {terms.dtype}", field="vector")
   client = dialogue.client(terms, me, signing_key=signing_key)
   mine = hello(terms, terms.clients.index(me) + 1)
   enough_time = 2 * phase_timeout + connect_timeout
@@ -503,8 +525,16 @@ def main(arguments: list[str]) -> None:
     raise UserError("is no text", field="terms", value=file) from error
   if not names.is_path(path):
     raise UserError(f"must be {names.FORM}", field="vector", value=path)
-  vector = np.asarray(names.call(path, "vector", client=int(who)))
-  take_part(terms, int(who), vector, coordinator)
+  client = int(who[:_DIGITS])
+  vector = names.call(path, "vector", client=client)
+  try:
+    vector = np.asarray(vector)
+  # A user's object may raise anything.
+  except Exception as error:
+    raise UserError(
+      f"is no array ({type(error).__name__})", field="vector", value=path
+    ) from error
+  take_part(terms, client, vector, coordinator)
 
 
 if __name__ == "__main__":

@@ -170,8 +170,32 @@ def test_members_that_never_come_are_not_on_the_roster():
   terms = _terms()
   absent = terms.members[3]
   there = [who for who in _CLIENTS if who != absent]
-  summed, _ = _serve(terms, those=there, connect_timeout=1.5)
+  summed, reports = _serve(terms, those=there, connect_timeout=1.5)
   _is_sum_of(summed, there)
+  assert reports == [f"client {absent} did not come in time"]
+
+
+def test_a_member_that_reads_slowly_stays():
+  """It takes 100 kB a second all the time, of 1.2 MB that it is sent."""
+  length = 100_000
+  terms = _terms(length)
+  slow = terms.members[0]
+  read = socket_sums._read
+
+  def slowly(connection, size, until):
+    data = bytearray()
+    while len(data) < size:
+      data += read(connection, min(size - len(data), 10_000), until)
+      time.sleep(0.1)
+    return bytes(data)
+
+  def act(kind):
+    if kind == "shares":
+      socket_sums._read = slowly
+
+  summed, reports = _serve(terms, {slow: act}, phase_timeout=60.0)
+  _is_sum_of(summed, _CLIENTS, length)
+  assert reports == []
 
 
 def _liar(terms, at, who, says):
@@ -266,11 +290,23 @@ def test_terms_of_a_committee_travel_as_a_file(tmp_path):
     ('"protocol": "committee"', '"protocol": "plain"'),
     ('"packed": 2', '"packed": null'),
     ('"length": 3000', '"length": -3'),
+    ('"protocol": "committee", ', ""),
+    ('"min_survivors": 3', '"min_survivors": 7'),
   ):
     text = socket_sums.written(terms)
     assert old in text
     with pytest.raises(UserError):
       socket_sums.read(text.replace(old, new))
+  numpy_terms = _PROTOCOL.terms(np.array(_CLIENTS), np.int64(_LENGTH))
+  assert socket_sums.read(socket_sums.written(numpy_terms)) == numpy_terms
+  for at in ("h:" + "9" * 5000, ".:9000", "a" * 70 + ":9000"):
+    with pytest.raises(UserError, match="^coordinator="):
+      socket_sums.take_part(terms, 3, _vector(3), at, connect_timeout=0.5)
+  for wrong in (None, [1], _vector(3)[:-1], _vector(3).astype(np.int32)):
+    with pytest.raises(UserError, match="^vector: must be 3000 entries of uint32"):
+      socket_sums.take_part(terms, 3, wrong, "127.0.0.1:9", connect_timeout=0.5)
+  with pytest.raises(UserError, match="^connect_timeout=nan: "):
+    socket_sums.take_part(terms, 3, _vector(3), "127.0.0.1:9", connect_timeout=float("nan"))
   with pytest.raises(UserError, match="signing_key: must be None"):
     dialogue.client(terms, 3, signing_key=bytes(32))
   with pytest.raises(UserError, match="client=5: is not among the 6"):
