@@ -856,7 +856,7 @@ class Plan:
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _size_needed(self, num_examples: int) -> int:
-    """Returns the padded batch size that draws from `num_examples` + 1 examples need; 0 if the
+    """Returns the padded batch size that is needed for `num_examples` + 1 examples; 0 if the
     plan's padded batch size is enough."""
     padded_batch_size = self.sampler.padded_batch_size
     needed = self.fitted_sampler(num_examples).padded_batch_size

@@ -80,7 +80,7 @@ def balls_in_bins_epsilon(
   >>> from dpjax.noise.correlated import Independent
   >>> simulated = balls_in_bins_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
   ...   num_bins=4, delta=0.01, num_samples=10_000)
-  >>> simulated.estimate < simulated.upper < 2.7  # a Gaussian without bins: 2.68 at delta 0.01
+  >>> simulated.estimate < simulated.upper < 2.7
   True
   """
   _check_simulation(noise_multiplier, delta, num_samples, confidence)

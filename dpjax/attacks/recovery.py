@@ -48,8 +48,8 @@ def as_gradient(
 ) -> ArrayTree:
   """Returns -message / (learning_rate * num_steps): the mean gradient of `num_steps` SGD steps.
 
-  This is exact for one plain SGD step. For several steps it holds to first order in the learning
-  rate.
+  For one plain step it is the gradient at the parameters that the client received. For several
+  steps it is near that gradient, with an error of the order of the learning rate.
 
   >>> as_gradient({"delta": np.array([-0.5])}, learning_rate=0.1)
   {'delta': array([5.])}

@@ -273,7 +273,8 @@ def _trained(
     return [functools.reduce(step, batches[0], states[0])]
   state = _stacked(states)
   keys = _stacked(noise)
-  # strict=True raises if shadows of a group have different numbers of batches.
+  # Without strict=True the last batches of some shadows would be dropped silently, if their
+  # numbers differed.
   for together in zip(*batches, strict=True):
     state = pipeline.step(keys, state, _stacked(together))
   return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]

@@ -25,8 +25,8 @@ INSTALL = "pip install 'dpjax[lm]'"
 _MOST_BYTES = 2**28
 # Largest token, since tokens are int32.
 _LARGEST_TOKEN = 2**31 - 1
-# Settings that make a model draw tokens at random: BPE-dropout (Provilkov et al. 2020), and subword
-# regularization (Kudo 2018).
+# Settings with which a tokenizer cuts a text at random: BPE-dropout (Provilkov et al. 2020), and
+# subword regularization (Kudo 2018).
 _RANDOM = ("dropout", "alpha")
 # Exceptions that stop the program, and say nothing about a tokenizer.
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -157,8 +157,9 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
 def pooled_shares(
   shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
 ) -> np.ndarray:
-  """Sums shares [d] of places over the blocks of `pooled`. `name` is the setting that an error
-  names."""
+  """Sums shares of relevance, one for each place of an image, over the blocks of `pooled`.
+
+  Shares of other inputs are unchanged. An error names the setting `name`."""
   if len(shape) != 3 or factor == 1:
     return shares
   places = np.reshape(shares, (1, *shape[:2], 1))

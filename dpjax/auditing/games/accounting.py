@@ -53,7 +53,8 @@ def _many(mechanism: Any) -> Callable[..., Any]:
 
 
 def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
-  """Returns releases on one number for each of n keys: [n, releases]."""
+  """Returns what the mechanism releases on the single record `value`, once for each of n keys:
+  [n, releases]."""
   data = np.array([value], np.float32)
   drawn = _many(mechanism)(keys, data)
   return np.asarray(drawn, np.float64).reshape(len(keys), -1)

@@ -318,9 +318,9 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # Mean and variance of the number of pairs of consecutive steps that both take one example. This
-  # number is the example's number of steps minus the number of runs of these steps. The number of
-  # runs is hypergeometric (Wald and Wolfowitz 1940).
+  # An example takes part in `times` steps. Consecutive ones form stretches, and a stretch of r steps
+  # has r - 1 neighbouring pairs. So the number of pairs is `times` minus the number of stretches,
+  # which is hypergeometric (Wald and Wolfowitz 1940, "runs"). These are its mean and variance.
   following = times * (times - 1) / length
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))

@@ -44,7 +44,8 @@ def _checked_rows(data: Any) -> _Rows:
     taken = rows[np.zeros(min(size, 2), int)] if size else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(taken)]
   except Exception as error:
-    # The message of pandas' KeyError holds the indices, which are secret in training.
+    # The message is left out, as in training. That of pandas' KeyError holds the indices, which are
+    # a secret draw there.
     raise UserError(f"{needs}; got {kind} ({type(error).__name__})") from None
   if size < 2:
     raise UserError(f"{needs}; got {kind} of {size} records, must be at least 2")

@@ -21,7 +21,7 @@ from dpjax.types import Array
   options={"num_byzantine": 1},
 )
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
-  """Returns the mean of the `num_selected` messages that are closest to their k nearest
+  """Aggregates by the mean of the `num_selected` messages that are closest to their k nearest
   neighbours.
 
   f is `num_byzantine`. If all n clients of the round send a message that counts, k is n - f - 2, as

@@ -27,7 +27,9 @@ class Length(NamedTuple):
 
 
 def tiny(x: Array) -> float:
-  """Returns the smallest normal number of an array's type, a bound on a square's underflow."""
+  """Returns the smallest normal number of an array's type.
+
+  A square that underflows to 0 loses less than this."""
   return float(jnp.finfo(x.dtype).tiny)
 
 

@@ -247,7 +247,8 @@ class _Sums(NamedTuple):
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # The test is negated, so that NaN counts as far. A reach beyond the range of floats gives NaN.
+    # The test is negated, so that NaN counts as far: `far` is NaN if the norms of an example's rows
+    # exceed the range of floats.
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class SumServer(Protocol):
-  """The server of one sum, between two messages."""
+  """The server of one sum, as a state machine: it takes messages, and returns those to send."""
 
   @property
   def phase(self) -> str:
@@ -76,7 +76,7 @@ class SumServer(Protocol):
 
 
 class SumClient(Protocol):
-  """A client of one sum, between two messages."""
+  """A client of one sum, as a state machine: it takes messages, and returns those to send."""
 
   @property
   def first(self) -> bytes | None:

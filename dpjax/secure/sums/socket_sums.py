@@ -98,10 +98,11 @@ def written(terms: AnyTerms) -> str:
 
 
 def read(text: str) -> AnyTerms:
-  """Parses the terms that `written` made.
+  """Parses terms from the text that `written` makes.
 
   Raises:
-    UserError: the text is not JSON of terms, or the terms refuse its values.
+    UserError: the text is not JSON of terms, or holds a value that `Terms` or `CommitteeTerms`
+      does not accept.
   """
   try:
     fields = json.loads(text)

@@ -335,9 +335,10 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Raises WouldBeIgnored for a capacity if the user defined the sampler, and it cannot overflow.
+  """Raises WouldBeIgnored for a capacity beside a user-defined sampler.
 
-  `unused` refuses a capacity for samplers of dpjax.
+  The caller has found that the sampler cannot overflow. `unused` refuses a capacity for samplers of
+  dpjax.
   """
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:

@@ -14,7 +14,8 @@ _ANY_BATCH = 1024
 
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
-  """Raises UserError for a client's batch that exceeds both 1024 and the number of examples."""
+  """Raises UserError for a `local.batch_size` above both 1024 and the number of training examples
+  of all clients together."""
   size = config.local.batch_size
   most = max(num_examples, _ANY_BATCH)
   if size is not None and size > most:

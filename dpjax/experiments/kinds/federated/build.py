@@ -342,8 +342,8 @@ def optimizer(config: OptimizerConfig) -> Any:
 
 
 def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
-  """Returns the server's optimizer: SGD, algorithm 2 of Reddi et al. 2021, or a user's own. The
-  learning rate may follow a schedule over the rounds."""
+  """Returns the server's optimizer: SGD, an adaptive rule (algorithm 2 of Reddi et al. 2021), or a
+  user's own. The learning rate may follow a schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
