@@ -53,7 +53,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
     --num_steps=4000
 
   # how much noise limits every attack: to a true positive rate of .1 at a false positive rate of
-  # .01; to an advantage; to mu of Gaussian DP; or to errors with at least a given chance, at a prior
+  # .01; to an advantage; to mu of Gaussian DP; or to errors with a given chance at least
   python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000

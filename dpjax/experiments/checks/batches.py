@@ -318,7 +318,7 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # An example takes part in `times` steps. Consecutive ones form stretches, and a stretch of r steps
+  # An example takes part in `times` steps. Consecutive ones form stretches. A stretch of r steps
   # has r - 1 neighbouring pairs. So the number of pairs is `times` minus the number of stretches,
   # which is hypergeometric (Wald and Wolfowitz 1940, "runs"). These are its mean and variance.
   following = times * (times - 1) / length

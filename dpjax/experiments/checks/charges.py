@@ -152,7 +152,7 @@ def _epsilon_by_rdp(
   orders = np.array([order for order in RdpAccountant().orders if order <= 40])
   moments = [special.logsumexp(order * upper + (1 - order) * lower) for order in orders]
   divergences = np.array(moments) / (orders - 1) * num_steps
-  return float(dpa.rdp.compute_epsilon(orders, divergences, delta)[0])
+  return float(dpa.rdp.compute_epsilon(orders.tolist(), divergences.tolist(), delta)[0])
 
 
 def _epsilon_by_pld(

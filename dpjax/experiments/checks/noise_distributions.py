@@ -418,8 +418,8 @@ def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
     yield _ties(leaf.ravel(), std), f"values of leaf {i}"
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   yield _ties(pooled, std), "any two values"
-  # A small leaf that copies another one has too few values at one step to show it. So the matches of
-  # two leaves are added over all steps.
+  # A small leaf that copies another one has too few values at one step to show it. So the matches
+  # of two leaves are added over all steps.
   of_leaves: dict[tuple[int, int], np.ndarray] = collections.defaultdict(
     lambda: np.zeros(2)
   )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.noise.correlated import series as series
   from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
   from dpjax.noise.correlated.draw import add_correlated as add_correlated
   from dpjax.noise.correlated.draw import init as init
