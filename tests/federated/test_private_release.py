@@ -21,6 +21,7 @@ from dpjax.federated import (
   quantize,
   top_k,
 )
+from dpjax.parallel.client_states import ClientStates
 from dpjax.validate import UserError
 from tests.federated import problems, registry
 
@@ -195,7 +196,9 @@ def test_a_model_that_nobody_chose_moves_by_the_noise_of_one_mean():
 def test_private_fed_nova_goes_where_the_clients_go():
   own = [np.full((n, 3), 3.0, np.float32) for n in (2, 6, 4)] * 10
   cohort = from_batches(own, batch_size=1)
-  plan = registry.plan(noise_multiplier=0.5, normalize_by=30.0, l2_clip_norm=0.5)
+  plan = registry.plan(
+    noise_multiplier=0.5, normalize_by=30.0, l2_clip_norm=0.5, num_steps=30
+  )
   aggregator = federated.central(plan, registry.NOISE)
   algorithm = registry.build("fed_nova", aggregator, tau_eff=4.0)
   state = algorithm.init({"w": jnp.zeros(3)})
@@ -352,7 +355,14 @@ _plain = functools.cache(registry.build)
 
 
 def _numbers(tree):
-  return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+  """The same tree with the words of keys, and the rows of clients' states."""
+
+  def numbers(leaf):
+    if isinstance(leaf, ClientStates):
+      return leaf.all()
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+  return jax.tree.map(numbers, tree)
 
 
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))

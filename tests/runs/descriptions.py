@@ -363,6 +363,7 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(federate_build.execution, "process_clients", lambda inner: inner),
     # whose optimizer moves other parameters here; `_audited` says whether it is watched
     mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
+    mock.patch.object(federate_build.audit, "seeing", lambda config, audited, alg: alg),
   ):
     run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
