@@ -220,9 +220,11 @@ def extraction_curve(
   x = np.asarray(queries)
   others = np.asarray(held_out)
   sizes = validate.several(num_queries=num_queries)
+  if not sizes:
+    raise UserError("must hold at least one number", field="num_queries", value=sizes)
   for size in sizes:
     validate.integer_in(1, len(x), num_queries=size)
-  known = {row.tobytes() for row in x[: max(sizes, default=0)]}
+  known = {row.tobytes() for row in x[: max(sizes)]}
   if shared := sum(row.tobytes() in known for row in others):
     raise UserError(
       f"{shared} of {len(others)} inputs are queries as well", field="held_out"

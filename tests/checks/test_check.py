@@ -535,3 +535,21 @@ def test_a_run_in_slices_is_checked_on_whole_steps():
   cut = check.subject(_config(slices=2))
   rows = [noise_distributions.noise_std(cut), charges.divisor(cut)]
   assert all(row.passed for row in rows), rows
+
+
+def test_a_spoilt_example_is_found_beside_a_small_clip_norm():
+  """It moves the sum by half of the clip norm, which is far below 1."""
+  sound = check.subject(_config(**{"privacy.l2_clip_norm": 1e-4}))
+  assert influence.dropped(sound).passed
+
+  def leaking(params, batch, mask):
+    summed = sound.clipped_grad(params, batch, mask)
+    rows = [leaf.reshape(len(mask), -1) for leaf in jax.tree.leaves(batch)]
+    spoilt = jnp.stack([~jnp.isfinite(row).all(axis=1) for row in rows]).any(axis=0)
+    first, *others = jax.tree.leaves(summed.total)
+    moved = first.at[(0,) * first.ndim].add(5e-5 * jnp.sum(spoilt & mask))
+    total = jax.tree.unflatten(jax.tree.structure(summed.total), [moved, *others])
+    return dataclasses.replace(summed, total=total)
+
+  row = influence.dropped(sound._replace(clipped_grad=leaking))
+  assert row.passed is False and row.measured > 0.4, row

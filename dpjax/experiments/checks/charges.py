@@ -269,7 +269,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   if work > _SKIPPED_WORK and not noise_record.walks(subject, key):
     return np.arange(affordable)
   spread = np.linspace(0, count - 2, max(1, affordable // 4)).astype(int)
-  return np.unique([*range(affordable // 2), *spread, *(spread + 1)])  # each with the next
+  first = range(max(_OWN_STEPS, affordable // 2))
+  return np.unique([*first, *spread, *(spread + 1)])  # each with the next
 
 
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:

@@ -484,8 +484,9 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
   """Yields distances by which an example of NaN, infinity or 1e38 moves the sum, less the clip norm
-  if its gradient is finite."""
+  if its gradient is finite. They are in units of min(clip norm, 1)."""
   total = _total(subject)
+  unit = min(subject.plan.l2_bound, 1.0)
   batch = subject.batch()
   own_grad = _own_grad(subject.loss_fn)
   everyone = np.ones(BATCH, bool)
@@ -501,7 +502,8 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
       )
       finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(grad)))
       # A finite gradient may move the sum by the clip norm. `influence` tests this bound.
-      yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
+      allowed = subject.plan.l2_bound * (1 + _SLACK) if finite else 0.0
+      yield (moved - allowed) / unit
 
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
