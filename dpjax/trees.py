@@ -111,7 +111,10 @@ def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
 
 
 def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
-  """Returns sqrt(sum_l norms[l]^2), [B], for arrays norms[l] [B], without underflow or overflow.
+  """Returns sqrt(sum_l norms_l^2), of shape [B], without underflow or overflow.
+
+  Args:
+    norms: arrays [B].
 
   >>> root_sum_squares([jnp.array([3e-30]), jnp.array([4e-30])]) == 5e-30
   Array([ True], dtype=bool)
