@@ -414,7 +414,7 @@ _CHANGES = (
     "interception",
     "masked vectors and sealed shares tell nothing on an open wire; additive shares need "
     "private channels",
-    "the engine's sockets are sealed; SPU's are TLS, without which it keeps to one machine",
+    "the engine's sockets are TLS, as are SPU's, which keeps to one machine without it",
     "ciphertexts tell nothing",
     "a channel that ends inside the enclave",
   ),

@@ -1,19 +1,16 @@
 """Links between two programs, which carry bytes over a queue or a socket.
 
-A socket's frames are sealed. Each end sends a fresh X25519 key. From both keys, and a token that
-they were given beforehand, the ends derive a ChaCha20-Poly1305 key for each direction. The nonce of
-a frame is its number. So anyone who listens reads nothing, not even with the token. A frame that
-was altered, repeated, left out or sent by somebody without the token is refused. The lengths of
-frames are public.
+A socket carries TLS 1.3. Its certificates follow from a token that both ends were given beforehand
+(`dpjax.secure.mpc.tls`). So anyone who listens reads nothing, not even with the token. What was
+altered, repeated, left out or sent by somebody without the token is refused. The lengths of
+messages are public.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import queue
-import secrets
 import selectors
 import socket
 import struct
@@ -21,15 +18,17 @@ import time
 from typing import Any, Protocol
 
 from dpjax import validate
-from dpjax.secure.sums import primitives
+from dpjax.secure.mpc import tls
 from dpjax.validate import UserError
 
 TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
-_TAG = 16
 _PIECE = 1 << 20
-# Largest number of bytes that the cipher takes at once.
+# Largest number of bytes of one message.
 _MOST = (1 << 31) - 64
+# Largest number of bytes that go one way under one key. AES-GCM, which TLS 1.3 prefers, loses its
+# margin from 2^38.5 bytes on (RFC 8446, section 5.5).
+_MOST_UNDER_ONE_KEY = 1 << 38
 TOKEN_BYTES = 16
 
 
@@ -158,18 +157,18 @@ class SocketLink:
     self._connection = connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    # A frame's number is its nonce, and never used twice.
-    self._sent = itertools.count()
-    self._received = 0
+    self._messages = 0  # received, that of the greeting included
+    self._under_this_key = 0
+    self._tls: Any = None  # a tls.Channel, once both ends have said hello
+    # Encrypted bytes that the socket has not taken yet.
+    self._unsent = memoryview(b"")
     # Deadline of the whole greeting, however slowly its bytes arrive.
     self._until = time.monotonic() + self._timeout
     connection.setblocking(False)
     with contextlib.suppress(OSError):
       connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-      self._seal, self._unseal = self._agree(me, token, topic)
-      # A peer with another token, name or topic fails here, before any data.
-      self._frames(b"here", 4)
+      self._greet(me, token, topic)
     except UserError:
       connection.close()
       raise
@@ -178,21 +177,40 @@ class SocketLink:
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
-  def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
-    lib = primitives.library()
-    secret = secrets.token_bytes(32)
-    mine = primitives.public_key(secret)
-    theirs = self._transfer(mine, lambda data: 32)
-
-    def direction(sender: str, *keys: bytes) -> Any:
-      # Each direction has its own key, so that a frame sent back to its sender cannot be opened.
-      said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
-      return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
-
+  def _greet(self, me: str, token: bytes, topic: str) -> None:
+    """Meets the peer. Raises PeerFailed for another token, name or topic, before any data."""
+    mine = tls.hello(me)
+    theirs = self._peer_hello(mine)
+    if theirs == mine:
+      raise self._not_sealed()
+    self._tls = tls.Channel(
+      me=me, peer=self.peer, token=token, topic=topic, is_server=mine < theirs
+    )
     try:
-      return direction(me, mine, theirs), direction(self.peer, theirs, mine)
-    except UserError:
-      raise PeerFailed(f"{self.peer}: sent no valid key") from None
+      while not self._tls.is_met():
+        self._move(reading=True)
+      # In TLS 1.3 a client learns only from the first data that its certificate was accepted.
+      self._frames(b"here", 4)
+    except (tls.Broken, PeerFailed) as error:
+      # What is left now is the alert that tells the peer why.
+      with contextlib.suppress(OSError):
+        self._connection.send(self._tls.pending())
+      raise error if isinstance(error, PeerFailed) else self._not_sealed() from error
+
+  def _peer_hello(self, mine: bytes) -> bytes:
+    """Sends the first bytes of this end in the clear, and returns those of the peer."""
+    self._unsent = memoryview(mine)
+    theirs = bytearray()
+    while self._unsent or len(theirs) < tls.HELLO_BYTES:
+      missing = tls.HELLO_BYTES - len(theirs)
+      theirs += self._move(reading=missing > 0, most=missing)
+    return bytes(theirs)
+
+  def _not_sealed(self) -> PeerFailed:
+    return PeerFailed(
+      f"{self.peer}: message {self._messages} is not what it sealed: altered, repeated, or another "
+      "token or program"
+    )
 
   def send(self, data: bytes) -> None:
     self._frames(data, None, listen=False)
@@ -209,30 +227,26 @@ class SocketLink:
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends `data` as a frame, if it is given, and receives a frame if `listen`."""
     out = b""
-    if data is not None and len(data) > _MOST:
-      raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
-      head = _LENGTH.pack(len(data) + _TAG)
-      # The length in front of a frame is authenticated, too.
-      out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)
+      if len(data) > _MOST:
+        raise UserError(
+          f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}"
+        )
+      self._under_this_key += len(data)
+      if self._under_this_key > _MOST_UNDER_ONE_KEY:
+        raise UserError(
+          f"{self.peer}: {_MOST_UNDER_ONE_KEY} bytes were sent, the most of one connection"
+        )
+      out = _LENGTH.pack(len(data)) + data
       self.bytes_sent += len(data)
     if not listen:
       self._transfer(out, None)
       return b""
     frame = self._transfer(out, lambda start: self._due(start, length))
-    nonce = self._received.to_bytes(12, "big")
-    head = frame[:8]
-    sealed = frame[8:]
-    try:
-      opened = self._unseal.decrypt(nonce, bytes(sealed), bytes(head))
-    except primitives.library().exceptions.InvalidTag as error:
-      raise PeerFailed(
-        f"{self.peer}: message {self._received} is not what it sealed: altered, repeated, or "
-        "another token or program"
-      ) from error
-    self._received += 1
+    opened = frame[_LENGTH.size :]
     self.bytes_received += len(opened)
     self.rounds += 1
+    self._messages += 1
     return opened
 
   def _due(self, start: bytes, length: int | None) -> int:
@@ -240,51 +254,91 @@ class SocketLink:
     incomplete."""
     if len(start) < _LENGTH.size:
       return _LENGTH.size
-    (sealed,) = _LENGTH.unpack_from(start)
+    (announced,) = _LENGTH.unpack_from(start)
     # A length that nobody knows in advance must be small, since the peer may announce any.
-    if length is None and not _TAG <= sealed <= _PIECE:
-      raise PeerFailed(f"{self.peer}: announced {sealed} bytes, at most {_PIECE} are taken")
-    if length is not None and sealed != length + _TAG:
+    if length is None and announced > _PIECE:
       raise PeerFailed(
-        f"{self.peer}: sent {max(sealed - _TAG, 0)} bytes where {length} were due; do both run "
-        "the same program on the same shapes, and the same token?"
+        f"{self.peer}: announced {announced} bytes, at most {_PIECE} are taken"
       )
-    return _LENGTH.size + sealed
+    if length is not None and announced != length:
+      raise PeerFailed(
+        f"{self.peer}: sent {announced} bytes where {length} were due; do both run the same "
+        "program on the same shapes?"
+      )
+    return _LENGTH.size + announced
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
     """Writes `out`, and meanwhile reads as many bytes as `due(bytes read so far)` says."""
     left = memoryview(out)
     read = bytearray()
     wanted = due(read) if due else 0
-    silent_until = time.monotonic() + self._timeout
-    while left or len(read) < wanted:
-      moved = self._move(left, read, wanted, min(silent_until, self._until))
-      left = left[moved:]
-      silent_until = time.monotonic() + self._timeout
-      wanted = due(read) if due else 0
+    while left or self._unsent or len(read) < wanted:
+      # A piece at a time is encrypted, so that a large message is not in memory twice.
+      if left and not self._unsent:
+        self._tls.write(left[:_PIECE])
+        left = left[_PIECE:]
+      opened = self._opened(wanted - len(read))
+      if opened:
+        read += opened
+        wanted = due(read)
+      else:
+        self._move(reading=len(read) < wanted)
     return bytes(read)
 
-  def _move(self, left: memoryview, read: bytearray, wanted: int, until: float) -> int:
-    """Waits until bytes can be sent or read, and moves them. Returns the number of sent bytes."""
-    writing = bool(left)
-    reading = len(read) < wanted
-    events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading
+  def _opened(self, most: int) -> bytes:
+    """Returns at most so many bytes of what was received and is not read yet."""
+    if not self._unsent:
+      self._unsent = memoryview(self._tls.pending())
+    if not most:
+      return b""
+    try:
+      return self._tls.read(min(most, _PIECE))
+    except tls.Broken as error:
+      raise self._not_sealed() from error
+
+  def _move(self, *, reading: bool, most: int = _PIECE) -> bytes:
+    """Waits until bytes can be sent or read, and moves them between the socket and TLS.
+
+    Args:
+      reading: whether to wait for bytes of the peer, too.
+      most: largest number of bytes that are read.
+
+    Returns:
+      The bytes that were read, as they came.
+    """
+    if not self._unsent and self._tls is not None:
+      self._unsent = memoryview(self._tls.pending())
+    events = selectors.EVENT_WRITE * bool(self._unsent) | selectors.EVENT_READ * reading
+    now = self._ready(events) if events else 0
+    more = b""
+    try:
+      if now & selectors.EVENT_READ:
+        more = self._received(most)
+      if now & selectors.EVENT_WRITE:
+        self._unsent = self._unsent[self._connection.send(self._unsent[:_PIECE]) :]
+    # Nothing could be moved after all: the caller tries again.
+    except BlockingIOError:
+      return more
+    except OSError as error:
+      raise PeerFailed(f"{self.peer}: has closed its connection") from error
+    return more
+
+  def _ready(self, events: int) -> int:
+    """Waits for one of these events. Returns those that are there."""
+    until = min(time.monotonic() + self._timeout, self._until)
     with selectors.DefaultSelector() as ready:
       ready.register(self._connection, events)
       ready_events = ready.select(max(until - time.monotonic(), 0.0))
     if not ready_events or time.monotonic() > self._until:
       raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
     (_, now), *_ = ready_events
-    try:
-      if now & selectors.EVENT_READ:
-        more = self._connection.recv(min(wanted - len(read), _PIECE))
-        # An empty read means that the peer has closed.
-        if not more:
-          raise ConnectionResetError
-        read += more
-      return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
-    # Nothing could be moved after all: the caller tries again.
-    except BlockingIOError:
-      return 0
-    except OSError as error:
-      raise PeerFailed(f"{self.peer}: has closed its connection") from error
+    return now
+
+  def _received(self, most: int) -> bytes:
+    more = self._connection.recv(most)
+    # An empty read means that the peer has closed.
+    if not more:
+      raise ConnectionResetError
+    if self._tls is not None:
+      self._tls.feed(more)
+    return more

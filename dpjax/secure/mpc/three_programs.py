@@ -1,8 +1,8 @@
 """Two parties and the dealer as separate programs, connected by sockets.
 
 Party 0 and the dealer listen. Party 0 connects to the dealer, party 1 to both. All sockets are
-sealed (`links`). The parties exchange shares and masked values. The dealer sends party 0 a key,
-party 1 a key and its bound parts, and receives names and shapes.
+encrypted by TLS (`links`). The parties exchange shares and masked values. The dealer sends party 0
+a key, party 1 a key and its bound parts, and receives names and shapes.
 
 On three machines, make one call on each:
 

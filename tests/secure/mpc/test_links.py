@@ -2,14 +2,13 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import links
+from dpjax.secure.mpc import links, tls
 from dpjax.validate import UserError
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
@@ -120,35 +119,84 @@ def _a_dealer(connection):
     links.SocketLink(connection, me="dealer", peer="party 0", token=_TOKEN, timeout=2.0)
 
 
-_HEAD = struct.calcsize(">Q")
-
-
 @pytest.mark.parametrize(
   ("change", "line"),
   [
     (lambda frame, before: frame[:-1] + bytes([frame[-1] ^ 1]), "message 1 is not what"),
     (lambda frame, before: before, "message 1 is not what"),  # replayed
-    (
-      lambda frame, before: struct.pack(">Q", 999) + frame[_HEAD:],
-      "sent 983 bytes where 4",
-    ),
-    (lambda frame, before: b"\xff" * len(frame), "sent .* bytes where 4 were due"),
+    # the length of TLS's record
+    (lambda frame, before: frame[:3] + b"\0\x14" + frame[5:], "message 1 is not what"),
+    (lambda frame, before: b"\xff" * len(frame), "message 1 is not what"),
     (lambda frame, before: frame[:5], "silent for 0.3 seconds"),
   ],
 )
 def test_garbage_replays_and_wrong_lengths_are_one_line(change, line):
-  """Of a peer that has the token: the third thing that it writes is its first message."""
-  kept = []
+  """Of a peer that has the token: what it writes after the greeting."""
+  kept, greeted = [], threading.Event()
 
   def on_the_way(number, data):
+    changed = change(data, kept[-1]) if greeted.is_set() else data
     kept.append(data)
-    return change(data, kept[1]) if number == 2 else data
+    return changed
 
   first, second, _ = _pair(on_the_way, timeout=0.3)
+  greeted.set()
   second.send(b"data")
   with pytest.raises(mpc.PeerFailed, match=line) as error:
     first.receive(4)
   assert "\n" not in str(error.value) and str(error.value).startswith("party 1: ")
+
+
+def test_a_message_of_another_length_is_one_line():
+  first, second, _ = _pair()
+  second.send(bytes(983))
+  with pytest.raises(mpc.PeerFailed, match="party 1: sent 983 bytes where 4 were due"):
+    first.receive(4)
+
+
+def test_messages_of_one_connection_have_a_bound(monkeypatch):
+  first, second, _ = _pair()
+  monkeypatch.setattr(links, "_MOST_UNDER_ONE_KEY", 14)
+  first.send(b"ten bytes.")
+  assert second.receive(10) == b"ten bytes."
+  with pytest.raises(UserError, match="14 bytes were sent, the most of one connection"):
+    first.send(b"5 more")
+
+
+def test_what_is_read_at_once_is_given_in_parts():
+  """Several messages come in one piece of the network, and one message in several."""
+  first, second, _ = _pair()
+  for number in range(50):
+    second.send(bytes([number]) * number)
+  assert [first.receive(number)[:1] for number in range(50)] == [
+    bytes([number])[: number > 0] for number in range(50)
+  ]
+
+
+def test_a_listener_with_the_token_cannot_take_either_part_afterwards():
+  """The bytes of one meeting open nothing in another: the keys of a session are its own."""
+  first, second, tap = _pair()
+  second.send(b"secret words")
+  assert first.receive(12) == b"secret words"
+  assert b"secret words" not in b"".join(tap.sent)
+  ours, theirs = _sockets()
+  for data in tap.sent:
+    theirs.send(data)
+  with pytest.raises(mpc.PeerFailed, match="message 0 is not what|has closed|silent"):
+    _link(ours, 0, timeout=0.5)
+
+
+def test_an_end_of_the_same_name_is_refused():
+  ours, theirs = _sockets()
+  thread = threading.Thread(target=_sends_hello, args=(theirs, "party 0"))
+  thread.start()
+  with pytest.raises(mpc.PeerFailed, match="message 0 is not what it sealed"):
+    _link(ours, 0, timeout=0.5)
+  thread.join()
+
+
+def _sends_hello(connection, name):
+  connection.send(tls.hello(name))
 
 
 def test_a_message_of_any_length_has_a_bound():
@@ -156,7 +204,7 @@ def test_a_message_of_any_length_has_a_bound():
   thread = threading.Thread(target=_sends, args=(second, bytes(9000), bytes(2_000_000)))
   thread.start()
   assert len(first.receive(None)) == 9000
-  with pytest.raises(mpc.PeerFailed, match="announced 2000016 bytes, at most"):
+  with pytest.raises(mpc.PeerFailed, match="announced 2000000 bytes, at most"):
     first.receive(None)
   first.close()
   thread.join()
