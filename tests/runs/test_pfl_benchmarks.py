@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from configs.fed import flair, stackoverflow
+from configs.fed import flair, stackoverflow, stackoverflow_blt
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.run import loop
@@ -72,6 +72,16 @@ def test_stackoverflow_trains_over_its_users(tmp_path):
   result = loop.train(config, tmp_path / "run")
   assert result["task"] == "language_modeling" and result["partition"] == "pfl"
   assert result["num_clients"] == 12 and result["epsilon_kind"] == "simulated"
+
+
+@pytest.mark.parametrize("strategy", ["blt", "tree", "identity"])
+def test_stackoverflow_trains_with_correlated_noise(tmp_path, strategy):
+  """Its users take turns, and the epsilon is proved without sampling."""
+  small = {**_sentences(tmp_path), "num_rounds": 8, "privacy.ftrl.strategy": strategy}
+  config = fields.replace_all(stackoverflow_blt.get_config(), small)
+  result = loop.train(config, tmp_path / "run")
+  assert result["epsilon_kind"] == "proved" and 7.9 < result["epsilon"] <= 8.0
+  assert result["method"] == "dp_ftrl_fed_avg" and result["unit"] == "user"
 
 
 def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
