@@ -29,6 +29,8 @@ _MOST = (1 << 31) - 64
 # Largest number of bytes that go one way under one key. AES-GCM, which TLS 1.3 prefers, loses its
 # margin from 2^38.5 bytes on (RFC 8446, section 5.5).
 _MOST_UNDER_ONE_KEY = 1 << 38
+# Largest number of seconds that a selector can wait.
+_LONGEST_WAIT = 1e6
 TOKEN_BYTES = 16
 
 
@@ -121,8 +123,11 @@ def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
 
 
 class SocketLink:
-  """A link between two processes. It sends and receives at once, so that neither side
-  blocks on a full buffer.
+  """A link between two processes.
+
+  `exchange` sends and receives at once, so that neither side blocks on a full buffer. `send` alone
+  does not read: only one side may send a large message. After an error in the middle of a message
+  every call raises PeerFailed.
 
   Args:
     connection: open socket; this object closes it.
@@ -149,6 +154,8 @@ class SocketLink:
     patience: float | None = None,
   ):
     validate.positive(timeout=timeout)
+    if not isinstance(token, bytes):
+      raise UserError(f"must be bytes, is {type(token).__name__}", field="token")
     if len(token) < TOKEN_BYTES:
       raise UserError(
         f"has {len(token)} bytes, must have at least {TOKEN_BYTES}", field="token"
@@ -164,12 +171,17 @@ class SocketLink:
     self._unsent = memoryview(b"")
     # Deadline of the whole greeting, however slowly its bytes arrive.
     self._until = time.monotonic() + self._timeout
-    connection.setblocking(False)
-    with contextlib.suppress(OSError):
-      connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    self._failure = ""
+    self._is_inside = False  # whether a frame has gone or come in part
     try:
+      connection.setblocking(False)
+      with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
       self._greet(me, token, topic)
-    except UserError:
+    except OSError as error:
+      connection.close()
+      raise PeerFailed(f"{peer}: its connection cannot be used ({error})") from error
+    except BaseException:
       connection.close()
       raise
     # The deadline was for the greeting. From now on only silence counts.
@@ -181,7 +193,7 @@ class SocketLink:
     """Meets the peer. Raises PeerFailed for another token, name or topic, before any data."""
     mine = tls.hello(me)
     theirs = self._peer_hello(mine)
-    if theirs == mine:
+    if theirs == mine or theirs != tls.hello(self.peer):
       raise self._not_sealed()
     self._tls = tls.Channel(
       me=me, peer=self.peer, token=token, topic=topic, is_server=mine < theirs
@@ -191,11 +203,14 @@ class SocketLink:
         self._move(reading=True)
       # In TLS 1.3 a client learns only from the first data that its certificate was accepted.
       self._frames(b"here", 4)
-    except (tls.Broken, PeerFailed) as error:
-      # What is left now is the alert that tells the peer why.
-      with contextlib.suppress(OSError):
-        self._connection.send(self._tls.pending())
-      raise error if isinstance(error, PeerFailed) else self._not_sealed() from error
+    except tls.Broken as error:
+      self._send_alert()
+      raise self._not_sealed() from error
+
+  def _send_alert(self) -> None:
+    """Sends what TLS has left after a failure: the alert that tells the peer why."""
+    with contextlib.suppress(OSError):
+      self._connection.send(self._tls.pending())
 
   def _peer_hello(self, mine: bytes) -> bytes:
     """Sends the first bytes of this end in the clear, and returns those of the peer."""
@@ -222,10 +237,13 @@ class SocketLink:
     return self._frames(data, len(data))
 
   def close(self) -> None:
+    self._failure = self._failure or "the link was closed"
     self._connection.close()
 
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
     """Sends `data` as a frame, if it is given, and receives a frame if `listen`."""
+    if self._failure:
+      raise PeerFailed(f"{self.peer}: {self._failure}")
     out = b""
     if data is not None:
       if len(data) > _MOST:
@@ -239,10 +257,17 @@ class SocketLink:
         )
       out = _LENGTH.pack(len(data)) + data
       self.bytes_sent += len(data)
+    due = (lambda start: self._due(start, length)) if listen else None
+    try:
+      frame = self._transfer(out, due)
+    except BaseException:
+      # If part of a frame has gone or come, no later frame is in its place.
+      if self._is_inside:
+        self._failure = "the link has failed before"
+        self._send_alert()
+      raise
     if not listen:
-      self._transfer(out, None)
       return b""
-    frame = self._transfer(out, lambda start: self._due(start, length))
     opened = frame[_LENGTH.size :]
     self.bytes_received += len(opened)
     self.rounds += 1
@@ -270,20 +295,28 @@ class SocketLink:
   def _transfer(self, out: bytes, due: Any) -> bytes:
     """Writes `out`, and meanwhile reads as many bytes as `due(bytes read so far)` says."""
     left = memoryview(out)
+    self._is_inside = bool(out)
     read = bytearray()
     wanted = due(read) if due else 0
     while left or self._unsent or len(read) < wanted:
       # A piece at a time is encrypted, so that a large message is not in memory twice.
       if left and not self._unsent:
-        self._tls.write(left[:_PIECE])
+        self._encrypt(left[:_PIECE])
         left = left[_PIECE:]
       opened = self._opened(wanted - len(read))
       if opened:
+        self._is_inside = True
         read += opened
         wanted = due(read)
       else:
         self._move(reading=len(read) < wanted)
     return bytes(read)
+
+  def _encrypt(self, data: memoryview) -> None:
+    try:
+      self._tls.write(data)
+    except tls.Broken as error:
+      raise PeerFailed(f"{self.peer}: has closed its connection") from error
 
   def _opened(self, most: int) -> bytes:
     """Returns at most so many bytes of what was received and is not read yet."""
@@ -294,6 +327,7 @@ class SocketLink:
     try:
       return self._tls.read(min(most, _PIECE))
     except tls.Broken as error:
+      self._is_inside = True
       raise self._not_sealed() from error
 
   def _move(self, *, reading: bool, most: int = _PIECE) -> bytes:
@@ -326,9 +360,14 @@ class SocketLink:
   def _ready(self, events: int) -> int:
     """Waits for one of these events. Returns those that are there."""
     until = min(time.monotonic() + self._timeout, self._until)
-    with selectors.DefaultSelector() as ready:
-      ready.register(self._connection, events)
-      ready_events = ready.select(max(until - time.monotonic(), 0.0))
+    left = min(max(until - time.monotonic(), 0.0), _LONGEST_WAIT)
+    try:
+      with selectors.DefaultSelector() as ready:
+        ready.register(self._connection, events)
+        ready_events = ready.select(left)
+    # The socket is closed, or the process may open no more files.
+    except (OSError, ValueError) as error:
+      raise PeerFailed(f"{self.peer}: its connection cannot be used ({error})") from error
     if not ready_events or time.monotonic() > self._until:
       raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
     (_, now), *_ = ready_events
@@ -341,4 +380,7 @@ class SocketLink:
       raise ConnectionResetError
     if self._tls is not None:
       self._tls.feed(more)
+      # A peer that makes TLS answer, and does not read the answers, would fill the memory.
+      if self._tls.backlog() > 2 * _PIECE:
+        raise PeerFailed(f"{self.peer}: asks, and does not read the answers")
     return more

@@ -89,22 +89,38 @@ class Channel:
       raise Broken("another certificate")
     return True
 
+  def backlog(self) -> int:
+    """Returns the number of bytes that `pending` would return."""
+    return self._outgoing.pending
+
   def write(self, data: bytes | memoryview) -> None:
-    """Encrypts data; `pending` returns the result."""
-    self._tls.write(data)
+    """Encrypts data; `pending` returns the result.
+
+    Raises:
+      Broken: the connection has ended.
+    """
+    try:
+      self._tls.write(data)
+    except ssl.SSLError as error:
+      raise Broken(error.reason) from error
 
   def read(self, most: int) -> bytes:
     """Returns at most so many decrypted bytes; b"" if more bytes of the network are needed.
 
     Raises:
-      Broken: bytes were altered, repeated or left out.
+      Broken: bytes were altered, repeated or left out, or the peer has ended the connection.
     """
     try:
-      return self._tls.read(most)
+      opened = self._tls.read(most)
     except ssl.SSLWantReadError:
       return b""
     except ssl.SSLError as error:
       raise Broken(error.reason) from error
+    # Python returns nothing after the peer's last message. Whoever then waited for more would hold
+    # all that still comes.
+    if not opened:
+      raise Broken("ended")
+    return opened
 
 
 def _key(token: bytes, name: str, topic: str) -> bytes:
@@ -121,5 +137,10 @@ def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
       file.write(primitives.key_file(key, name, password))
       file.flush()
       context.load_cert_chain(file.name, password=password)
+  # An SSLError is an OSError, too.
+  except ssl.SSLError as error:
+    raise UserError(
+      f"TLS 1.3 with Ed25519 keys is not available ({error.reason})"
+    ) from error
   except OSError as error:
     raise UserError(f"no temporary file can be written ({error.strerror})") from error

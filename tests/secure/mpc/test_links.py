@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 
@@ -147,11 +148,71 @@ def test_garbage_replays_and_wrong_lengths_are_one_line(change, line):
   assert "\n" not in str(error.value) and str(error.value).startswith("party 1: ")
 
 
-def test_a_message_of_another_length_is_one_line():
+def test_a_message_of_another_length_is_one_line_and_ends_the_link():
+  """The header is read: what follows would be taken for another message."""
   first, second, _ = _pair()
   second.send(bytes(983))
   with pytest.raises(mpc.PeerFailed, match="party 1: sent 983 bytes where 4 were due"):
     first.receive(4)
+  for call in (lambda: first.receive(983), lambda: first.send(b"x")):
+    with pytest.raises(mpc.PeerFailed, match="party 1: the link has failed before"):
+      call()
+
+
+def test_after_half_a_message_nothing_more_is_sent():
+  first, second, _ = _pair(timeout=0.3)
+  with pytest.raises(mpc.PeerFailed, match="silent for 0.3 seconds"):
+    first.send(bytes(30_000_000))
+  for call in (lambda: first.send(b"abc"), lambda: first.exchange(b"abc")):
+    with pytest.raises(mpc.PeerFailed, match="the link has failed before"):
+      call()
+  second.close()
+  for call in (lambda: second.receive(3), lambda: second.send(b"abc")):
+    with pytest.raises(mpc.PeerFailed, match="the link was closed"):
+      call()
+
+
+def test_a_peer_that_ends_tls_is_gone_at_once():
+  """And its bytes after that are not kept."""
+  first, second, _ = _pair(timeout=5.0)
+  with contextlib.suppress(ssl.SSLError):
+    second._tls._tls.unwrap()
+  second._connection.send(second._tls.pending())
+  begun = time.monotonic()
+  with pytest.raises(mpc.PeerFailed, match="message 1 is not what it sealed"):
+    first.receive(1)
+  assert time.monotonic() - begun < 2
+
+
+def test_what_cannot_be_waited_for_is_one_line(monkeypatch):
+  ours, _ = _sockets()
+  ours.close()
+  with pytest.raises(mpc.PeerFailed, match="party 1: its connection cannot be used"):
+    _link(ours, 0)
+  first, *_ = _pair(timeout=1e300)
+  first.send(b"abc")
+  with pytest.raises(UserError, match="token: must be bytes, is str"):
+    _link(_sockets()[0], 0, token="sixteen letters or more")
+
+  def none_left():
+    raise OSError(24, "Too many open files")
+
+  monkeypatch.setattr(links.selectors, "DefaultSelector", none_left)
+  ours, _ = _sockets()
+  with pytest.raises(mpc.PeerFailed, match="Too many open files"):
+    _link(ours, 0)
+  assert ours.fileno() == -1
+
+
+@pytest.mark.parametrize("place", [0, 7])
+def test_an_altered_hello_is_refused(place):
+  def alter(number, data):
+    if number:
+      return data
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+  with pytest.raises(mpc.PeerFailed, match="message 0 is not what|closed|silent"):
+    _pair(alter, timeout=0.5)
 
 
 def test_messages_of_one_connection_have_a_bound(monkeypatch):
