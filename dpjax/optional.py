@@ -21,7 +21,6 @@ EXTRA_OF = {
   "tensorflow_datasets": "runs",
   "array_record": "runs",
   "importlib_resources": "runs",
-  "yaml": "runs",
 }
 
 

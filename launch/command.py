@@ -24,6 +24,7 @@ COMMANDS = {
   "check": "test the parts of a run on your own config before it costs",
   "list": "models, data, samplers, optimizers, attacks by name",
   "plot": "draw a CSV file of results again",
+  "leaderboard": "write an entry for the board of private image runs",
   "prepare": "write a tensorflow-datasets data set",
   "pate": "train a student from noisy votes of teachers",
   "distill": "train a private teacher and a small student",
@@ -42,7 +43,7 @@ def usage() -> str:
   >>> len(usage().splitlines()) < 24
   True
   """
-  rows = [f"  {name:<10} {words}" for name, words in COMMANDS.items()]
+  rows = [f"  {name:<11} {words}" for name, words in COMMANDS.items()]
   return "\n".join(
     [
       "usage: dpjax COMMAND [--flag=value ...]",

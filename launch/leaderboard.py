@@ -21,7 +21,7 @@ import pathlib
 
 from absl import flags
 
-from dpjax import files, validate
+from dpjax import accounting, files, validate
 from dpjax.experiments.sweeps import leaderboard
 from launch import app
 
@@ -84,10 +84,11 @@ def main(*folders: str) -> None:
     path = pathlib.Path(values.board) / entry.file
     content, entries = leaderboard.extended(path, content)
   for claim in entry.claims:
-    line = f"epsilon {claim.epsilon:g}: {claim.accuracy} ({claim.model})"
+    epsilon = accounting.upper(claim.epsilon)
+    line = f"epsilon {epsilon}: {claim.accuracy} ({claim.model})"
     if values.board is not None:
-      found = leaderboard.better(claim, entries)
-      line += f"; as good on the board: {'; '.join(found) or 'nothing'}"
+      matches = leaderboard.better(claim, entries)
+      line += f"; as good on the board: {'; '.join(matches) or 'nothing'}"
     print(line)
   files.replace_file(out, content.encode())
   print(f"wrote {out}, for {entry.file}")

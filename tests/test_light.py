@@ -89,7 +89,7 @@ def test_the_lists_of_packages_agree():
   assert listed(core) == sorted(project["dependencies"])
   assert listed(launchers) == sorted(runs)
   # Names to import, beside names to install.
-  renamed = {"yaml": "PyYAML", "PIL": "pillow", "sklearn": "scikit-learn"}
+  renamed = {"PIL": "pillow", "sklearn": "scikit-learn"}
   installed = {re.split(r"[><=]", package)[0].replace("-", "_") for package in runs}
   known = {renamed.get(name, name).replace("-", "_") for name in optional.EXTRA_OF}
   assert known == installed

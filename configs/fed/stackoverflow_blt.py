@@ -12,9 +12,10 @@ White noise, with what sampling would amplify left out:
   ... --config.privacy.ftrl.strategy=identity
 
 Hardware: not run. The data are not embedded, and no number is claimed.
-`tests/runs/test_pfl_benchmarks.py` runs two rounds of it over users made up in the same format.
+`tests/runs/test_pfl_benchmarks.py` runs eight rounds of it over users made up in the same format.
 
-Rates and the clip norm are those of configs/fed/stackoverflow.py, not tuned for this noise.
+The clients' rate and the clip norm are those of configs/fed/stackoverflow.py, not tuned for this
+noise.
 """
 
 from configs.fed import stackoverflow

@@ -218,8 +218,10 @@ class _Photographs:
       x[place] = squares.mean(axis=(1, 3), dtype=np.float64) / 255
     rows = np.asarray(group[f"{self._prefix}_row"], np.int64)
     columns = np.asarray(group[f"{self._prefix}_col"], np.int64)
-    # The numbers of images and labels are unsigned in the file. One that is too large raises
-    # IndexError.
+    # A number that is too large raises IndexError. A negative one would count from the end, and a
+    # single one would count for every pair.
+    if rows.shape != columns.shape or min(rows.min(initial=0), columns.min(initial=0)) < 0:
+      raise ValueError("rows and columns of labels must be pairs of places")
     pairs = np.zeros((images.shape[0], *self.label_shape), np.int64)
     pairs[rows, columns] = 1
     y[:] = pairs[: len(y)]

@@ -134,6 +134,8 @@ def _set(name, value):
     (_without("train/ann/labels_row"), "user 'ann' of train: "),
     (_set("train/ann/labels_row", np.array([9], np.uint16)), "user 'ann' of train: "),
     (_set("train/ann/labels_col", np.array([0, 1, 3], np.uint8)), "user 'ann' of train: "),
+    (_set("train/ann/labels_row", np.array([1], np.uint16)), "must be pairs of places"),
+    (_set("train/ann/labels_col", np.array([0, -1, 1])), "must be pairs of places"),
     (_set("train/ann/images", np.zeros((3, 8, 8, 3), np.float32)), "images must be bytes"),
     (_set("train/ann/images", np.zeros((3, 8, 9, 3), np.uint8)), "images must be bytes"),
     (_set("train/ann/images", np.zeros((3,), np.uint8)), "images must be bytes"),

@@ -161,8 +161,11 @@ def _changed(folder: pathlib.Path, **changes) -> str:
     ),
     (
       {"epsilon_audited_lower": 0.2},
-      "epsilon_audited_lower=0.2: must be at most epsilon=0.0",
+      "epsilon_audited_lower=0.2: must be in [0, 0.09999",
     ),
+    ({"epsilon_audited_lower": None}, "epsilon_audited_lower=None: must be a number"),
+    ({"epsilon_audited_lower": "3"}, "epsilon_audited_lower='3': must be a number"),
+    ({"epsilon_audited_lower": float("nan")}, "epsilon_audited_lower=nan: must be in"),
     ({"status": "failed"}, "status='failed': must be done: every run of a claim must have"),
     ({"failed_assumptions": True}, "failed_assumptions=True: must be a list of words"),
     ({"dataset": ["cifar10"]}, "dataset=['cifar10']: must be a name"),
@@ -269,6 +272,23 @@ def test_a_board_that_takes_no_entry_behind_its_last_is_refused(tmp_path, text):
   path.write_text(text)
   with pytest.raises(UserError, match="^board=.*must be a list without indentation"):
     leaderboard.extended(path, "- name: a\n  claims: []\n")
+
+
+@pytest.mark.parametrize("place", ["base", "grid", "variant"])
+def test_a_limited_sweep_is_refused(tmp_path, place):
+  content = json.loads(pathlib.Path(_SWEEP, "sweep.json").read_text())
+  config = content["config"]
+  if place == "base":
+    config["base"]["data"]["limit"] = 5000
+  elif place == "grid":
+    config["grid"]["data.limit"] = [5000]
+    for row in content["rows"]:
+      row["data.limit"] = 5000
+  else:
+    config["variants"]["patches + linear @ 0.1"]["data.limit"] = 5000
+  (tmp_path / "sweep.json").write_text(json.dumps(content))
+  with pytest.raises(UserError, match="^limit=5000: must be None: the board takes runs on"):
+    leaderboard.read([str(tmp_path)])
 
 
 def test_sweeps_of_equal_labels_and_other_bases_are_other_claims(tmp_path):

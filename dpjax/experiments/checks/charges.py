@@ -53,6 +53,8 @@ _RECORDS = 500
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
+# Largest product of an order and `shift` whose moment is summed, in standard deviations.
+_FARTHEST = 60.0
 # Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 
@@ -97,24 +99,36 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _epsilon_of_fixed_size(plan: Any) -> float | None:
-  """Returns epsilon of batches that are drawn without replacement; None beside statistics.
+  """Returns epsilon of batches that are drawn without replacement.
 
-  Under add_or_remove_one a joining record pushes another one out. So the pair is that of a Poisson
+  Returns None for statistics beside replace_one, for which nobody composes both again. Under
+  add_or_remove_one a joining record pushes another one out. So the pair is that of a Poisson
   sample of probability b / n whose sum moves by 2 C.
   """
-  if plan.statistics is not None:
+  replaces = plan.neighboring_relation == "replace_one"
+  if plan.statistics is not None and replaces:
     return None
   prob = plan.sampler.batch_size / plan.sampler.num_examples
   level = _multiplier(plan)
   delta = plan.accounted_delta(plan.delta)
   by_rdp = plan.accountant == "rdp"
-  if plan.neighboring_relation == "replace_one":
-    outcomes = _exchanged_outcomes(prob, 2 / level)
-    epsilon = _epsilon_by_rdp if by_rdp else _epsilon_by_pld
-    return epsilon(*outcomes, delta=delta, num_steps=plan.num_steps)
-  counted: Any = RdpAccountant() if by_rdp else PLDAccountant()
+  # The rounding of a discretised loss adds up over the steps. It must stay far below epsilon.
+  interval = min(1e-4, _EPSILON_SLACK / 4 * plan.epsilon() / plan.num_steps)
+  if replaces:
+    shift = 2 / level
+    outcomes = _exchanged_outcomes(prob, shift)
+    if by_rdp:
+      return _epsilon_by_rdp(*outcomes, shift=shift, delta=delta, num_steps=plan.num_steps)
+    return _epsilon_by_pld(
+      *outcomes, interval=interval, delta=delta, num_steps=plan.num_steps
+    )
+  counted: Any = (
+    RdpAccountant() if by_rdp else PLDAccountant(value_discretization_interval=interval)
+  )
   event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(level / 2))
   counted.compose(event, plan.num_steps)
+  for before in _levels_before(plan):
+    counted.compose(dpa.GaussianDpEvent(before), len(plan.statistics.vectors))
   return float(counted.get_epsilon(delta))
 
 
@@ -132,31 +146,35 @@ def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarr
   Returns:
     Two arrays [outcomes]. Their probabilities sum to 1 each, up to the rounding of cells.
   """
-  # Renyi moments of order a have their peak near a * shift.
-  points = np.linspace(shift / 2, max(40.0, 41 * shift), 40_001)
+  # Renyi moments of order a have their peak near a * shift; see `_epsilon_by_rdp`.
+  points = np.linspace(shift / 2, max(_FARTHEST + 12, 41 * shift), 80_001)
   middle = (points[1:] + points[:-1]) / 2
   width = math.log(points[1] - points[0])
   low = stats.norm.logpdf(middle) + width
   # log1p(-1) is -inf: every record is in every batch.
   with np.errstate(divide="ignore"):
-    rest = np.log1p(-prob)
-  high = np.logaddexp(rest + low, math.log(prob) + stats.norm.logpdf(middle, shift) + width)
+    stays_out = np.log1p(-prob)
+  high = np.logaddexp(
+    stays_out + low, math.log(prob) + stats.norm.logpdf(middle, shift) + width
+  )
   alike = math.log(max(1.0 - np.exp(low).sum() - np.exp(high).sum(), 1e-300))
   return np.r_[high, low, alike], np.r_[low, high, alike]
 
 
 def _epsilon_by_rdp(
-  upper: np.ndarray, lower: np.ndarray, *, delta: float, num_steps: int
+  upper: np.ndarray, lower: np.ndarray, *, shift: float, delta: float, num_steps: int
 ) -> float:
   """Returns epsilon of a pair of discrete distributions, from its Renyi divergences."""
-  orders = np.array([order for order in RdpAccountant().orders if order <= 40])
+  orders = np.array(
+    [order for order in RdpAccountant().orders if order <= 40 or order * shift <= _FARTHEST]
+  )
   moments = [special.logsumexp(order * upper + (1 - order) * lower) for order in orders]
   divergences = np.array(moments) / (orders - 1) * num_steps
   return float(dpa.rdp.compute_epsilon(orders.tolist(), divergences.tolist(), delta)[0])
 
 
 def _epsilon_by_pld(
-  upper: np.ndarray, lower: np.ndarray, *, delta: float, num_steps: int
+  upper: np.ndarray, lower: np.ndarray, *, interval: float, delta: float, num_steps: int
 ) -> float:
   """Returns epsilon of a pair of discrete distributions, from its privacy loss."""
   # Rarer outcomes than these have no weight beside delta.
@@ -164,7 +182,7 @@ def _epsilon_by_pld(
   numbers = range(int(likely.sum()))
   one_step = privacy_loss_distribution.from_two_probability_mass_functions(
     dict(zip(numbers, lower[likely])), dict(zip(numbers, upper[likely])),
-    value_discretization_interval=1e-4,
+    value_discretization_interval=interval,
   )  # fmt: skip
   return float(one_step.self_compose(num_steps).get_epsilon_for_delta(delta))
 

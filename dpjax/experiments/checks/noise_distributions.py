@@ -423,11 +423,11 @@ def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
   of_leaves: dict[tuple[int, int], np.ndarray] = collections.defaultdict(
     lambda: np.zeros(2)
   )
-  for one, another in itertools.combinations(noise_record.blocks(recorded), 2):
-    counts = _matches(one.values, another.values)
-    yield _matches_z(counts), f"values of {one.name} and {another.name}"
-    if one.step == another.step:
-      of_leaves[one.leaf, another.leaf] += counts
+  for first, second in itertools.combinations(noise_record.blocks(recorded), 2):
+    counts = _matches(first.values, second.values)
+    yield _matches_z(counts), f"values of {first.name} and {second.name}"
+    if first.step == second.step:
+      of_leaves[first.leaf, second.leaf] += counts
   for leaves, counts in of_leaves.items():
     yield _matches_z(counts), "values of leaves {} and {} at equal steps".format(*leaves)
 

@@ -381,7 +381,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   return run
 
 
-class Block(NamedTuple):
+class NoiseBlock(NamedTuple):
   """Sorted absolute values of a leaf at a step."""
 
   leaf: int
@@ -393,7 +393,7 @@ class Block(NamedTuple):
     return f"leaf {self.leaf} at step {self.step}"
 
 
-def blocks(recorded: Record) -> list[Block]:
+def blocks(recorded: Record) -> list[NoiseBlock]:
   """Returns a block for each leaf at each of the first 2 or 4 steps.
 
   From a large leaf, random values are taken."""
@@ -406,7 +406,7 @@ def blocks(recorded: Record) -> list[Block]:
     return values if values.size <= most else rng.choice(values, most, replace=False)
 
   return [
-    Block(i, t, np.sort(np.abs(taken(values))))
+    NoiseBlock(i, t, np.sort(np.abs(taken(values))))
     for i, leaf in enumerate(recorded.whole)
     for t, values in enumerate(leaf[:times])
   ]

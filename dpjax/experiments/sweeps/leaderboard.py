@@ -18,7 +18,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dpjax import optional, validate
+import yaml
+
+from dpjax import accounting, validate
 from dpjax.data import published
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.run import workdir, writers
@@ -50,7 +52,6 @@ _LARGEST_DELTA = 1e-5
 _LARGEST_EPSILON = 1e4
 _ACCOUNTANTS = {"pld": "dp_accounting PLD", "rdp": "dp_accounting RDP"}
 _SPLIT = " @ "
-_STEP = decimal.Decimal("0.001")
 # Errors raised by values that no run writes.
 _STRANGE = (
   AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
@@ -311,19 +312,17 @@ def _check(row: Row, metric: str) -> None:
     ("epsilon", 0.0, _LARGEST_EPSILON),
     ("delta", 0.0, _LARGEST_DELTA),
     (metric, 0.0, 1.0),
+    # Above epsilon an attack has refuted the run.
+    ("epsilon_audited_lower", 0.0, row.get("epsilon")),
   ):
+    if name == "epsilon_audited_lower" and name not in row:
+      continue
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
       raise UserError("must be a number in the result", field=name, value=value)
     if not least <= value <= largest or not math.isfinite(value):
       raise UserError(f"must be in [{least:g}, {largest:g}]", field=name, value=value)
   _check_words(row)
-  if row.get("epsilon_audited_lower", 0.0) > row["epsilon"]:
-    raise UserError(
-      f"must be at most epsilon={row['epsilon']}: an attack has refuted the run",
-      field="epsilon_audited_lower",
-      value=row["epsilon_audited_lower"],
-    )
 
 
 def _check_words(row: Row) -> None:
@@ -366,8 +365,7 @@ def _rounded_up(epsilon: float) -> float:
   >>> _rounded_up(0.99993), _rounded_up(1.0), _rounded_up(1.0001)
   (1.0, 1.0, 1.001)
   """
-  # The shortest decimal number of a float; a product of floats could round down.
-  return float(decimal.Decimal(repr(float(epsilon))).quantize(_STEP, decimal.ROUND_CEILING))
+  return float(accounting.upper(epsilon, decimals=3))
 
 
 def _percent(score: float) -> str:
@@ -376,8 +374,7 @@ def _percent(score: float) -> str:
   >>> _percent(0.7037333), _percent(0.29), _percent(1.0)
   ('70.37', '29.00', '100.00')
   """
-  percent = 100 * decimal.Decimal(repr(float(score)))
-  return str(percent.quantize(decimal.Decimal("0.01"), decimal.ROUND_FLOOR))
+  return f"{100 * decimal.Decimal(accounting.lower(score, decimals=4)):.2f}"
 
 
 def _data_set(rows: list[Row], asked: str | None) -> str:
@@ -463,8 +460,6 @@ def text(entry: Entry, source: BoardMethod) -> str:
 
 
 def _yaml_lines(content: Mapping[str, Any]) -> list[str]:
-  with optional.needed():
-    import yaml
   # The width is so large that PyYAML breaks no value into two lines.
   dumped = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=10**6)
   return dumped.splitlines()
@@ -479,8 +474,6 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
   Raises:
     UserError: the file does not exist, or is no file of the board.
   """
-  with optional.needed():
-    import yaml
   if not path.is_file():
     raise UserError("must hold the file of the board", field="board", value=str(path))
   try:
@@ -500,8 +493,6 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
 
 def _entries(content: str) -> Any:
   """Parses the text of a file of the board."""
-  with optional.needed():
-    import yaml
   # The board's parser takes tabs between words; PyYAML does not.
   return yaml.safe_load(content.replace("\t", " ")) or []
 
@@ -518,8 +509,6 @@ def extended(path: pathlib.Path, entry: str) -> tuple[str, list[dict[str, Any]]]
   """
   before, entries = parsed(path)
   content = f"{before.rstrip()}\n{entry}" if entries else entry
-  with optional.needed():
-    import yaml
   try:
     after = _entries(content)
   except (yaml.YAMLError, *_STRANGE):
@@ -544,7 +533,7 @@ def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]
     Words for each claim of the same measure, with at most the epsilon and at least the score of
     `claim`. Claims with epsilon 0, or without numbers for epsilon and score, are left out.
   """
-  found = []
+  matches = []
   for entry in entries:
     for row in (row for row in entry["claims"] if isinstance(row, dict)):
       try:
@@ -555,7 +544,7 @@ def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]
         continue
       same = ("AUC" in measure) == claim.is_auc
       if same and 0 < epsilon <= claim.epsilon and score >= claim.score:
-        found.append(
+        matches.append(
           f"{row.get('model')} ({entry.get('authors')}): {number}% at {epsilon:g}"
         )
-  return found
+  return matches

@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _PIECE = 1 << 20
-# Largest number of bytes of one message.
+# Largest number of bytes of one message. Longer ones would be in memory twice on their way.
 _MOST = (1 << 31) - 64
 # Largest number of bytes that go one way under one key. AES-GCM, which TLS 1.3 prefers, loses its
 # margin from 2^38.5 bytes on (RFC 8446, section 5.5).
@@ -122,6 +122,17 @@ def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
   )
 
 
+def _check(token: bytes, timeout: float) -> None:
+  """Raises UserError for a token or a timeout that no link takes."""
+  validate.positive(timeout=timeout)
+  if not isinstance(token, bytes):
+    raise UserError(f"must be bytes, is {type(token).__name__}", field="token")
+  if len(token) < TOKEN_BYTES:
+    raise UserError(
+      f"has {len(token)} bytes, must have at least {TOKEN_BYTES}", field="token"
+    )
+
+
 class SocketLink:
   """A link between two processes.
 
@@ -153,13 +164,11 @@ class SocketLink:
     timeout: float = TIMEOUT,
     patience: float | None = None,
   ):
-    validate.positive(timeout=timeout)
-    if not isinstance(token, bytes):
-      raise UserError(f"must be bytes, is {type(token).__name__}", field="token")
-    if len(token) < TOKEN_BYTES:
-      raise UserError(
-        f"has {len(token)} bytes, must have at least {TOKEN_BYTES}", field="token"
-      )
+    try:
+      _check(token, timeout)
+    except UserError:
+      connection.close()
+      raise
     self.peer = peer
     self._connection = connection
     self._timeout = min(timeout, patience or timeout)

@@ -45,7 +45,8 @@ class Channel:
     is_server: whether this end has the server's role; see `HELLO_BYTES`.
 
   Raises:
-    UserError: the extra `secure` is not installed.
+    UserError: the extra `secure` is not installed, or TLS has no Ed25519 keys.
+    OSError: no temporary file can be written.
   """
 
   def __init__(self, *, me: str, peer: str, token: bytes, topic: str, is_server: bool):
@@ -99,8 +100,10 @@ class Channel:
     Raises:
       Broken: the connection has ended.
     """
+    left = memoryview(data)
     try:
-      self._tls.write(data)
+      while left:
+        left = left[self._tls.write(left) :]
     except ssl.SSLError as error:
       raise Broken(error.reason) from error
 
@@ -129,7 +132,10 @@ def _key(token: bytes, name: str, topic: str) -> bytes:
 
 
 def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
-  """Loads a key and its certificate, which `ssl` reads from a file alone."""
+  """Loads a key and its certificate, which `ssl` reads from a file alone.
+
+  Raises UserError if TLS lacks such keys, and OSError if no temporary file can be written.
+  """
   # The file is encrypted under a password that never leaves this process.
   password = secrets.token_bytes(16).hex().encode()
   try:
@@ -137,10 +143,7 @@ def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
       file.write(primitives.key_file(key, name, password))
       file.flush()
       context.load_cert_chain(file.name, password=password)
-  # An SSLError is an OSError, too.
   except ssl.SSLError as error:
     raise UserError(
       f"TLS 1.3 with Ed25519 keys is not available ({error.reason})"
     ) from error
-  except OSError as error:
-    raise UserError(f"no temporary file can be written ({error.strerror})") from error

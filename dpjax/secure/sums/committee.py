@@ -479,15 +479,10 @@ def receive(
   """
   terms = state.terms
   message = _read(terms, state.phase, data, sender)
-  senders = terms.clients if state.phase == "shares" else terms.members
+  senders, heard = _senders(state)
   if sender not in senders:
     raise UserError(f"{state.phase}: {messages.name(sender)} sends none in this sum")
-  heard: Mapping[str, frozenset[int]] = {
-    "keys": frozenset(state.keys),
-    "shares": state.uploaded,
-    "sums": frozenset(state.sums),
-  }
-  if sender in heard[state.phase]:
+  if sender in heard:
     raise UserError(f"{state.phase}: {messages.name(sender)} has sent one before")
   if state.phase == "shares":
     if {*message.records} != {*state.keys}:
@@ -503,6 +498,22 @@ def receive(
   if state.phase == "keys":
     return state._replace(keys={**state.keys, **record}), {}
   return state._replace(sums={**state.sums, **record}), {}
+
+
+def _senders(state: CommitteeServer) -> tuple[frozenset[int], frozenset[int]]:
+  """Returns (who sends a message in this phase, who has sent it)."""
+  if state.phase == "shares":
+    return frozenset(state.terms.clients), state.uploaded
+  if state.phase == "sums":
+    # Only members of the roster were sent shares. The sum of another one would be garbage.
+    return frozenset(state.keys), frozenset(state.sums)
+  return frozenset(state.terms.members), frozenset(state.keys)
+
+
+def expected(state: CommitteeServer) -> frozenset[int]:
+  """Returns the clients that may still send a message in this phase."""
+  senders, heard = _senders(state)
+  return senders - heard
 
 
 def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:

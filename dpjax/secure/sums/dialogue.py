@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 AnyTerms = Terms | CommitteeTerms
 
 
-class Found(NamedTuple):
+class SumResult(NamedTuple):
   """Result of a sum, as its server knows it."""
 
   total: np.ndarray  # [d] uint32 or uint64
@@ -66,7 +66,7 @@ class SumServer(Protocol):
     """
     ...
 
-  def found(self) -> Found:
+  def result(self) -> SumResult:
     """Returns the sum, after the last phase was closed.
 
     Raises:
@@ -139,11 +139,11 @@ class _SecAggServer:
     self._state, outgoing = secagg_server.close(self._state)
     return outgoing
 
-  def found(self) -> Found:
+  def result(self) -> SumResult:
     unmasked = secagg_server.total(self._state)
     # Clients do not tell what they computed, so a formula counts it.
     cost = simulated.predicted(self._terms, Present(*self._there))
-    return Found(unmasked.total, unmasked.survivors, cost.expansions, cost.operations)
+    return SumResult(unmasked.total, unmasked.survivors, cost.expansions, cost.operations)
 
 
 class _SecAggClient:
@@ -181,15 +181,7 @@ class _CommitteeServer:
     return self._state.phase
 
   def expected(self) -> frozenset[int]:
-    members = frozenset(self._terms.members)
-    phases = {
-      "keys": (members, self._state.keys),
-      "shares": (frozenset(self._terms.clients), self._state.uploaded),
-      # Only members of the roster were sent shares.
-      "sums": (frozenset(self._state.keys), self._state.sums),
-    }
-    allowed, received = phases[self.phase]
-    return allowed - frozenset(received)
+    return committee.expected(self._state)
 
   def largest(self) -> int:
     count = self._terms.num_members if self.phase == "shares" else 1
@@ -203,9 +195,9 @@ class _CommitteeServer:
     self._state, outgoing = committee.close(self._state)
     return outgoing
 
-  def found(self) -> Found:
+  def result(self) -> SumResult:
     survivors = tuple(sorted(self._state.uploaded))
-    return Found(
+    return SumResult(
       committee.total(self._state).astype(f"uint{self._terms.bits}", copy=False),
       survivors,
       expansions=self._terms.colluding * len(survivors),

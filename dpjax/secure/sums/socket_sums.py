@@ -396,15 +396,15 @@ def _served(
     # These messages are sent while those of the next phase are received.
     _put_on(lines, server.close(), {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
-  found = server.found()
+  result = server.result()
   cost = Cost(
     client_bytes=max(moved.values()),
     server_bytes=sum(moved.values()),
-    expansions=found.expansions,
-    operations=found.operations,
+    expansions=result.expansions,
+    operations=result.operations,
     seconds=time.perf_counter() - start,
   )
-  return Summed(found.total, found.survivors, cost)
+  return Summed(result.total, result.survivors, cost)
 
 
 def _put_on(
