@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import types
 
 import flax.linen as nn
 import jax
@@ -18,7 +19,7 @@ from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.plan import Plan
-from dpjax.sampling import PoissonSampler, ShuffledSampler
+from dpjax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
@@ -553,3 +554,39 @@ def test_a_spoilt_example_is_found_beside_a_small_clip_norm():
 
   row = influence.dropped(sound._replace(clipped_grad=leaking))
   assert row.passed is False and row.measured > 0.4, row
+
+
+_FIXED = [
+  # (num_examples, batch_size, noise multiplier, steps): epsilon from .05 to 10
+  (60_000, 250, 4.0, 1000),
+  (60_000, 600, 2.0, 1000),
+  (60_000, 60, 8.0, 500),
+  (500, 100, 3.0, 50),
+]
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("setting", _FIXED)
+def test_fixed_size_batches_are_derived_a_second_time(relation, accountant, setting):
+  num_examples, batch_size, noise_multiplier, num_steps = setting
+  plan = Plan(
+    sampler=FixedSizeSampler(
+      num_examples=num_examples,
+      batch_size=batch_size,
+      size_is_public=relation == "replace_one",
+    ),
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=1.0,
+    normalize_by=float(batch_size),
+    num_steps=num_steps,
+    delta=1e-5,
+    neighboring_relation=relation,
+    accountant=accountant,
+  )
+  row = charges.agreement(types.SimpleNamespace(plan=plan))
+  assert row.passed, row
+  # Less noise is another epsilon, and no tolerance hides it.
+  derived = charges._derived_epsilon(types.SimpleNamespace(plan=plan))
+  quieter = dataclasses.replace(plan, noise_multiplier=noise_multiplier / 2)
+  assert quieter.epsilon() > derived * 1.05

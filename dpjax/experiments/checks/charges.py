@@ -112,18 +112,21 @@ def _epsilon_of_fixed_size(plan: Any) -> float | None:
   level = _multiplier(plan)
   delta = plan.accounted_delta(plan.delta)
   by_rdp = plan.accountant == "rdp"
-  # The rounding of a discretised loss adds up over the steps. It must stay far below epsilon.
-  interval = min(1e-4, _EPSILON_SLACK / 4 * plan.epsilon() / plan.num_steps)
+  claimed = plan.epsilon()
   if replaces:
     shift = 2 / level
     outcomes = _exchanged_outcomes(prob, shift)
     if by_rdp:
       return _epsilon_by_rdp(*outcomes, shift=shift, delta=delta, num_steps=plan.num_steps)
+    # Losses are rounded up by .4 of the interval on average, and roundings of all steps add up.
+    interval = min(1e-4, _EPSILON_SLACK * claimed / plan.num_steps)
     return _epsilon_by_pld(
       *outcomes, interval=interval, delta=delta, num_steps=plan.num_steps
     )
   counted: Any = (
-    RdpAccountant() if by_rdp else PLDAccountant(value_discretization_interval=interval)
+    RdpAccountant()
+    if by_rdp
+    else PLDAccountant(value_discretization_interval=min(1e-4, 1e-3 * claimed))
   )
   event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(level / 2))
   counted.compose(event, plan.num_steps)
