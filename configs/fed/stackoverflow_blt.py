@@ -1,5 +1,5 @@
 """StackOverflow over its 342,477 users by BLT-DP-FTRL: correlated noise, no sampling. Six passes of
-342 rounds, with 1,001 users in each. Epsilon 8 at delta 1e-6, proved, per USER.
+342 rounds, with 1,001 or 1,002 users in each. Epsilon 8 at delta 1e-6, proved, per USER.
 
   pip install 'dpjax[h5]'
   python -m launch.federate --config=configs/fed/stackoverflow_blt.py --workdir=runs/fed_blt \\
@@ -41,7 +41,8 @@ def get_config() -> FedConfig:
     ftrl=FtrlConfig(strategy=correlated.Buffered()),
   )
   config.num_rounds = 2_052
-  config.clients_per_round = 1_001
+  # A pass is a whole number of rounds.
+  config.clients_per_round = 342_477 / 342
   config.eval_every = 57
   config.checkpoint_every = 57
   return config

@@ -130,8 +130,9 @@ def _epsilon_of_fixed_size(plan: Any) -> float | None:
   )
   event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(level / 2))
   counted.compose(event, plan.num_steps)
+  vectors = () if plan.statistics is None else plan.statistics.vectors
   for before in _levels_before(plan):
-    counted.compose(dpa.GaussianDpEvent(before), len(plan.statistics.vectors))
+    counted.compose(dpa.GaussianDpEvent(before), len(vectors))
   return float(counted.get_epsilon(delta))
 
 

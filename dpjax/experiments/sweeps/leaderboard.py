@@ -313,7 +313,7 @@ def _check(row: Row, metric: str) -> None:
     ("delta", 0.0, _LARGEST_DELTA),
     (metric, 0.0, 1.0),
     # Above epsilon an attack has refuted the run.
-    ("epsilon_audited_lower", 0.0, row.get("epsilon")),
+    ("epsilon_audited_lower", 0.0, row.get("epsilon") or 0.0),
   ):
     if name == "epsilon_audited_lower" and name not in row:
       continue
