@@ -16,7 +16,6 @@ In both files a user is a group `SPLIT/USER`:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pathlib
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data import natural
+from dpjax.data import foreign_files, natural
 from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import in_data, undeclared
@@ -80,7 +79,11 @@ def pfl_federation(
     if value is not None:
       integer_at_least(1, **{field: value})
   path = user_path(name, data_dir)
-  with in_data(name), _one_line_errors(), _opened(path) as file:
+  with (
+    in_data(name),
+    foreign_files.read_as("a file of pfl-research"),
+    _opened(path) as file,
+  ):
     if "label_mapping" in file["metadata"]:
       reader: _Photographs | _Sentences = _Photographs(
         file, num_classes=num_classes, side=image_size, fine_grained=fine_grained
@@ -98,20 +101,6 @@ def pfl_federation(
 
 
 @contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-  try:
-    yield
-  except UserError:
-    raise
-  # HDF5 raises many types of errors, mostly with long messages.
-  except Exception as error:
-    raise UserError(
-      f"cannot be read as a file of pfl-research ({type(error).__name__}: "
-      f"{first_line(error)})"
-    ) from error
-
-
-@contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
   if not path.name.endswith(_SUFFIX):
     raise UserError(f"must end in {_SUFFIX}, the files of pfl-research")
@@ -119,11 +108,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
     raise UserError(
       f"no file {path}; the scripts of github.com/apple/pfl-research write it"
     )
-  try:
-    h5py: Any = importlib.import_module("h5py")
-  except ModuleNotFoundError as error:
-    raise UserError("h5py is needed to read it: pip install 'dpjax[h5]'") from error
-  with h5py.File(path, "r") as file:
+  with foreign_files.h5py().File(path, "r") as file:
     yield file
 
 

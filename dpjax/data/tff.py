@@ -12,23 +12,22 @@ num_examples). An HDF5 file holds `examples/<client_id>/<feature>`.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pathlib
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.data import natural, text
+from dpjax.data import foreign_files, natural, text
 from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import in_data, undeclared
 from dpjax.data.prepared import stored_features, stored_values
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, first_line, integer_at_least, listed
+from dpjax.validate import UserError, integer_at_least, listed
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # Files of databases, by name for `launch.prepare`. The address of a file is URL + file + ".lzma".
@@ -101,7 +100,7 @@ def tff_federation(
   path = user_path(name, data_dir)
   most = max_examples
   with in_data(name):
-    with _one_line_errors():
+    with foreign_files.read_as("a file of TensorFlow Federated"):
       read = _h5_pair if name.endswith(_TRAIN) else _sqlite_pair
       train, test, kind = read(_file_of(path), max_length, most)
     declared = num_classes if kind.labelled else 1
@@ -138,20 +137,6 @@ def _file_of(path: pathlib.Path) -> pathlib.Path:
   known = {file: word for word, file in DATABASES.items()}.get(path.name)
   command = f"--dataset={known or '|'.join(DATABASES)} --data_dir={path.parent}"
   raise UserError(f"no file {path}; get one by: python -m launch.prepare {command}")
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-  try:
-    yield
-  except UserError:
-    raise
-  # SQLite, protobuf and HDF5 raise many types of errors, often with long messages.
-  except Exception as error:
-    raise UserError(
-      f"cannot be read as a file of TensorFlow Federated ({type(error).__name__}: "
-      f"{first_line(error)})"
-    ) from error
 
 
 def _kind(features: Mapping[str, Any], max_length: int) -> _Kind:
@@ -262,10 +247,7 @@ def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
 def _h5_pair(
   path: pathlib.Path, max_length: int, most: int | None
 ) -> tuple[_Stretches, _Stretches, _Kind]:
-  try:
-    h5py: Any = importlib.import_module("h5py")
-  except ModuleNotFoundError as error:
-    raise UserError("h5py is needed to read it: pip install 'dpjax[h5]'") from error
+  h5py = foreign_files.h5py()
   test = path.with_name(path.name.removesuffix(_TRAIN) + _TEST)
   if not test.is_file():
     raise UserError(f"there is no file {test} beside it")

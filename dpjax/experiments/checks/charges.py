@@ -63,27 +63,33 @@ def _derived_epsilon(subject: Subject) -> float | None:
   """Returns epsilon, derived from public fields of sampler and noise by dp_accounting alone; None
   if this file has no second derivation for the sampler."""
   plan: Any = subject.plan
-  accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
+  scheme = plan.sampler.scheme
+  if scheme == "fixed_size" and plan.neighboring_relation == "replace_one":
+    return _epsilon_of_exchange(plan)
+  by_rdp = plan.accountant == "rdp" and scheme != "truncated_poisson"
+  # The default interval is too wide for a small epsilon.
+  interval = min(1e-4, 1e-3 * plan.epsilon())
+  accountant = (
+    RdpAccountant
+    if by_rdp
+    else functools.partial(PLDAccountant, value_discretization_interval=interval)
+  )
   relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
   if plan.sampler.participation is not None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
-  elif plan.sampler.scheme == "shuffled":  # a Gaussian for each epoch, begun ones too
+  elif scheme == "shuffled":  # a Gaussian for each epoch, begun ones too
     times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
     counted = accountant()
     event = dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
-  elif plan.sampler.scheme in _SAMPLED:
-    event = _SAMPLED[plan.sampler.scheme](plan.sampler, _multiplier(plan))
+  elif scheme in _SAMPLED:
+    event = _SAMPLED[scheme](plan.sampler, _multiplier(plan))
     times = plan.num_steps
-    if plan.sampler.scheme == "truncated_poisson":
-      accountant = PLDAccountant
     counted = accountant(neighboring_relation=relation)
-  elif plan.sampler.scheme == "fixed_size":
-    return _epsilon_of_fixed_size(plan)
   else:
     return None
   counted.compose(event, times)
   # The PLD accountant under replace_one reads multipliers relative to the clip norm.
-  by_norm = plan.sampler.scheme in _SAMPLED and accountant is PLDAccountant
+  by_norm = scheme in _SAMPLED and not by_rdp
   for level in _levels_before(plan):
     event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
     counted.compose(event, len(plan.statistics.vectors))
@@ -95,45 +101,30 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
   "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
     s.num_examples, s.prob, s.capacity, z
   ),
+  # Under add_or_remove_one a joining record pushes another one out. So the pair is that of a
+  # Poisson sample whose sum moves by 2 C.
+  "fixed_size": lambda s, z: dpa.PoissonSampledDpEvent(
+    s.batch_size / s.num_examples, dpa.GaussianDpEvent(z / 2)
+  ),
 }
 
 
-def _epsilon_of_fixed_size(plan: Any) -> float | None:
-  """Returns epsilon of batches that are drawn without replacement.
+def _epsilon_of_exchange(plan: Any) -> float | None:
+  """Returns epsilon of batches without replacement if a record is exchanged.
 
-  Returns None for statistics beside replace_one, for which nobody composes both again. Under
-  add_or_remove_one a joining record pushes another one out. So the pair is that of a Poisson
-  sample of probability b / n whose sum moves by 2 C.
+  Returns None for a plan with statistics, for which nobody composes both again.
   """
-  replaces = plan.neighboring_relation == "replace_one"
-  if plan.statistics is not None and replaces:
+  if plan.statistics is not None:
     return None
-  prob = plan.sampler.batch_size / plan.sampler.num_examples
-  level = _multiplier(plan)
+  shift = 2 / _multiplier(plan)
+  outcomes = _exchanged_outcomes(plan.sampler.batch_size / plan.sampler.num_examples, shift)
   delta = plan.accounted_delta(plan.delta)
-  by_rdp = plan.accountant == "rdp"
-  claimed = plan.epsilon()
-  if replaces:
-    shift = 2 / level
-    outcomes = _exchanged_outcomes(prob, shift)
-    if by_rdp:
-      return _epsilon_by_rdp(*outcomes, shift=shift, delta=delta, num_steps=plan.num_steps)
-    # Losses are rounded up by .4 of the interval on average, and roundings of all steps add up.
-    interval = min(1e-4, _EPSILON_SLACK * claimed / plan.num_steps)
-    return _epsilon_by_pld(
-      *outcomes, interval=interval, delta=delta, num_steps=plan.num_steps
-    )
-  counted: Any = (
-    RdpAccountant()
-    if by_rdp
-    else PLDAccountant(value_discretization_interval=min(1e-4, 1e-3 * claimed))
-  )
-  event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(level / 2))
-  counted.compose(event, plan.num_steps)
-  vectors = () if plan.statistics is None else plan.statistics.vectors
-  for before in _levels_before(plan):
-    counted.compose(dpa.GaussianDpEvent(before), len(vectors))
-  return float(counted.get_epsilon(delta))
+  steps = plan.num_steps
+  if plan.accountant == "rdp":
+    return _epsilon_by_rdp(*outcomes, shift=shift, delta=delta, num_steps=steps)
+  # Losses are rounded up by .4 of the interval on average, and roundings of all steps add up.
+  interval = min(1e-4, _EPSILON_SLACK * plan.epsilon() / plan.num_steps)
+  return _epsilon_by_pld(*outcomes, interval=interval, delta=delta, num_steps=steps)
 
 
 def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,7 @@ _TOLD = 3  # folders in an error line
 # as it is stated.
 _MOST_STEPS = 10_000_000
 # Errors raised by values that no run writes, in a file whose digest fits.
-_STRANGE = (
+STRANGE = (
   AttributeError,
   KeyError,
   OverflowError,
@@ -201,10 +201,10 @@ def _read(path: pathlib.Path) -> FinishedRun:
     raise _odd(path, "is no folder of a run")
   try:
     return _understood(path, config, result)
-  # A UserError is a ValueError, too, which `_STRANGE` would catch.
+  # A UserError is a ValueError, too, which `STRANGE` would catch.
   except UserError:
     raise
-  except _STRANGE as error:
+  except STRANGE as error:
     raise _odd(path, f"holds what no run writes ({type(error).__name__})") from error
 
 

@@ -23,6 +23,7 @@ import yaml
 from dpjax import accounting, validate
 from dpjax.data import published
 from dpjax.experiments.checks import several_runs
+from dpjax.experiments.checks.several_runs import STRANGE
 from dpjax.experiments.run import workdir, writers
 from dpjax.experiments.sweeps import engine
 from dpjax.types import NeighboringRelation
@@ -52,10 +53,6 @@ _LARGEST_DELTA = 1e-5
 _LARGEST_EPSILON = 1e4
 _ACCOUNTANTS = {"pld": "dp_accounting PLD", "rdp": "dp_accounting RDP"}
 _SPLIT = " @ "
-# Errors raised by values that no run writes.
-_STRANGE = (
-  AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
-)  # fmt: skip
 
 
 def _check_line(field: str, words: str) -> None:
@@ -233,7 +230,7 @@ def _rows_in(folder: str) -> list[Row]:
     return _rows(pathlib.Path(folder))
   except UserError:
     raise
-  except _STRANGE as error:
+  except STRANGE as error:
     raise UserError(
       f"holds what no private training writes ({type(error).__name__}: "
       f"{validate.first_line(error)})",
@@ -378,7 +375,7 @@ def _percent(score: float) -> str:
 
 
 def _data_set(rows: list[Row], asked: str | None) -> str:
-  names = {str(row.get("dataset")) for row in rows}
+  names = {row["dataset"] for row in rows}
   if len(names) > 1:
     raise UserError("must be one data set", field="dataset", value=sorted(names))
   name = asked or _OURS.get(names.pop(), "")
@@ -386,7 +383,7 @@ def _data_set(rows: list[Row], asked: str | None) -> str:
     raise UserError(
       f"must be a data set of the board: {validate.listed(BOARDS)}",
       field="data_set",
-      value=asked or rows[0].get("dataset"),
+      value=asked or rows[0]["dataset"],
     )
   held = rows[0]["dataset"]
   # Data of dpjax cannot pass for others. `asked` is for data that a user declares.
@@ -480,7 +477,7 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
     content = path.read_text(encoding="utf-8")
     entries = _entries(content)
   # The constructors of dates and numbers raise errors of Python, not of YAML.
-  except (yaml.YAMLError, *_STRANGE) as error:
+  except (yaml.YAMLError, *STRANGE) as error:
     reason = validate.first_line(error)
     raise UserError(f"must be YAML: {reason}", field="board", value=str(path)) from error
   sound = isinstance(entries, list) and all(
@@ -511,7 +508,7 @@ def extended(path: pathlib.Path, entry: str) -> tuple[str, list[dict[str, Any]]]
   content = f"{before.rstrip()}\n{entry}" if entries else entry
   try:
     after = _entries(content)
-  except (yaml.YAMLError, *_STRANGE):
+  except (yaml.YAMLError, *STRANGE):
     after = None
   if not isinstance(after, list) or after[:-1] != entries:
     raise UserError(
@@ -540,7 +537,7 @@ def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]
         epsilon = float(row["epsilon"])
         number, _, measure = str(row["private_accuracy"]).strip().partition("%")
         score = float(number) / 100
-      except _STRANGE:
+      except STRANGE:
         continue
       same = ("AUC" in measure) == claim.is_auc
       if same and 0 < epsilon <= claim.epsilon and score >= claim.score:

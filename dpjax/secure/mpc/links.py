@@ -322,15 +322,15 @@ class SocketLink:
     return bytes(read)
 
   def _encrypt(self, data: memoryview) -> None:
+    """Makes `data` the next encrypted bytes for the socket."""
     try:
       self._tls.write(data)
     except tls.Broken as error:
       raise PeerFailed(f"{self.peer}: has closed its connection") from error
+    self._unsent = memoryview(self._tls.pending())
 
   def _opened(self, most: int) -> bytes:
     """Returns at most so many bytes of what was received and is not read yet."""
-    if not self._unsent:
-      self._unsent = memoryview(self._tls.pending())
     if not most:
       return b""
     try:

@@ -57,6 +57,7 @@ from dpjax.secure.sums.vectors import (
   Present,
   Reader,
   SumSettings,
+  check_client,
   enough,
   present,
 )
@@ -322,10 +323,7 @@ def shares_for(
     UserError: a roster that is wrong in any way, or a vector of another length or type.
   """
   me = int(me)
-  if me not in terms.clients:
-    raise UserError(
-      f"is not among the {len(terms.clients)} of the terms", field="client", value=me
-    )
+  check_client(me, terms.clients)
   if vector.shape != (terms.length,) or vector.dtype != terms.dtype:
     raise UserError(
       f"must be {terms.length} entries of {terms.dtype}, is {vector.dtype} of shape "
@@ -573,6 +571,13 @@ def total(state: CommitteeServer) -> np.ndarray:
   )
 
 
+def work(state: CommitteeServer) -> tuple[int, int]:
+  """Returns (expansions, operations) of all parties, as `Cost` counts them."""
+  uploads = len(state.uploaded)
+  # Each share needs one agreement by its client and one by its member.
+  return state.terms.colluding * uploads, 2 * len(state.keys) * uploads
+
+
 # --- all parties in one process
 
 
@@ -614,13 +619,12 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
     num_bytes[member] += len(lists[member]) + len(message)
     server, _ = receive(server, message, member)
   server, _ = close(server)
-  uploads = len(there.uploading)
+  expansions, operations = work(server)
   cost = Cost(
     client_bytes=max(num_bytes.values()),
     server_bytes=sum(num_bytes.values()),
-    expansions=terms.colluding * uploads,
-    # Each share needs one agreement by its client and one by its member.
-    operations=2 * terms.num_members * uploads,
+    expansions=expansions,
+    operations=operations,
     seconds=0.0,
   )
   found = total(server).astype(f"uint{terms.bits}", copy=False)

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax.secure.sums import committee, messages, secagg_client, secagg_server, simulated
 from dpjax.secure.sums.committee import CommitteeTerms
 from dpjax.secure.sums.terms import Terms
-from dpjax.secure.sums.vectors import Present
+from dpjax.secure.sums.vectors import Present, check_client
 from dpjax.validate import UserError
 
 AnyTerms = Terms | CommitteeTerms
@@ -196,14 +196,9 @@ class _CommitteeServer:
     return outgoing
 
   def result(self) -> SumResult:
+    total = committee.total(self._state).astype(f"uint{self._terms.bits}", copy=False)
     survivors = tuple(sorted(self._state.uploaded))
-    return SumResult(
-      committee.total(self._state).astype(f"uint{self._terms.bits}", copy=False),
-      survivors,
-      expansions=self._terms.colluding * len(survivors),
-      # Each share takes one key agreement at each of its two ends.
-      operations=2 * len(self._state.keys) * len(survivors),
-    )
+    return SumResult(total, survivors, *committee.work(self._state))
 
 
 class _CommitteeClient:
@@ -212,10 +207,7 @@ class _CommitteeClient:
   def __init__(self, terms: CommitteeTerms, me: int, signing_key: bytes | None):
     if signing_key is not None:
       raise UserError("must be None: a committee has no directory", field="signing_key")
-    if me not in terms.clients:
-      raise UserError(
-        f"is not among the {len(terms.clients)} of the terms", field="client", value=me
-      )
+    check_client(me, terms.clients)
     self._terms = terms
     self._me = me
     self._has_sent = False

@@ -35,6 +35,7 @@ from dpjax.secure.sums import messages, primitives
 from dpjax.secure.sums.messages import SERVER, Message
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.terms import Terms, holders, neighbours
+from dpjax.secure.sums.vectors import check_client
 from dpjax.validate import UserError
 
 # Bytes of the public keys of channel and mask, and of the commitment to the own mask's seed.
@@ -100,10 +101,7 @@ def start(
     UserError: `me` is not among the clients, the signing key is not that of the directory, or
       the extra `secure` is not installed.
   """
-  if me not in terms.clients:
-    raise UserError(
-      f"is not among the {len(terms.clients)} of the terms", field="client", value=me
-    )
+  check_client(me, terms.clients)
   public_key = primitives.signing_public_key(signing_key) if signing_key else None
   listed = terms.directory[terms.clients.index(me)] if terms.directory else None
   if public_key != listed:

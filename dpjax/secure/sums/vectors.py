@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +105,14 @@ def present(
   uploading = tuple(who for who in sharing if who not in drops.before_upload)
   unmasking = tuple(who for who in uploading if who not in drops.before_unmasking)
   return Present(named, sharing, uploading, unmasking)
+
+
+def check_client(me: int, clients: Collection[int]) -> None:
+  """Raises UserError for a client that the terms of a sum do not name."""
+  if me not in clients:
+    raise UserError(
+      f"is not among the {len(clients)} of the terms", field="client", value=me
+    )
 
 
 def enough(settings: SumSettings, survivors: int, phase: str) -> None:

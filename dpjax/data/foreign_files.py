@@ -1,0 +1,46 @@
+"""What the readers of other libraries' files by client share: errors of one line, and HDF5."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.validate import UserError, first_line
+
+
+@contextlib.contextmanager
+def read_as(kind: str) -> Iterator[None]:
+  """Turns any error in its block into a UserError of one line, "cannot be read as ...".
+
+  Args:
+    kind: words for the files, such as "a file of TensorFlow Federated".
+
+  >>> with read_as("a file of LEAF"):
+  ...   raise ValueError("no users")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: cannot be read as a file of LEAF (ValueError: no users)
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  # SQLite, protobuf and HDF5 raise many types of errors, often with long messages.
+  except Exception as error:
+    raise UserError(
+      f"cannot be read as {kind} ({type(error).__name__}: {first_line(error)})"
+    ) from error
+
+
+def h5py() -> Any:
+  """Returns the module h5py.
+
+  Raises:
+    UserError: it is not installed; the line names the extra.
+  """
+  try:
+    return importlib.import_module("h5py")
+  except ModuleNotFoundError as error:
+    raise UserError("h5py is needed to read it: pip install 'dpjax[h5]'") from error
