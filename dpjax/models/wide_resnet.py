@@ -10,35 +10,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax import lax
 
 from dpjax import trees, validate
 from dpjax.models import activations, convnet
 from dpjax.models.dense import dense_layers
+from dpjax.standard_kernels import standardize_kernel
 from dpjax.validate import UserError
-
-
-def standardize_kernel(
-  kernel: jax.Array, gain: jax.Array, epsilon: float = 1e-4
-) -> jax.Array:
-  """Returns gain * (W - mean) / sqrt(fan_in * var), per output channel.
-
-  `kernel` is [kh, kw, c_in, c_out] and `gain` [c_out]. Mean and variance run over the
-  fan_in = kh * kw * c_in inputs, so that every output channel has squared norm gain**2. This is
-  scaled weight standardisation (Brock et al. 2021; used by De et al. 2022).
-
-  >>> kernel = jnp.array([1.0, 3.0, 5.0, 7.0]).reshape(2, 2, 1, 1)
-  >>> jnp.round(jnp.square(standardize_kernel(kernel, jnp.array([2.0]))).sum(), 4).item()
-  4.0
-  """
-  mean = kernel.mean(axis=(0, 1, 2), keepdims=True)
-  square = jnp.square(kernel - mean).sum(axis=(0, 1, 2), keepdims=True)  # fan_in * var
-  # The bound `epsilon` keeps a constant kernel from a division by zero.
-  return (
-    (kernel - mean) * lax.rsqrt(jnp.maximum(square, epsilon)) * gain.reshape(1, 1, 1, -1)
-  )
 
 
 class WsConv(nn.Module):

@@ -290,6 +290,19 @@ def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   return cost, small and leaf_size <= _HOLD_AT_MOST
 
 
+def standard_pays(form: RowForm, platform: str) -> bool:
+  """Returns whether rows give the norm of a standardised kernel sooner than its gradient does.
+
+  Otherwise each example's gradient is formed. It is held for the sum, or formed twice.
+  """
+  if form.blocks > 1:
+    return False
+  rows = gram([form], platform).seconds(platform) + contraction([form], platform)
+  once = product([form], platform)[0].seconds(platform)
+  _, hold = gradient(form.recorded, size(form), True)
+  return rows < once + (holding([form], platform) if hold else once)
+
+
 def stacks(leaf_size: int, gathered: int) -> bool:
   """Returns whether a leaf's gradient of one example costs less than recording gathered matrices.
 

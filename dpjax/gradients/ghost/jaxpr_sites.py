@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from dpjax import standard_kernels
 from dpjax.gradients.equations import (
   CALLS,
   REARRANGED,
@@ -57,6 +58,14 @@ class Loop:
   length: int
 
 
+class StandardKernel(NamedTuple):
+  """A kernel that is standardised (`standard_kernels`), with the leaves that it is made of."""
+
+  kernel: int
+  gain: int
+  epsilon: float
+
+
 class Source(NamedTuple):
   """Computation of a PARAM value from the parameter leaves."""
 
@@ -64,6 +73,9 @@ class Source(NamedTuple):
   is_view: bool = False  # a rearrangement of parts of leaves: norms are preserved
   perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
   loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
+  standard: StandardKernel | None = (
+    None  # the value is this kernel, perhaps in another dtype
+  )
 
 
 class Value(NamedTuple):
@@ -88,6 +100,7 @@ class Site:
   sources: tuple[Source, ...]  # of params
   loops: tuple[Loop, ...]  # scans around it, outermost first
   outs: tuple[int, ...]  # differentiable results of the equation
+  kept: tuple[Var, ...] = ()  # results that are recorded like data
 
   @property
   def name(self) -> str:
@@ -351,7 +364,13 @@ def _plan(eqn, values, loops, ids) -> Step:
   # A call is entered also without data: a transposed parameter inside stays a view of its leaf,
   # and keeps its norm.
   if name in CALLS:
-    return _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
+    step = _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
+    standard = _standard_kernel(eqn, values)
+    if standard is None:
+      return step
+    (result,) = step.values
+    known = result.source._replace(standard=standard)
+    return step._replace(values=(result._replace(source=known),))
   if Kind.DATA not in kinds:
     return Step(Action.PLAIN, eqn, _transformed(eqn, values))
   if name in REMATS:
@@ -359,6 +378,23 @@ def _plan(eqn, values, loops, ids) -> Step:
   if name == "scan":
     return _enter_scan(eqn, values, loops, ids)
   return _meet(eqn, values, loops, ids)
+
+
+def _standard_kernel(eqn, values) -> StandardKernel | None:
+  """Returns the kernel that an equation standardises; None for other equations, and for a kernel or
+  gain that is no whole leaf, in its own layout."""
+  epsilon = standard_kernels.epsilon_of(eqn)
+  if epsilon is None:
+    return None
+  leaves = []
+  for value, rank in zip(values[:2], (4, 1)):
+    source = value.source
+    whole = source.is_view and source.perm == tuple(range(rank)) and not source.loops
+    if value.kind is not Kind.PARAM or not whole or len(source.leaves) != 1:
+      return None
+    leaves += source.leaves
+  kernel, gain = leaves
+  return StandardKernel(kernel, gain, epsilon)
 
 
 def _transformed(eqn, values) -> tuple[Value, ...]:
@@ -375,6 +411,8 @@ def _view(eqn, values) -> Source:
   sources = [value.source for value in values if value.kind is Kind.PARAM]
   loops = tuple(sorted({loop for s in sources for loop in s.loops}, key=lambda x: x.index))
   plain = Source(frozenset().union(*(s.leaves for s in sources)), loops=loops)
+  if eqn.primitive.name == "convert_element_type" and sources[0].standard is not None:
+    return sources[0]
   if len(sources) != len(values) or not all(source.is_view for source in sources):
     return plain
   if eqn.primitive.name == "concatenate":
@@ -433,5 +471,8 @@ def _meet(eqn, values, loops, ids) -> Step:
     if is_float(var.aval) and not isinstance(var, jex.DropVar)
   )
   sources = tuple(value_of[v].source for v in params)
-  site = Site(next(ids), eqn, params, data, sources, loops, outs)
+  # Results of standardised kernels give the gradients of their gains (`standardized`).
+  keeps = any(source.standard is not None for source in sources) and not loops
+  kept = tuple(eqn.outvars[i] for i in outs) if keeps else ()
+  site = Site(next(ids), eqn, params, data, sources, loops, outs, kept)
   return Step(Action.PLAIN, eqn, (_DATA,) * len(eqn.outvars), site=site)

@@ -51,6 +51,8 @@ _OF_PLATFORM = {
   # left out, which is up to 2^-16 more. 2^-13 is more than twice the sum of these three errors.
   "tpu": SumPrecision(lax.Precision.HIGH, 2.0**-13),
 }
+# Truncation to 11 bits changes each operand by up to 2^-10, and truncation to 8 bits by 2^-7.
+_FORWARD = {"gpu": 2.0**-9 + 2.0**-20, "tpu": 2.0**-6 + 2.0**-14}
 _FULL = ("highest", "float32")
 
 
@@ -65,6 +67,16 @@ def of_sums(dtype: DType) -> SumPrecision:
   if exact or jnp.finfo(dtype).bits > 32:
     return _EXACT
   return _OF_PLATFORM.get(made_for.platform(), _EXACT)
+
+
+def forward_growth(dtype: DType) -> float:
+  """Returns a bound on the rounding of a product a w in the forward pass, as a share of |a| |w|.
+
+  The forward pass multiplies at JAX's default precision: TF32 on a GPU, and bfloat16 on a TPU.
+  """
+  if jnp.finfo(dtype).bits > 32:
+    return 0.0
+  return _FORWARD.get(made_for.platform(), 0.0)
 
 
 def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

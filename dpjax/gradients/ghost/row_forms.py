@@ -51,6 +51,7 @@ class PlaceGram(NamedTuple):
   channels: int  # numbers of a place, in each block
   offsets: int
   build: Callable[[tuple], jax.Array]  # data operands of one example -> [N, T, T]
+  row_sums: Callable[[tuple], jax.Array]  # the same -> sums of the left rows [N, T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,8 +298,14 @@ def _conv_form(site: Site) -> RowForm | None:
     split = x.reshape(math.prod(places), groups, channels)
     # One group needs no transpose, which a GPU would write to memory.
     flat = split[None, :, 0] if groups == 1 else jnp.moveaxis(split, 1, 0)  # [N, Q, C]
-    products = _side_gram(flat, flat).reshape(groups, *places, *places)
+    products = side_gram(flat, flat).reshape(groups, *places, *places)
     return _window_sums(products, params, kernel, out)  # [groups, T, T]
+
+  def row_sums(data):
+    x = data[0].transpose([lhs_n, *lhs_s, lhs_c])  # [n, *spatial, groups * channels]
+    sums = x.reshape(*x.shape[:-1], groups, channels).sum(-1)  # [n, *spatial, groups]
+    cut = windows(jnp.moveaxis(sums, -1, 0)[..., None], params, kernel, out)
+    return cut.sum((-2, -1)).reshape(groups, -1)  # [groups, T]
 
   data_shape = site.data[0].aval.shape
   known = PlaceGram(
@@ -306,6 +313,7 @@ def _conv_form(site: Site) -> RowForm | None:
     channels=channels,
     offsets=offsets,
     build=place_products,
+    row_sums=row_sums,
   )
   return RowForm(
     blocks=blocks * groups,
@@ -565,13 +573,13 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
 }
 
 
-def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns the inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
   if is_float(a) and is_float(b):
     wide = trees.at_least_float32
     return precision.gram("ntk,nsk->nts", wide(a), wide(b))
   if is_float(a):
-    return jnp.swapaxes(_side_gram(b, a), 1, 2)
+    return jnp.swapaxes(side_gram(b, a), 1, 2)
   if not is_float(b):
     # The inner product of one-hot rows is 1 where their tokens agree.
     return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]  # [N, Ta, Tb] bool
@@ -583,7 +591,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
   """Returns inner products [N, Ta, Tb] of left rows of two sites; 0 if their blocks differ."""
-  gram = _side_gram(a.left, b.left)
+  gram = side_gram(a.left, b.left)
   if a.chosen is None or b.chosen is None:
     return gram
   return jnp.where(a.chosen[:, :, None] == b.chosen[:, None, :], gram, 0)
@@ -657,7 +665,7 @@ def gram_length(
   side_grams = [
     (
       as_numbers(_left_gram(p, p) if known is None else known),
-      _side_gram(p.right, p.right),
+      side_gram(p.right, p.right),
     )
     for p, known in zip(parts, left_grams)
   ]
@@ -671,7 +679,7 @@ def gram_length(
   for i, a in enumerate(parts):
     for j, b in enumerate(parts[i:], i):
       left = side_grams[i][0] if i == j else as_numbers(_left_gram(a, b))
-      right = side_grams[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
+      right = side_grams[i][1] if i == j else side_gram(a.right, b.right)  # [N, Ta, Tb]
       # Pairs are symmetric, so a pair of rows from two sites counts for both orders.
       times = 1 if i == j else 2
       pairs = left * right * times  # [N, Ta, Tb]

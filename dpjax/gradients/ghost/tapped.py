@@ -40,6 +40,7 @@ class Recorded(NamedTuple):
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
   cotangents: Cotangents  # arrays [*loops, B, ...]
+  kept: Operands  # results that some sites keep (`Site.kept`), arrays [B, ...]
 
 
 def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
@@ -58,7 +59,8 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
   zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
   taps = as_varying_as(examples, zeros)  # [*loops, *result]
   tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
-  operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
+  sites = list(program.sites())
+  operand_axes = {s.index: (len(s.loops),) * len((*s.data, *s.kept)) for s in sites}
   # The taps are not batched. Their gradients are, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
@@ -66,7 +68,10 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     out_axes=((0, operand_axes), tap_axes),
   )(taps, list(examples))
   operands, at_taps = jax.tree.map(_settle, (operands, at_taps))  # [*loops, B, ...]
-  return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
+  cotangents = _cotangents(program, at_taps, tap_axes)
+  data = {s.index: operands[s.index][: len(s.data)] for s in sites}
+  kept = {s.index: operands[s.index][len(s.data) :] for s in sites if s.kept}
+  return Recorded(losses, data, cotangents, kept)
 
 
 def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
@@ -92,7 +97,8 @@ def _settle(x: jax.Array) -> jax.Array:
 
 
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
-  """Evaluates a program with its taps, and returns (results, data operands of the sites)."""
+  """Evaluates a program with its taps. Returns (results, data operands of the sites, with the
+  results that they keep)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
   seen: Operands = _lift(program.in_lifts, args, taps)
@@ -107,7 +113,7 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
     env.update(zip(step.eqn.outvars, results))
     seen.update(more)
     if step.site is not None:
-      seen[step.site.index] = tuple(env[v] for v in step.site.data)
+      seen[step.site.index] = tuple(env[v] for v in (*step.site.data, *step.site.kept))
   outs = [_read(env, atom) for atom in program.jaxpr.outvars]
   return outs, seen | _lift(program.out_lifts, outs, taps)
 

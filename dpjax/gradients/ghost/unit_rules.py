@@ -21,7 +21,14 @@ from dpjax import trees
 from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
 from dpjax.gradients.exact_sum import ExactSum, exact_plus
-from dpjax.gradients.ghost import cost_model, lengths, precision, row_forms, tapped
+from dpjax.gradients.ghost import (
+  cost_model,
+  lengths,
+  precision,
+  row_forms,
+  standardized,
+  tapped,
+)
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
 from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.param_flow import ParamFlow
@@ -74,8 +81,14 @@ class Norms(NamedTuple):
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
   """Returns the operands and cotangents that were recorded at the sites of these units."""
-  data, cotangents, _ = _arrays(units, recorded)
-  return Recorded(recorded.losses, data, cotangents)
+  chosen = [site.index for unit in units for site in unit.sites]
+  kept = [site.index for unit in units if unit.standard for site in unit.sites]
+  return Recorded(
+    recorded.losses,
+    {i: recorded.operands[i] for i in chosen},
+    {i: recorded.cotangents[i] for i in chosen},
+    {i: recorded.kept[i] for i in kept},
+  )
 
 
 def finished(first: Norms) -> Norms:
@@ -121,6 +134,9 @@ def _complete(unit: Unit, result: Any) -> Norms:
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
+  if unit.standard is not None:
+    known = standardized.of_leaves(flow.leaves, unit.standard)
+    return functools.partial(_standard_norms, unit, known)
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -148,14 +164,18 @@ def _over_examples(
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Returns operands and cotangents of these units' sites, and the axis of the examples."""
+  """Returns operands and cotangents of these units' sites, and the axis of the examples.
+
+  The operands of a standardised kernel end with the results that its site keeps.
+  """
   sites = [site for unit in units for site in unit.sites]
-
-  def pick(arrays):
-    return {site.index: arrays[site.index] for site in sites}
-
-  depth = {site.index: len(site.loops) for site in sites}
-  return pick(recorded.operands), pick(recorded.cotangents), depth
+  data = {site.index: recorded.operands[site.index] for site in sites}
+  for unit in units:
+    if unit.standard is not None:
+      (site,) = unit.sites
+      data[site.index] = (*data[site.index], *recorded.kept[site.index])
+  cotangents = {site.index: recorded.cotangents[site.index] for site in sites}
+  return data, cotangents, {site.index: len(site.loops) for site in sites}
 
 
 def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
@@ -189,6 +209,20 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.hold:
     return Norms((lengths.of(product),), product)
   return _of_rows(row_forms.with_rounding(product, parts))
+
+
+def _standard_norms(
+  unit: Unit, known: standardized.Channels, loss, data, cotangents
+) -> Norms:
+  """Returns the norms of a standardised kernel with its gain."""
+  del loss
+  (site,) = unit.sites
+  (form,) = unit.forms
+  *operands, result = data[site.index]
+  by_places = cost_model.by_places(form, made_for.platform())
+  rows = standardized.rows_of(form, tuple(operands), cotangents[site.index], by_places)
+  out = form.build(tuple(operands), (result,)).right[0]  # [T, P]
+  return _of_rows(standardized.row_lengths(known, rows, out, form.left))
 
 
 def _of_rows(known: row_forms.RowLengths) -> Norms:
@@ -584,6 +618,10 @@ def _transposed(
   Leaves with one array of factors share one transpose ("book-keeping").
   """
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
+  if unit.standard is not None:
+    # With the operator whose rounding the norms include, not with the transpose of the trace.
+    known = standardized.of_leaves(flow.leaves, unit.standard)
+    back = functools.partial(standardized.gradients, known, unit)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
   for factor in factors:

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax.gradients.ghost import chosen_products, cost_model, row_forms
 from dpjax.gradients.ghost.cost_model import Cost
-from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
+from dpjax.gradients.ghost.jaxpr_sites import Program, Site, StandardKernel, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
 
 # Names of sites that add or multiply data and a broadcast parameter, or lift it ("parameter").
@@ -56,6 +57,7 @@ class Unit(NamedTuple):
   cost: Cost  # of the rule, per example
   hold: bool  # keep per-example products or gradients, and sum those
   reason: str  # why the general rule had to be taken; "" where it had not
+  standard: StandardKernel | None = None  # the leaves are this kernel and its gain
 
 
 def sum_of(unit: Unit) -> Sum:
@@ -122,6 +124,13 @@ def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, .
 def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
+  standard = _standard_form(group, sites, one_clip_norm)
+  if standard is not None and cost_model.standard_pays(standard, platform):
+    cost = cost_model.gram([standard], platform)
+    known = sites[0].sources[0].standard
+    return Unit(
+      group, tuple(sites), Rule.GRAM, (standard,), (False,), cost, False, "", known
+    )
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Where
@@ -143,6 +152,31 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   choice = functools.partial(Unit, group, tuple(sites))
   rule, cost, hold = _cheapest(forms, platform)
   return choice(rule, tuple(forms), swapped, cost, hold, "")
+
+
+def _standard_form(group, sites, one_clip_norm) -> RowForm | None:
+  """Returns the row form of the site of a standardised kernel; None if `standardized` has no norm
+  for it."""
+  site, *more = sites
+  known = site.sources[0].standard if len(site.sources) == 1 else None
+  if more or known is None or not site.kept or not one_clip_norm:
+    return None
+  if {known.kernel, known.gain} != set(group) or site.name != "conv_general_dilated":
+    return None
+  params = site.eqn.params
+  # The kernel is standardised over all axes but the last, which has to be that of the features.
+  last = params["dimension_numbers"].rhs_spec[0] == 3
+  return row_forms.find(site) if last and _measured_precision(site) else None
+
+
+def _measured_precision(site: Site) -> bool:
+  """Returns whether `precision.forward_growth` bounds the rounding of a convolution's result."""
+  chosen = site.eqn.params["precision"]
+  listed = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
+  plain = all(each is None or isinstance(each, lax.Precision) for each in listed)
+  avals = (*(v.aval for v in (*site.params, *site.data)), *site.out_avals)
+  one_type = len({aval.dtype for aval in avals}) == 1
+  return plain and one_type and jnp.finfo(avals[0].dtype).bits >= 32
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:

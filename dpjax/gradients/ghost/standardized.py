@@ -1,0 +1,207 @@
+"""Norms of the gradients of standardised kernels and their gains, without these gradients.
+
+A kernel W [K, P] is standardised column by column (`standard_kernels`): gain_p w_p, where w_p is
+(W_p - mean) / size_p and has mean 0 and length 1. Let u = sum_t a_t g_t^T be an example's gradient
+at the standardised kernel, from the rows a_t and g_t of `row_forms`. Then, for each column p:
+
+| gradient of | is                                                  | its square                  |
+| ----------- | --------------------------------------------------- | --------------------------- |
+| gain_p      | h_p = <w_p, u_p>                                    | h_p^2                       |
+| W_p         | gain_p / size_p (u_p - mean(u_p) - h_p w_p)         | s_p^2 (|u'_p|^2 - h_p^2)    |
+
+Here s_p = |gain_p| / size_p, and u' is u minus the mean of each column. So the rows give both:
+
+- sum_p s_p^2 |u'_p|^2 = sum_ts (<a_t, a_s> - K mean(a_t) mean(a_s)) sum_p s_p^2 g_tp g_sp.
+- h_p = sum_t g_tp <a_t, w_p>, and <a_t, w_p> is the result of the convolution, over gain_p.
+
+If size_p^2 is below `epsilon`, it is replaced by it, and the term h_p w_p falls away. The clipped
+sum is one product over the batch, to which the same linear operator is applied (`gradients`).
+
+Roundings are added to the norm as for other rows (`row_forms.gram_length`). The forward pass rounds
+the convolution's result, too (`precision.forward_growth`). If a gain is too small to divide by, or
+rounding hides that a column has mean 0, all norms are NaN. Then the gradient of each example is
+formed by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.gradients.ghost import lengths, precision, row_forms
+from dpjax.gradients.ghost.jaxpr_sites import StandardKernel
+from dpjax.gradients.ghost.row_forms import RowForm, RowLengths
+from dpjax.gradients.ghost.units import Unit
+
+# Gains outside of this range could leave the range of floats in products and quotients.
+_LEAST_GAIN = 1e-12
+_LARGEST_GAIN = 1e12
+# Largest length of a column over its length without the mean. Rounding of the mean of a longer
+# column would be visible.
+_LARGEST_TILT = 64.0
+
+
+class Channels(NamedTuple):
+  """What the gradients of a standardised kernel need of its values, for P columns of length K."""
+
+  direction: jax.Array  # w [K, P]
+  gain: jax.Array  # [P]
+  inverse_size: jax.Array  # 1 / size_p, [P]
+  follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if `epsilon` replaces it
+  rounding: jax.Array  # []: bound on the error of `gradients`, as a share of |s u|
+  is_sound: jax.Array  # [] bool
+
+  @property
+  def scale(self) -> jax.Array:
+    """Factors s_p, [P]."""
+    return jnp.abs(self.gain) * self.inverse_size
+
+  @property
+  def removed(self) -> jax.Array:
+    """Share of s_p^2 h_p^2 that the square of the kernel's gradient lacks, [P]; usually 1."""
+    square = jnp.sum(jnp.square(self.direction), axis=0)
+    return self.follows * (2 - self.follows * square)
+
+
+def _column_sums(x: jax.Array) -> jax.Array:
+  """Sums [K, P] over K in two steps, so that a term enters about 2 sqrt(K) roundings, not K."""
+  count = x.shape[0]
+  block = max(1, math.isqrt(count))
+  missing = -count % block
+  padded = jnp.pad(x, ((0, missing), (0, 0)))
+  return padded.reshape(-1, block, x.shape[1]).sum(1).sum(0)
+
+
+def of_leaves(leaves: Sequence[jax.Array], known: StandardKernel) -> Channels:
+  """Returns the channels of a kernel [*spatial, channels, P] and a gain [P] among all leaves."""
+  kernel = leaves[known.kernel]
+  columns = kernel.reshape(-1, kernel.shape[-1])  # [K, P]
+  gain = leaves[known.gain]
+  count = columns.shape[0]
+  epsilon = jnp.asarray(known.epsilon, columns.dtype)
+  centered = columns - (_column_sums(columns) / count)[None]
+  square = _column_sums(jnp.square(centered))
+  inverse_size = jax.lax.rsqrt(jnp.maximum(square, epsilon))
+  direction = centered * inverse_size[None]
+  # The derivative of the maximum is one half where both sides are equal.
+  follows = jnp.where(square == epsilon, 0.5, (square > epsilon).astype(square.dtype))
+  tilt = jnp.sqrt(_column_sums(jnp.square(columns))) * inverse_size
+  eps = float(jnp.finfo(columns.dtype).eps)
+  size = jnp.abs(gain)
+  good = (size >= _LEAST_GAIN) & (size <= _LARGEST_GAIN) & (tilt <= _LARGEST_TILT)
+  # The mean of a column is off by sqrt(K) eps of the column, and each sum in `gradients`, too.
+  rounding = (math.sqrt(count) + 8) * eps * (jnp.max(tilt) + 2)
+  return Channels(direction, gain, inverse_size, follows, rounding, jnp.all(good))
+
+
+def gradients(
+  known: Channels, unit: Unit, products: dict[int, tuple[jax.Array, ...]]
+) -> tuple[jax.Array, ...]:
+  """Returns the gradient of each leaf of the unit, from a gradient at its standardised kernel.
+
+  Args:
+    known: channels of the unit's kernel.
+    unit: unit of one kernel and its gain.
+    products: {index of the unit's site: (array [*kernel],)}.
+  """
+  ((product,),) = products.values()
+  flat = product.reshape(-1, product.shape[-1])  # [K, P]
+  along = _column_sums(known.direction * flat)
+  mean = _column_sums(flat) / flat.shape[0]
+  rest = flat - mean[None] - (known.follows * along)[None] * known.direction
+  kernel = (known.gain * known.inverse_size)[None] * rest
+  assert unit.standard is not None
+  by_leaf = {unit.standard.gain: along, unit.standard.kernel: kernel.reshape(product.shape)}
+  return tuple(by_leaf[leaf] for leaf in unit.leaves)
+
+
+class Rows(NamedTuple):
+  """Rows of one example, with inner products and sums of the left ones."""
+
+  left_gram: jax.Array  # [T, T]
+  left_sums: jax.Array  # [T]
+  right: jax.Array  # cotangents [T, P]
+
+
+def rows_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> Rows:
+  """Returns the rows of a site, whose inner products may be taken from places."""
+  rows = form.build(data, cotangents)
+  right = trees.at_least_float32(rows.right[0])
+  if by_places and form.places is not None:
+    return Rows(form.places.build(data)[0], form.places.row_sums(data)[0], right)
+  left = trees.at_least_float32(rows.left)
+  return Rows(row_forms.side_gram(left, left)[0], jnp.sum(left[0], axis=1), right)
+
+
+def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> RowLengths:
+  """Returns the length of the gradient of a kernel and its gain, as `row_forms.gram_length` does.
+
+  Args:
+    known: channels of the kernel.
+    rows: rows of one example.
+    out: [T, P], results of the convolution.
+    fan_in: K.
+  """
+  left_gram, left_sums, right = rows
+  out = trees.at_least_float32(out)
+  count, columns = right.shape
+  eps = float(jnp.finfo(right.dtype).eps)
+  scale = known.scale
+  scaled = (right * scale[None])[None]  # [1, T, P]
+  right_gram = row_forms.side_gram(scaled, scaled)[0]  # [T, T]
+  # The diagonal is a masked sum, which XLA merges with the sums over all pairs.
+  eye = jnp.eye(count, dtype=bool)
+  diagonal = lambda gram: jnp.sum(jnp.where(eye, gram, 0), axis=1)
+  left_side = jnp.sqrt(diagonal(left_gram))  # |a_t|, [T]
+  right_side = jnp.sqrt(diagonal(right_gram))  # |s g_t|, [T]
+  plain_side = jnp.sqrt(jnp.sum(jnp.square(right), axis=1))  # |g_t|, [T]
+  means = left_sums / math.sqrt(fan_in)  # [T]
+  centered = left_gram - means[:, None] * means[None, :]
+  pairs = centered * right_gram
+  with_means = jnp.maximum(jnp.sum(left_gram * right_gram), 0)  # sum_p s_p^2 |u_p|^2
+  # Inner products <a_t, a_s>, and both means, are off by K eps / 2 of |a_t| |a_s|.
+  left_most = left_side[:, None] * left_side[None, :]
+  right_most = right_side[:, None] * right_side[None, :]
+  off = (3 * fan_in + 8) * left_most * jnp.abs(right_gram)
+  off = off + columns * jnp.abs(centered) * right_most
+  size = jnp.sum(4 * jnp.abs(pairs) + off / 2)
+  # --- gains
+  along = jnp.sum(right * out, axis=0) / known.gain  # h [P]
+  of_column = left_side @ jnp.abs(right)  # sum_t |a_t| |g_tp|, [P]
+  share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
+  tiny = lengths.tiny(right)
+  underflow = count * tiny * (1 / jnp.abs(known.gain) + 1)  # of h_p
+  removed = jnp.square(scale) * known.removed
+  weight = 1 - removed
+  slack = share * of_column
+  charged = jnp.abs(weight) * (2 * jnp.abs(along) * slack + jnp.square(slack))
+  charged = charged + 4 * eps * (1 + removed) * jnp.square(along)
+  total = jnp.sum(pairs) + jnp.sum(weight * jnp.square(along))
+  square = jnp.maximum(total, 0) + eps * size + jnp.sum(charged)
+  square = square + 2 * known.rounding * with_means
+  # --- underflow, as in `gram_length`; the means double its share of the left side
+  traces = jnp.sum(jnp.square(left_side)), jnp.sum(jnp.square(right_side))
+  lost = 3 * fan_in * traces[1] + columns * traces[0] + 2 * count
+  lost = count * (tiny * lost)
+  if precision.in_three_parts(right, right):
+    longest = jnp.maximum(jnp.max(left_side), jnp.max(right_side))
+    lost = lost * (1 + 2 * longest)
+  missed = jnp.abs(weight) * (2 * (jnp.abs(along) + slack) + underflow) * underflow
+  lost = lost + jnp.sum(missed)
+  # --- what rows could be if none cancelled
+  grown = precision.of_sums(right.dtype).growth
+  sizes = jnp.sum(left_side * (right_side + plain_side))
+  missing = jnp.sqrt(count * lost)
+  added = (eps + grown) * sizes + known.rounding * jnp.sqrt(with_means)
+  length = lengths.from_square(square, lost, added, (eps + grown) * missing)
+  sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
+  # An entry that underflows is multiplied by the scale of its column afterwards.
+  extent = jnp.sum(left_side + plain_side) * jnp.maximum(jnp.max(scale), 1)
+  return RowLengths(
+    lengths.Length(sound(length.norm), sound(length.longest)), extent, sizes + missing
+  )

@@ -1,0 +1,254 @@
+"""Standardised kernels on the fast route: norms and sums without per-example gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from dpjax import gradients, standard_kernels
+from dpjax.gradients.ghost import precision, route, tapped
+from dpjax.gradients.ghost.units import Rule, Sum, sum_of
+from dpjax.parallel import targets
+from tests.gradients import ghost_oracle as oracle
+
+_EPSILON = 1e-4
+
+
+def _conv(x, kernel, stride=1, **options):
+  numbers = ("NHWC", "HWIO", "NHWC")
+  strides = (stride, stride)
+  return lax.conv_general_dilated(
+    x[None], kernel, strides, "SAME", dimension_numbers=numbers, **options
+  )[0]
+
+
+def _loss(params, example, *, stride=1):
+  kernel = standard_kernels.standardize_kernel(params["kernel"], params["gain"], _EPSILON)
+  hidden = _conv(example, kernel, stride)
+  return jnp.sum(jnp.sin(hidden) * params["weight"])
+
+
+def _strided(params, example):
+  return _loss(params, example, stride=2)
+
+
+def _problem(size=3, *, side=6, channels=16, features=24, stride=1, seed=0, batch=5):
+  rng = np.random.default_rng(seed)
+  out = -(-side // stride)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
+  params = {
+    "kernel": normal(size, size, channels, features) / np.sqrt(size * size * channels),
+    "gain": 1 + 0.3 * normal(features),
+    "weight": normal(out, out, features),
+  }
+  # Images of mean 1: their mean is most of what the kernel's gradient does not have.
+  return params, 1 + normal(batch, side, side, channels)
+
+
+def _unit(loss, params, batch, *, clip_norm=0.5, platform=None):
+  shapes = jax.eval_shape(lambda tree: tree, params)
+  planned = route.plan(loss, shapes, route.first_of(batch), clip_norm, platform)
+  place = sorted(params).index("kernel")
+  return next(unit for unit in planned.units if place in unit.leaves)
+
+
+@pytest.mark.usefixtures("x64")
+class TestInDouble:
+  """In float64 both routes agree to ten digits."""
+
+  @pytest.mark.parametrize(
+    "loss, options",
+    [
+      (_loss, {}),
+      (_loss, {"size": 1, "side": 3, "channels": 96, "features": 64}),
+      (_loss, {"size": 2, "side": 5, "channels": 24}),
+      (_strided, {"stride": 2}),
+      (_loss, {"side": 3, "batch": 1}),
+    ],
+  )
+  def test_agrees_with_stacked_gradients(self, loss, options):
+    params, batch = _problem(**options)
+    unit = _unit(loss, params, batch)
+    assert (unit.rule, sum_of(unit)) == (Rule.GRAM, Sum.TRANSPOSE)
+    assert unit.standard is not None
+    oracle.check(loss, params, batch)
+
+  def test_agrees_on_an_accelerator(self):
+    params, batch = _problem()
+    with targets.compiling_for(targets.parse("gpu:h100:1")):
+      assert _unit(_loss, params, batch).standard is not None
+      oracle.check(_loss, params, batch)
+
+  @pytest.mark.parametrize(
+    "change",
+    [
+      lambda p: {**p, "gain": -p["gain"]},
+      lambda p: {**p, "gain": p["gain"].at[3].set(0.0)},
+      lambda p: {**p, "gain": p["gain"].at[3].set(1e-200)},
+      lambda p: {**p, "gain": p["gain"] * 1e-9},
+      lambda p: {**p, "gain": p["gain"] * 1e9},
+      # Columns shorter than the square root of epsilon, whose size does not follow them.
+      lambda p: {**p, "kernel": 1e-3 * p["kernel"]},
+      lambda p: {**p, "kernel": 0 * p["kernel"]},
+      lambda p: {**p, "kernel": p["kernel"].at[..., 5].set(0.3)},
+      lambda p: {**p, "kernel": 1e6 * p["kernel"]},
+      lambda p: {**p, "kernel": 0.5 + p["kernel"]},
+      lambda p: {**p, "kernel": 1e5 + p["kernel"]},
+    ],
+  )
+  def test_agrees_at_unusual_values(self, change):
+    params, batch = _problem()
+    oracle.check(_loss, change(params), batch, bound=1e-8)
+
+  def test_agrees_where_the_size_equals_epsilon(self):
+    params, batch = _problem(size=1, side=3, channels=64, features=64)
+    column = jnp.tile(jnp.array([1.0, -1.0]), 32) / 8  # of length 1
+    params["kernel"] = jnp.broadcast_to(column[:, None], (64, 64))[None, None]
+
+    def loss(params, example):
+      kernel = standard_kernels.standardize_kernel(params["kernel"], params["gain"], 1.0)
+      return jnp.sum(jnp.sin(_conv(example, kernel)) * params["weight"])
+
+    assert _unit(loss, params, batch).standard is not None
+    oracle.check(loss, params, batch)
+
+  def test_drops_masked_and_broken_examples(self):
+    params, batch = _problem()
+    mask = jnp.array([True, False, True, True, True])
+    oracle.check(_loss, params, batch, mask=mask)
+    for broken in (jnp.nan, jnp.inf, 1e300):
+      slow, fast = oracle.both(_loss, params, batch.at[2, 0, 0, 0].set(broken))
+      assert oracle.relative_error(slow.total, fast.total) < 1e-8
+
+  @pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"clip_norm": 1e9}])
+  def test_agrees_with_options(self, options):
+    params, batch = _problem()
+    oracle.check(_loss, params, batch, **options)
+
+  def test_a_gain_with_a_clip_norm_of_its_own_agrees(self):
+    params, batch = _problem()
+    apart = {"kernel": 0.3, "gain": 0.2, "weight": 0.1}
+    assert _unit(_loss, params, batch, clip_norm=apart).standard is None
+    oracle.check(_loss, params, batch, clip_norm=apart)
+
+
+def test_other_uses_take_the_general_rule():
+  params, batch = _problem()
+  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+  batch = batch.astype(jnp.float32)
+  standardize = standard_kernels.standardize_kernel
+
+  def twice(params, example):
+    kernel = standardize(params["kernel"], params["gain"])
+    both = _conv(example, kernel) + _conv(jnp.flip(example), kernel)
+    return jnp.sum(jnp.sin(both) * params["weight"])
+
+  def scaled(params, example):
+    kernel = standardize(2 * params["kernel"], params["gain"])
+    return jnp.sum(_conv(example, kernel) * params["weight"])
+
+  def gain_again(params, example):
+    kernel = standardize(params["kernel"], params["gain"])
+    return jnp.sum(_conv(example, kernel) * params["weight"]) * params["gain"][0]
+
+  def half(params, example):
+    kernel = standardize(params["kernel"], params["gain"]).astype(jnp.bfloat16)
+    out = _conv(example.astype(jnp.bfloat16), kernel)
+    return jnp.sum(jnp.sin(out.astype(jnp.float32)) * params["weight"])
+
+  def coarse(params, example):
+    kernel = standardize(params["kernel"], params["gain"])
+    out = _conv(example, kernel, precision="BF16_BF16_F32")
+    return jnp.sum(jnp.sin(out) * params["weight"])
+
+  @jax.jit
+  def _standardized(kernel, gain, epsilon):  # the name of another function
+    return kernel * gain[None, None, None] + epsilon
+
+  def impostor(params, example):
+    kernel = _standardized(params["kernel"], params["gain"], _EPSILON)
+    return jnp.sum(_conv(example, kernel) * params["weight"])
+
+  assert _unit(_loss, params, batch).standard is not None
+  for loss in (twice, scaled, gain_again, half, coarse, impostor):
+    assert _unit(loss, params, batch).standard is None, loss.__name__
+
+
+def test_no_gradient_of_an_example_is_formed():
+  params, batch = _problem(size=3, channels=32, features=40, side=4, batch=7)
+  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+  batch = batch.astype(jnp.float32)
+  with targets.compiling_for(targets.parse("gpu:h100:1")):
+    clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)
+    text = str(jax.make_jaxpr(clipped)(params, batch, True))
+  assert "7,288,40" not in text
+  assert "7,3,3,32,40" not in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("seed", range(3))
+def test_norms_bound_the_gradient_and_are_near_it(platform, seed, x64):
+  del x64
+  params, batch = _problem(side=4, channels=64, features=32, seed=seed)
+  gradient = lambda p, e: jax.grad(_loss)(p, e)
+  exact = jax.vmap(gradient, (None, 0))(params, batch)
+  exact = np.sqrt(
+    sum(np.square(leaf).reshape(5, -1).sum(1) for leaf in jax.tree.leaves(exact))
+  )
+  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, batch))
+  target = {"gpu": "gpu:h100:1", "tpu": "tpu:v5e:1x1"}.get(platform)
+
+  def norms():
+    assert _unit(_loss, *single).standard is not None
+    clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)(*single, True)
+    return np.asarray(clipped.norms, np.float64)
+
+  if target is None:
+    seen = norms()
+  else:
+    with targets.compiling_for(targets.parse(target)):
+      seen = norms()
+  assert (seen >= exact * (1 - 1e-7)).all()
+  allowed = {"cpu": 0.002, "gpu": 0.03, "tpu": 0.05}[platform]
+  assert (seen <= exact * (1 + allowed)).all()
+
+
+@pytest.mark.parametrize("rounding", [2.0**-10, -(2.0**-10)])
+def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64):
+  """The card's TF32 rounds the convolution's result, from which the gains' gradients come."""
+  del x64
+  params, batch = _problem(side=2, channels=32, features=16, batch=3)
+  # One row that lies along the kernel: there the gain has nearly the whole gradient.
+  params["gain"] = 0.05 + 0 * params["gain"]
+  standard = standard_kernels.standardize_kernel(params["kernel"], params["gain"])
+  along = jnp.sign(standard[1, 1]).mean(-1)
+  batch = jnp.broadcast_to(along, batch.shape)
+  linear = lambda p, e: jnp.sum(
+    _conv(e, standard_kernels.standardize_kernel(p["kernel"], p["gain"])) * p["weight"]
+  )
+  exact = jax.vmap(jax.grad(linear), (None, 0))(params, batch)
+  exact = np.sqrt(
+    sum(np.square(leaf).reshape(3, -1).sum(1) for leaf in jax.tree.leaves(exact))
+  )
+  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, batch))
+  with targets.compiling_for(targets.parse("gpu:h100:1")):
+    share = precision.forward_growth(jnp.float32)
+    assert share >= abs(rounding)
+    unit = _unit(linear, *single)
+    assert unit.standard is not None
+    run = tapped.run
+
+    def rounded(program, args, taps):
+      outs, seen = run(program, args, taps)
+      kept = {s.index for s in program.sites() if s.kept}
+      grown = {
+        i: (*each[:-1], each[-1] * (1 + rounding)) if i in kept else each
+        for i, each in seen.items()
+      }
+      return outs, grown
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(tapped, "run", rounded)
+      clipped = gradients.clipped_grad(linear, l2_clip_norm=1.0)(*single, True)
+  assert (np.asarray(clipped.norms) >= exact * (1 - 1e-6)).all()
