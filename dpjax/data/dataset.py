@@ -103,8 +103,8 @@ class Dataset:
   [0, num_classes), and tokens lie in [0, vocab_size). The arrays are read-only views. x may lie in
   files (`Rows`): then it is checked whenever it is read, and only labels are in memory.
 
-  The shape of one example, `num_classes`, `vocab_size` and `nominal_size` are taken as public.
-  The values are secret, and under add-or-remove-one `len(d)` is secret, too.
+  The shape of one example, `num_classes`, `vocab_size`, `nominal_size` and `target` are taken as
+  public. The values of x and y are secret, and under add-or-remove-one `len(d)` is secret, too.
 
   >>> d = from_arrays(np.zeros((4, 2, 2, 1)), [0, 1, 1, 0], num_classes=2)
   >>> d
@@ -279,7 +279,7 @@ def _as_features(value: Any) -> np.ndarray:
 
 
 def _as_columns(tree: dict[Any, Any]) -> Columns:
-  """Converts each array of a dict: images and floats to float32, other integers to int32."""
+  """Converts arrays of a dict: uint8 images and floats to float32, other integer types to int32."""
 
   def converted(place: str, leaf: Any) -> np.ndarray:
     array = _as_array(leaf, place)
@@ -316,8 +316,8 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     more: arguments `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
-    UserError: labels or inputs that `from_arrays` refuses; or a source in which a row depends on
-      the rows that are read with it. Inputs are checked when they are read.
+    UserError: labels or inputs that `from_arrays` refuses; no rows; or a user's source whose rows 0
+      and 1 change when they are read together. Inputs are checked when they are read.
 
   >>> class Grey:
   ...   def __len__(self): return 3
@@ -399,7 +399,7 @@ def from_arrays(
       rows. Under add-or-remove-one, where n is a secret, mechanisms use it in place of n.
 
   Raises:
-    UserError: one line, for every other dtype or shape, a non-finite value, or a label
+    UserError: one line, for every other dtype or shape, a non-finite value, or a label or token
       out of range. No record is dropped or repaired.
     TypeError: neither `num_classes` nor `target` is given.
 

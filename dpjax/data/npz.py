@@ -237,7 +237,8 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """Returns the array, or the file if its inputs stay on disk. A number counts as 4 bytes."""
+  """Returns the array of a file, or the file itself if it holds inputs that stay on disk."""
+  # A number counts as 4 bytes, since `Dataset` holds float32 or int32.
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

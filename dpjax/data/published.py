@@ -101,7 +101,9 @@ _TEST_OF = "_published_test_of"
 
 
 def as_published_test(test: Any, name: str) -> Any:
-  """Marks `test` as the test set of a published data set, and returns it. Parts have no mark.
+  """Marks `test` as the test set of a published data set, and returns it.
+
+  Parts of a marked data set have no mark.
 
   Args:
     name: name as in `data.load`, such as "mnist:3.0.1". Without a row in `PUBLISHED`, no mark is

@@ -39,10 +39,10 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 class RowBlock(NamedTuple):
   """A block of consecutive rows, stored by column."""
 
-  # [k] cells by requested column. A cell is text, or for Parquet text, a number or a boolean; None:
-  # no value.
+  # Cells [k] of each requested column, by name. Cells of a CSV file are text. Other cells are text,
+  # numbers, booleans, or None (no value).
   cells: Mapping[str, Sequence[Any]]
-  places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
+  places: Sequence[int]  # [k] first line of each row in a CSV file, else its number from 1
 
   def place_of(self, index: int, word: str) -> str:
     """Returns `word` and the line or number of a row, such as "line 7", for a message."""
@@ -52,7 +52,7 @@ class RowBlock(NamedTuple):
 def blocks(
   path: pathlib.Path, wanted: Wanted, *, delimiter: str | None, encoding: str
 ) -> Iterator[RowBlock]:
-  """Yields the rows of a file, several thousand at a time.
+  """Yields the rows of a file, at most `_ROWS` at a time.
 
   Args:
     wanted: function that chooses the columns to read.
@@ -266,7 +266,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
 
 
 def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
-  """Returns a column's text, numbers or booleans as Python objects."""
+  """Returns a column's text, numbers or booleans as Python objects. Raises UserError for others."""
   kind = column.type
   if arrow.types.is_dictionary(kind):
     column = column.dictionary_decode()

@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Number of byte values. Text holds no 0, so 0 is the padding.
+# Number of byte values. Byte 0 is the padding, since texts have no use for it.
 VOCAB_SIZE = 256
 PADDING_ID = 0
 
