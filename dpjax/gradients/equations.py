@@ -22,7 +22,11 @@ Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 Jaxpr = Any  # jax.extend.core.Jaxpr
 
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # what is called
+CALLS = {
+  "jit": "jaxpr",
+  "pjit": "jaxpr",
+  "closed_call": "call_jaxpr",
+}  # parameter with the jaxpr
 REMATS = ("remat2", "checkpoint", "remat")
 REARRANGED = ("reshape", "squeeze", "expand_dims", "rev", "copy", "slice")
 

@@ -4,9 +4,11 @@ It computes per-example norms without per-example gradients where a layer allows
 in the order of the computation:
 
 - `jaxpr_sites` finds the places where parameters meet data, the layer uses of a loss;
-- `tapped` evaluates the loss, and records the inputs of these layers and their cotangents;
+- `chosen_products` finds layer uses whose matrix is chosen by an index;
+- `tapped` evaluates the loss, and records the layers' inputs and the cotangents of their results;
 - `units`, `unit_rules`, `row_forms` compute what one layer adds to norms and to the clipped sum;
-- `cost_model` chooses the cheapest way for a layer, and `lengths` treats norms that underflow;
+- `cost_model` estimates the time of each way to do so, and `precision` bounds rounding in sums;
+- `lengths` bounds what norms lose to underflow;
 - `param_flow` follows parameters from the leaves to a layer;
 - `route` has `clipped_sum`, which joins all of these, and `explain` prints the choices.
 """

@@ -1,21 +1,21 @@
-"""Costs of the rules per example, and the choice between them; `row_forms` defines N, T, K, P.
+"""Costs of the rules per example, for choosing between them; `row_forms` defines N, T, K, P.
 
 | rule         | flops                | elements moved       | then, for the sum            |
 | ------------ | -------------------- | -------------------- | ---------------------------- |
 | outer (T=1)  | 2 N (K + P)          | N (K + P)            | second transpose, 2 N T K P  |
 | gram         | 2 N T^2 (K + P)      | N T (K + P + 2 T)    | second transpose, 2 N T K P  |
 | product      | 2 N T K P            | N (T (K + P) + K P)  | second transpose, 2 N T K P  |
-| product held | 2 N T K P            | N (T (K + P) + 3 K P)| none: sum_i c_i a_i^T g_i    |
+| product held | 2 N T K P            | N (T (K + P) + K P)  | none: sum_i c_i a_i^T g_i    |
 | gradient     | the sites' transpose | sites' arrays + leaf | held, or the same once more  |
 
 seconds = flops / rate + elements * cost. The constants below were measured, float32:
 
-- cpu (2 cores). Convolutions, 3x3 of 8x8 to 32x32 positions and 3 to 128 channels: batched
-  products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
-  example at a time in a loop at 50-110 (patches stay in the cache and no memory is
-  faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
-  matrices). A convolution inside a loop ran at 1, so no convolution with a row form is put
-  into a loop. (This was before `convolutions.py`, whose layout is as fast inside as outside.)
+- cpu (2 cores). Convolutions were 3x3, of 8x8 to 32x32 positions and 3 to 128 channels. Batched
+  products over a whole batch of patches ran at 7-15 Gflop/s. The same products ran at 50-110 one
+  example at a time in a loop: patches stay in the cache, and no memory is faulted in. XLA's own
+  weight gradient ran at 40-90, gram products (square matrices) at 110-210. A convolution inside a
+  loop ran at 1, so no convolution with a row form is put into a loop. (This was before
+  `convolutions.py`, whose layout is as fast inside as outside.)
   With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
   scattering features) a whole step took .37 to 1.05 times as long with the loop as without.
   Smaller patches were not measured. A loop leaves cores idle that a batch would use, so with
@@ -33,12 +33,12 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   chosen by an example. Recording took 1.1-6 times as long as stacking where the leaf was up to
   3 times as large as the chosen matrices, and 0.3-1 times where it was larger. So up to that
   ratio the backward pass itself forms the leaf's gradient per example (`stacks`).
-- gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched
-  products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
-  to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288
-  numbers), whole products in TF32 at 107 to 258, weight gradients of convolutions at 23 to 155. A
-  convolution's gradients of single examples, which vmap makes a grouped convolution, ran at .2 to
-  9: 3 to 60 times as long as products of patches. Examples are looped over only in chunks of 2^28
+- gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched products of patches
+  in TF32 ran at 90 to 190 Tflop/s. Gram products in three parts of TF32 ran at 36 to 50 in a GPT
+  and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288 numbers). Whole
+  products in TF32 ran at 107 to 258, weight gradients of convolutions at 23 to 155. A convolution's
+  gradients of single examples, which vmap makes a grouped convolution, ran at .2 to 9. They took 3
+  to 60 times as long as products of patches. Examples are looped over only in chunks of 2^28
   numbers, to bound memory.
 - tpu: not measured. It has the constants of the GPU, and keeps grouped convolutions.
 """
@@ -64,9 +64,9 @@ class Platform(NamedTuple):
   element_seconds: float  # to write and read back one float32
   hold_seconds: float  # the same, of a product that outlives its norm
   fault_seconds: float  # and of its elements beyond what its site has recorded
-  loop_above: int  # elements per example from which examples are taken in a loop
+  loop_above: int  # elements per example above which examples are taken in a loop
   patches_above: int  # the same, where the patches of a convolution are among them
-  loop_elements: int  # elements in flight in that loop: at least one example
+  loop_elements: int  # elements per turn of that loop, which takes at least one example
   # Largest ratio of held products to the operands and cotangents that are held in any case. With
   # it, memory stays a small multiple of that for an ordinary gradient.
   hold_share: float
@@ -197,8 +197,8 @@ def by_places(form: RowForm, platform: str) -> bool:
     # An accelerator is bound by memory. Products of places and their sums are compared with copies
     # of the windows.
     return pairs + form.rows**2 < form.rows * form.left
-  # On a CPU copies cost as much as products. The factor 2 decides for windows near a tie, since
-  # they need less memory.
+  # On a CPU copies cost as much as products. Near a tie the factor 2 decides for copied windows,
+  # which need less memory than pairs of places.
   copied = form.rows * (form.rows + 1) * form.left
   return 2 * (pairs * form.places.channels + form.rows**2 * form.places.offsets) < copied
 
@@ -283,7 +283,7 @@ def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   """Returns the cost of the general rule, and whether it pays to hold the gradients of examples.
 
   It pays for gradients of up to 4096 elements, and for gradients of up to `_HOLD_AT_MOST` elements
-  that are much smaller than the arrays that their sites touch.
+  that are at most a quarter as large as the arrays that their sites touch.
   """
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)

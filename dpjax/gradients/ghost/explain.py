@@ -88,7 +88,7 @@ def explain(
     loss_fn: `(params, ONE example) -> scalar`.
     params: parameters, or their ShapeDtypeStructs.
     example: ONE example, without a batch axis.
-    platform: "cpu" or "gpu"; None for the default backend.
+    platform: "cpu", "gpu" or "tpu"; None for the default backend.
 
   Nothing is computed: the loss is only traced. Every parameter appears in exactly one row.
 

@@ -134,7 +134,7 @@ class Cotangent(NamedTuple):
 
 
 class Lift(NamedTuple):
-  """A PARAM value that becomes DATA at this position, by an identity site."""
+  """A PARAM value that an identity site turns into DATA, with the tap that is added there."""
 
   site: Site
   tap: Tap
@@ -362,7 +362,7 @@ def _plan(eqn, values, loops, ids) -> Step:
 
 
 def _transformed(eqn, values) -> tuple[Value, ...]:
-  """Returns the results of an equation on parameters alone."""
+  """Returns kinds and sources of the results of an equation on parameters alone."""
   if eqn.primitive.name == "stop_gradient":
     return (_CONST,) * len(eqn.outvars)
   source = _view(eqn, values)

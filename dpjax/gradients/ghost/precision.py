@@ -12,9 +12,10 @@ of the sum as it is computed.
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
 The growth times sum_t |a_t| |g_t|, over the T rows of an example, is added to its norm. On a GPU
-that is .2 % of the norm for one row, and at most sqrt(T) times .2 % for orthogonal rows. Rows of a
-table are added without products, so their norm stays as it is. If `jax.default_matmul_precision`
-is "highest", sums are computed in float32 on all platforms.
+that is .2 % of the norm for one row, and at most sqrt(T) times .2 % for orthogonal rows. Twice as
+much is added if the norm was taken of a rounded product (`row_forms.with_rounding`). Rows of a
+table are added without products, so their norm stays as it is. If `jax.default_matmul_precision` is
+"highest", sums are computed in float32 on all platforms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Clipped per-example gradients without per-example gradients.
 
-One forward and one backward pass over the batch leave each site's operand a and cotangent g
-(`tapped`). The norm of each example's gradient is taken from them, unit by unit (`units`,
+A site is an equation where a parameter meets data, and a unit is a group of parameters with common
+sites. One forward and one backward pass over the batch record each site's operand a and cotangent g
+(`tapped`). The norm of each example's gradient is computed from them, unit by unit (`units`,
 `row_forms`, `cost_model`). The clipped sum is the ordinary transpose of each site with c_i g_i in
 place of g_i, where c_i is the clip factor of example i. Source: "Differentially Private
 Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced
@@ -25,7 +26,8 @@ function.
 | others; used in several layouts, or in single | is held for the sum, or freed, formed     |
 | and in double precision                       | again and cut to the norm found before    |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
-| an index chooses most of a stack of matrices  | its gradient per example, held            |
+| an index chooses a third or more of a stack   | the stack's gradient per example, held    |
+| of matrices, and their products have no rows  |                                           |
 
 `explain` shows the choices for a loss.
 """
@@ -90,7 +92,8 @@ def plan(
 ) -> Recipe:
   """Returns the recipe of a loss: traces it, and chooses the rules.
 
-  Arguments may be ShapeDtypeStructs. A second trace follows if leaves are to be stacked.
+  `params` and `example` may be ShapeDtypeStructs. A second trace follows if the gradients of some
+  leaves are to be stacked per example.
   """
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
@@ -98,7 +101,8 @@ def plan(
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
   planned = units.find_units(program, leaves, groups, platform)
-  # Only a first trace shows which leaves an index chooses from. A second trace lifts these leaves.
+  # Only a first trace shows which leaves an index chooses from. A second trace lifts these leaves
+  # to data.
   if stacked := units.better_stacked(planned, leaves):
     program = jaxpr_sites.trace(loss_fn, params, example, stacked)
     planned = units.find_units(program, leaves, groups, platform)
@@ -126,7 +130,10 @@ def clipped_sum(
   *,
   rescale_to_unit_norm: bool = False,
 ) -> ClippedSum:
-  """Returns the sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
+  """Returns the sum of clipped gradients.
+
+  It equals that of the vmap route (`clipping.clip_and_sum`), up to the rounding that norms include.
+  """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, platform = planned
   flow = ParamFlow.of(program, leaves)
@@ -161,8 +168,8 @@ def clipped_sum(
       del known
       return with_rows_alone(without_rare.unusual(), weights.norms, rare)
 
-    # This is the only conditional, and it comes after the work, since a GPU's program waits for the
-    # host at a branch.
+    # A GPU's program waits for the host at a branch. So a usual batch meets only this conditional,
+    # after most of the work.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), weights.norms)
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
@@ -199,7 +206,7 @@ class _Totals(NamedTuple):
 
 
 class _Sums(NamedTuple):
-  """Arrays from which clipped sums are formed, once the factors are known."""
+  """Units, and the arrays from which their clipped sums are formed."""
 
   units: Sequence[Unit]
   flow: ParamFlow
@@ -233,8 +240,8 @@ class _Sums(NamedTuple):
   def stray_far(self, clip: Clip, params: Params) -> jax.Array:
     """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
-    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more.
-    The reason is that noise may be split over the groups.
+    Each unit counts by the share of its clip group in the squared bound, or by 1 / number of groups
+    if that is more. The reason is that noise may be split over the groups.
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
@@ -252,7 +259,7 @@ class _Sums(NamedTuple):
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
-    """Groups units that read one array of cotangents, such as a matrix and its bias."""
+    """Groups units that read the same array of cotangents, such as a matrix and its bias."""
     groups: dict[Any, list[int]] = {}
     for i in chosen:
       # A held gradient is summed without its cotangent.
@@ -271,8 +278,9 @@ class _Sums(NamedTuple):
     return _Totals(sums, convolved)
 
   def _is_again(self, i: int) -> bool:
-    """Returns whether a unit is summed in a loop, which stays outside the branches, so that it is
-    compiled once."""
+    """Returns whether a unit is summed in a loop.
+
+    The loop stays outside the branches, so that it is compiled once."""
     return sum_of(self.units[i]) is Sum.AGAIN
 
   def _begun(self) -> dict[int, Any]:
@@ -315,10 +323,10 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Clip factors of the examples, and the lengths behind them; trees of one [B] per clip norm."""
+  """Clip factors of the examples, and the lengths that they were computed from."""
 
-  factors: Any
-  longest: Any  # longest that the gradients of a group can be
+  factors: Any  # tree of one [B] per clip norm
+  longest: Any  # the same: upper bounds on the lengths of a group's gradients
   norms: jax.Array  # of the whole gradients: [B]
 
 
@@ -359,7 +367,8 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # The norm is that of the very numbers that are added, so that both have the same rounding.
+    # The norm is that of the very arrays that are clipped and added. So both have the same
+    # rounding.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))
@@ -388,10 +397,10 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
 
   Args:
-    fn: `(carry, row) -> carry`, where a carry may hold `ExactSum`s and other arrays. It may close
-      over arrays of the whole batch.
+    fn: `(carry, row) -> carry`, where a carry is (ExactSum, other arrays). `fn` may close over
+      arrays of the whole batch.
     rows: [B] bool.
-    first: the first carry.
+    first: (sums, other arrays) before the first row, as they are returned after the last.
   """
 
   def step(state):
@@ -408,8 +417,8 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
     return rows, (sums.value(), beside)
 
   # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
-  # copies only if a row is True. Otherwise steps on scattering features would take four times as
-  # long.
+  # copies only if a row is True. Without the conditional, training steps on scattering features
+  # would take four times as long.
   return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
 
 
@@ -439,7 +448,8 @@ def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
     if mixes(eqn) and (is_known[1] or eqn.params["batch_group_count"] > 1):
       suspects.append(eqn)
     for body in inner:
-      # Operands of a call are its arguments, in order. For other equations nothing is assumed.
+      # Operands of a call are its arguments, in order. In other equations every argument of an
+      # inner jaxpr may depend on inputs.
       aligned = len(inner) == 1 and len(body.invars) == len(is_known)
       reached = is_known if aligned else [True] * len(body.invars)
       # The carry of a loop may depend on inputs after the first turn.

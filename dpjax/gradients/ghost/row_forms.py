@@ -1,6 +1,7 @@
 """Parameter uses ("sites") whose gradient is a sum of outer products.
 
-These are dense layers, convolutions and embeddings. `jaxpr_sites` defines sites.
+These are dense layers, convolutions, embeddings, and products with a matrix that an index chooses.
+`jaxpr_sites` defines sites.
 
 For one example the gradient at such a site is N independent matrices [K, P], left^T right. Here
 left [N, T, K] follows from the operand, and right [N, T, P] from the cotangent. T is the number of
@@ -67,8 +68,8 @@ class RowForm:
   recorded: int  # elements of the site's operand and cotangent, per example
   build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
-  places: PlaceGram | None = None  # inner products of the left rows without the rows
-  width: int = 0  # numbers of a left row that is in one block of several; 0: of one
+  places: PlaceGram | None = None  # inner products of the left rows, without forming them
+  width: int = 0  # numbers in a left row if an index chooses its matrix; otherwise 0
 
 
 def find(site: Site) -> RowForm | None:
@@ -487,7 +488,7 @@ class _Table(NamedTuple):
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
   limits: tuple[int, ...]  # of the start in each column: 1 where the dimension is kept
-  places: tuple[int, ...]  # by which a start counts in the number of its row
+  places: tuple[int, ...]  # factor of each start in the number of its row; 0 if kept
   sliced: list[int]
   shared: list[int]
   clip: bool  # starts that are outside are moved inside; else they take nothing
@@ -600,7 +601,9 @@ class RowLengths(NamedTuple):
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
-  """Returns |left^T right| for a single row, which is |left| |right| in each block."""
+  """Returns |left^T right| for a single row, which is |left| |right| in each block.
+
+  Its growth by rounding in a sum is included (`precision`)."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
@@ -626,12 +629,12 @@ def gram_length(
   """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
   A bound on the rounding is added to the norm. Otherwise, where rows cancel, the sum of pairs could
-  be below the squared norm of the gradient. A bound on the underflow of the products of either
-  side, and of the pairs, is added, too.
+  be below the squared norm of the gradient. `longest` also includes a bound on underflow, in the
+  inner products of either side and in the products of pairs.
 
   A backend may add the K products of an inner product in any order. The error is at most K eps / 2
-  times the lengths of both rows (Higham 2002, section 3.1). Constant rows come near this bound,
-  since their sums are rounded the same way K times.
+  times the product of both rows' lengths (Higham 2002, section 3.1). Constant rows come near this
+  bound, since their sums are rounded the same way K times.
 
   Args:
     parts: both sides of each site.
@@ -743,8 +746,9 @@ def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
     Length(jnp.sum(left.norm * right.norm), jnp.sum(left.longest * right.longest))
     for left, right in sides
   ]
-  # T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  # (Higham 2002, section 3.1). Rounding of c_i g_i adds eps / 2, and so does that of a norm.
+  # T products, added in whichever order, with or without fused operations, are off by at most
+  # T eps / 2 (Higham 2002, section 3.1). Rounding of c_i g_i adds eps / 2, and so does that of a
+  # norm.
   rows = sum(part.right.shape[1] for part in parts)
   rounding = (rows + 2) * float(jnp.finfo(summed.dtype).eps) / 2
   # The product here may be shorter by the growth, and the product in the sum longer.

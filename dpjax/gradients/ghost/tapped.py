@@ -1,4 +1,4 @@
-"""Runs a program with taps: one backward pass gives cotangents and operands of every site.
+"""Runs a program with taps: one forward and one backward pass record operands and cotangents.
 
 A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
 parameters are neither batched nor differentiated. So under vmap the matrix products and

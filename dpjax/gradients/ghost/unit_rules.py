@@ -1,7 +1,8 @@
 """Norms and clipped sums of one unit, from the recorded operands and cotangents.
 
-Everything here is written for ONE example. `_over_examples` adds the batch, at once or in a
-compiled loop, whichever is faster by the cost model.
+Norms and gradients are written for ONE example. `_over_examples` adds the batch, at once or in a
+compiled loop, whichever is faster by the cost model. Sums take the whole batch. In comments c_i is
+the clip factor of example i, and g_i its cotangents.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ _LOST = 1e-7
 # Largest change of a sum, in clip norms, that an example's rows may cause by the rounding of other
 # rows.
 _STRAY = 0.04
-# Reach of an example's rows (`RowLengths.reach`), in clip norms, that is always allowed. In
-# networks the reach was 0 to 5, and 15 with LoRA.
+# Least limit on the reach of an example's rows in a unit (`RowLengths.reach`), in clip norms,
+# however many rows the batch has. In networks the reach was 0 to 5, and 15 with LoRA.
 _USUAL_REACH = 8.0
-# Largest reach of an example's rows, in clip norms, unless the example is added alone.
+# Largest limit on this reach. An example beyond the limit is added alone.
 _MOST_REACH = 32.0
 # About this many rows of a batch, or fewer, are multiplied in one sum if `_parts_of` splits the
-# batch. With so many rows, `_STRAY` allows a reach of about 32 clip norms.
+# batch, unless one example has more. With so many rows, `_STRAY` allows a reach of about 32 clip
+# norms.
 _ROWS_OF_SUM = 40_000
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
@@ -64,7 +66,7 @@ class Norms(NamedTuple):
   """Norms of a unit's gradients, and arrays that the first pass keeps for the sum."""
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
-  held: Any  # per-example products or gradients [B, ...]; None where they were freed
+  held: Any  # per-example products or gradients [B, ...]; None if none are kept
   # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if not measured.
   extent: Any = None
   reach: Any = None
@@ -90,7 +92,7 @@ def norms(
 ) -> list[Norms]:
   """Returns the norms of each example's gradient, unit by unit and leaf by leaf.
 
-  Units that take the examples in chunks of one size share one compiled loop.
+  Units that take the examples in chunks of the same size share one compiled loop.
   """
   by_chunk: dict[int | None, list[int]] = {}
   for i, unit in enumerate(units):
@@ -240,10 +242,11 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
 
 
 def _as_transpose(form: RowForm) -> bool:
-  """Returns whether the transpose of a convolution forms the gradient of one example.
+  """Returns whether a transpose, not a product of rows, forms the gradient of one example.
 
-  Under vmap the transpose is a grouped convolution. An H100 computes it at .2 to 9 Tflop/s, and a
-  product of patches several times as fast. A TPU was not timed; patches would move more memory.
+  Under vmap the transpose of a convolution is a grouped convolution. An H100 computes it at .2 to 9
+  Tflop/s, and a product of patches several times as fast. A TPU was not timed; patches would move
+  more memory.
   """
   return not form.plain and made_for.platform() not in ("cpu", "gpu")
 
@@ -275,9 +278,10 @@ def transpose(
   wide: bool = False,
   exactness: lax.Precision = lax.Precision.HIGHEST,
 ):
-  """Returns the site's transpose at these cotangents, summed over the scans around it.
+  """Returns the gradients of the site's parameters, summed over scans that reuse a parameter.
 
-  With `wide` it computes in at least float32, with products in precision `exactness`.
+  With `wide`, or for floats of less than 32 bits, it computes in at least float32, with products in
+  precision `exactness`. Equations that cannot be widened keep their types.
   """
   fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
@@ -352,8 +356,8 @@ def totals(
   if how is Sum.AGAIN:
     begun = no_sums(unit, flow, recorded) if begun is None else begun
     return _one_by_one(unit, flow, recorded, first, factors, begun)
-  # A non-finite operand of a site makes its example's norm infinite or NaN. So finite norms imply
-  # finite operands.
+  # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
+  # imply finite operands.
   known = all_finite([first]) if finite is None else finite
   return _transposed(unit, flow, recorded, factors, finite=known)
 
@@ -380,10 +384,9 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
 def gradient_of(
   unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array
 ) -> tuple[jax.Array, ...]:
-  """Returns the gradient of the example in one row, for each leaf of the unit.
+  """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
 
-  The gradient is formed before it is clipped. So its products and entries stay within the range of
-  floats if its norm does.
+  It is formed from g_i, not from c_i g_i, which may underflow.
   """
   if unit.rule is Rule.UNUSED:
     return no_sums(unit, flow, recorded)
@@ -422,7 +425,7 @@ def _one_by_one(
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  # All chunks have one size: the largest divisor of the batch that memory allows, and at least 1.
+  # All chunks have the same size: the largest divisor of the batch size that `in_flight` allows.
   in_flight = cost_model.in_flight(unit.cost, made_for.platform())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
@@ -440,7 +443,7 @@ def _one_by_one(
 
 
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
-  """Returns `first` with lengths of at most `longest`, [B] for each leaf of the unit."""
+  """Returns `first` with its upper bounds cut to `longest`, [B] for each leaf of the unit."""
   pairs = zip(first.lengths, longest)
   held = tuple(
     Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
@@ -489,9 +492,9 @@ def loses_terms(
 def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
   """Returns how far an example's rows can move the sum of others, [B]; 1 is the allowed distance.
 
-  Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile N rows
-  of others are added and rounded at numbers of up to half the reach R of the canceling rows. In any
-  order of addition, this changes the sum by at most N eps / 2 times R / 2.
+  Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile the N
+  rows of other examples are added to numbers of up to R / 2, where R is the reach of the canceling
+  rows. Each addition is rounded. In any order, this changes the sum by at most N R eps / 4.
 
   Args:
     unit: unit whose sum may be a transpose.
@@ -510,6 +513,7 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
   )
   allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
   # Other examples may be at the limit, too, and together make the sum large (`_examples_of_sum`).
+  # So the limit is at most `_MOST_REACH`.
   far = factor * first.reach / bound / max(min(allowed, _MOST_REACH), _USUAL_REACH)
   # A dropped example may have an infinite reach, but is not in the sum.
   return jnp.where(factor != 0, far, 0)
@@ -518,8 +522,8 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
 def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   """Returns in how many parts the rows of a batch are multiplied and summed.
 
-  Convolutions stay out of loops, and tables have parts of their own (`_table_sum`). Rows in
-  double precision need no parts.
+  Convolutions with windows stay out of loops, and tables have parts of their own (`_table_sum`).
+  Rows in double precision need no parts.
   """
   if not form.plain or jnp.finfo(dtype).bits > 32:
     return 1
@@ -534,7 +538,7 @@ def _examples_of_sum(rows: int) -> int:
 
   N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2,
   and by half of that on average. One more example may change T N of these roundings. For
-  `trees.ADDED_AT_ONCE` examples of one row, they add up to at most .03 clip norms. Rows that cancel
+  `trees.ADDED_AT_ONCE` examples of one row, they add up to about .03 clip norms. Rows that cancel
   have a reach of up to 32 clip norms, half of which may be in the sum at once.
   """
   large = 1 if rows == 1 else _MOST_REACH / 2
@@ -602,7 +606,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
   form = row_forms.find(site)
-  # The type of the rows decides, as for their norm: factors of a group may be in double precision.
+  # The type of the cotangents decides, as for the norm. Factors may be in double precision because
+  # of other leaves of the clip group.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
   # The rarely taken branch copies operands. XLA reserves memory for it even if it is not taken, so
   # it has more parts.
@@ -620,7 +625,7 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
     fn: function of factors, operands and cotangents.
     args: factors [B]; operands and cotangents [*loops, B, ...].
     parts: largest number of parts, at most B; the last part may be smaller than the others.
-    depth: number of loops.
+    depth: number of scans around the site.
   """
   factor, *recorded = args
   size = -(-factor.shape[0] // parts)
@@ -671,7 +676,8 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
       return (form.unflatten(_table_sum(form.build(data, cotangents), form.left)),)
     wide = form is not None
     exactness = lax.Precision.HIGHEST
-    # The norm of a table's rows includes no rounding of products, so products are exact here.
+    # The norm of a table's rows, or of a site without rows, includes no rounding of products. So
+    # products have full precision there.
     if wide and not form.one_hot:
       exactness = precision.of_sums(cotangents[0].dtype).precision
     return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)
@@ -740,8 +746,8 @@ def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   fast = form.left <= form.right or made_for.platform() != "cpu"
   if form.blocks > 1 or fast:
     return (form.unflatten(row_forms.product(rows, form.left, as_sums=True)),)
-  # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
-  # would form one as the transpose of the other.
+  # If K exceeds P, XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the
+  # barrier it would merge the product with `swapaxes`, and form [K, P].
   swapped = row_forms.product(RowFactors(rows.right, rows.left), form.right)  # [1, P, K]
   return (form.unflatten(jnp.swapaxes(lax.optimization_barrier(swapped), 1, 2)),)
 

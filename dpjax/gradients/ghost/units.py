@@ -1,10 +1,10 @@
 """Groups of leaves and sites that belong together, and the rule for their norm.
 
-Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
-that reaches its sites unchanged, up to rearrangement, takes its norm from rows
-(`row_forms`). So does a unit whose leaves are joined into one array and share a clip norm. Any
-other unit forms the per-example gradients of its leaves, one example or one unit at a time. It
-frees them after their norm.
+Leaves that reach a common site form one *unit* with all their sites. A unit takes its norm from
+rows (`row_forms`) if each of its sites has a row form, and its leaf reaches them unchanged, up to
+rearrangement. Several leaves must be joined into one array and share a clip norm. Any other unit
+forms the per-example gradients of its leaves. It holds them for the sum, or frees them after their
+norm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.gradients.ghost.cost_model import Cost
 from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
 
-# Primitives whose transpose is a sum or product with a broadcast parameter.
+# Names of sites that add or multiply data and a broadcast parameter, or lift it ("parameter").
 ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
 
 
@@ -40,9 +40,9 @@ class Sum(enum.StrEnum):
   """Way to compute the clipped sum of a unit's gradients, once their norms are known."""
 
   ZERO = "zero"
-  HELD = "held"  # from what the norm has left
+  HELD = "held"  # from the arrays that the first pass has kept
   TRANSPOSE = "transpose"  # of each site, at c_i g_i
-  AGAIN = "again"  # each example's gradient once more, in a loop, held to its norm
+  AGAIN = "again"  # each example's gradient once more, in a loop, cut to its norm
 
 
 class Unit(NamedTuple):
@@ -52,9 +52,9 @@ class Unit(NamedTuple):
   sites: tuple[Site, ...]
   rule: Rule
   forms: tuple[RowForm, ...]
-  swapped: tuple[bool, ...]  # the site's left side is the leaf's last dimension
+  swapped: tuple[bool, ...]  # per site: exchange its sides, to match the other sites
   cost: Cost  # of the rule, per example
-  hold: bool  # keep per-example products or gradients and contract those
+  hold: bool  # keep per-example products or gradients, and sum those
   reason: str  # why the general rule had to be taken; "" where it had not
 
 
@@ -73,7 +73,7 @@ def sum_of(unit: Unit) -> Sum:
 
 
 def _entrywise(sites: Sequence[Site]) -> bool:
-  """Returns whether each entry of the gradient is one entry of a cotangent."""
+  """Returns whether each entry of the gradient is one entry of a cotangent, up to its sign."""
   site, *more = sites
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
@@ -89,7 +89,7 @@ def _entrywise(sites: Sequence[Site]) -> bool:
 def find_units(
   program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
 ) -> tuple[Unit, ...]:
-  """Assigns every leaf to exactly one unit, so that none is dropped.
+  """Returns units that hold every leaf exactly once, so that none is dropped.
 
   Args:
     program: program of one example.
@@ -166,7 +166,8 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 
 def _mergeable(sites, forms) -> bool:
-  """Returns whether all sites see the leaf as one matrix, perhaps transposed, in one precision."""
+  """Returns whether all sites see the leaf as the same matrix (or its transpose or stack), in one
+  precision."""
   if len(row_forms.precisions(sites)) > 1:
     return False
   if any(form.width for form in forms):
@@ -229,7 +230,8 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
 def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
   """Returns the indices of leaves whose gradients the backward pass should stack per example.
 
-  These are leaves from which an example's index chooses enough matrices (`cost_model.stacks`).
+  These are leaves from which an example's index chooses so many matrices that recording them would
+  cost more (`cost_model.stacks`).
   """
   return {
     i
