@@ -136,7 +136,7 @@ class Rewriting:
   """
 
   def __init__(self) -> None:
-    # Each answer is stored with its object. While this object lives, no other object has its id.
+    # Each result is stored with its jaxpr. While this jaxpr lives, no other object has its id.
     self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 

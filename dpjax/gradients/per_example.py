@@ -84,7 +84,8 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
       mask instead.
 
   Raises:
-    UserError: a leaf that is not real floating point; a mask that is not bool.
+    UserError: a leaf that is not real floating point; a mask that is not bool, or of another
+      length; gradients that are wrapped already.
 
   >>> grads = stacked({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape
