@@ -31,7 +31,8 @@ from dpjax.validate import UserError
 
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
-_MOST_MEMBERS = 2000  # records of the auditor's, at most, and a tenth as many blanks
+# Largest number of the auditor's own records. A tenth as many blanks are added to them.
+_MOST_MEMBERS = 2000
 # Smallest number of models for which bootstrap intervals are computed.
 _FOR_BOOTSTRAP = 50
 # Number of padding rows beyond the records, so that the capacity passes its check.

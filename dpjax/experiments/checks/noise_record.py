@@ -2,7 +2,8 @@
 
 A transform runs on empty sums for as many steps as the plan has. A sample of coordinates is kept
 of each step, and every value of a few steps. So noise that fades late, or repeats after a thousand
-steps, is found for a model of any size.
+steps, is found. Late steps are left out only for a large model in a long plan, if the transform's
+state is large, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _COMPARED = 200_000_000  # values of all pairs of blocks
 
 
 class Record(NamedTuple):
-  """Noise in units of the sum. Correlation, schedules and shares are undone."""
+  """Noise in units of the sum. Correlation, schedules and shares of layers are undone."""
 
   steps: np.ndarray  # [T] which steps these are, ascending
   sampled: list[np.ndarray]  # of each leaf that gets noise: [T, k] values of k coordinates
@@ -66,7 +67,7 @@ class Record(NamedTuple):
   # and sum. The first three agree for two steps with the same values in any order and with any
   # signs.
   marks: list[np.ndarray] | None = None
-  runs: int = 1  # of the plan, one after the other under keys of their own
+  runs: int = 1  # number of runs of the plan that were joined, each under its own key
 
 
 class Tails(NamedTuple):
@@ -98,7 +99,8 @@ def plain_keys(run: int) -> jax.Array:
 
 
 def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
-  """Runs the transform on empty sums through the steps of the plan, and never further.
+  """Returns the noise of a transform that runs on empty sums through the steps of the plan, and
+  never further.
 
   If the plan has too many steps, some are left out. A short plan is run several times, each time
   with another key, until there are enough values.
@@ -298,7 +300,7 @@ def _updater(subject: Subject, key: jax.Array):
 
 
 def walks(subject: Subject, key: jax.Array) -> bool:
-  """Whether the state is small, so that skipping a step costs almost nothing."""
+  """Returns whether the transform's state is small, so that a skipped step costs almost nothing."""
   leaves = jax.tree.leaves(_updater(subject, key)[0])
   return sum(int(np.size(leaf)) for leaf in leaves if not trees.is_key(leaf)) <= _SMALL
 
@@ -347,7 +349,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     state, kept, seen = carry
     gap, row, factor = inputs
     if gaps.any():
-      # Only the state of a skipped step is used, so XLA draws no noise there.
+      # Only the state of a skipped step is used, so XLA draws only noise that the state needs.
       state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)
     drawn, state = step(state)
     leaves = [drawn[i] for i in live]
