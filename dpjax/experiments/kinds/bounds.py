@@ -227,7 +227,7 @@ def _written(value: Any, name: str) -> None:
 
 
 def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
-  """Raises UserError for a momentum, an averaging weight or a penalty outside its range."""
+  """Raises UserError for a momentum, averaging weight, penalty or noise floor outside its range."""
   options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
   averaged = options("b1")

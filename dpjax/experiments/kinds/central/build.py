@@ -103,7 +103,7 @@ def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
   """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
 
   Args:
-    data: `dpjax.data.digest` of the training data, before canaries.
+    data: `dpjax.data.digest` of the training data, before canaries are inserted.
   """
   return run_keys_lib.derived(config.seed, digest(config), data)
 
@@ -222,7 +222,8 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
 def preprocessed(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """Returns loaded (train, test), centred and limited as the config says, without features."""
+  """Returns loaded (train, test). The config may centre both and limit `train`. Features are not
+  computed."""
   if config.data.center:
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
@@ -245,7 +246,8 @@ def load_resident(config: TrainConfig) -> tuple[Any, Any]:
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
-  """Returns the first `config.limit` examples, and declares that number.
+  """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
+  is unchanged.
 
   Neighbouring data sets are compared AFTER the limit, where removing a row leaves one row less.
   (Before the limit, removing a row would let another one in, so two rows would differ.) A limit
@@ -601,7 +603,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """Lowers a jitted step, on a batch of the run, for the devices of `parallel.made_for`."""
+  """Returns a jitted step, lowered on a batch of the run for the devices of `parallel.made_for`."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
