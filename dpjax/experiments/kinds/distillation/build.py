@@ -85,7 +85,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
 
   def read_digest() -> bytes:
     if config.method == "joint":
-      # The student of "joint" reads no pool, so its run does not depend on public data.
+      # The student of "joint" reads no pool, so its training does not depend on public data.
       return data_lib.digest(read()[0])
     return public_pool.digest(config, *read())
 

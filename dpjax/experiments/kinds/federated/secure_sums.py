@@ -103,8 +103,8 @@ class SharesForServers(PairwiseMasks):
 class SharesForCommittee(PairwiseMasks):
   """`secure.sums.Committee`: some clients of each round add up the shares of the other clients.
 
-  In a simulated committee any member may fall silent. With `simulated=false`, a round with too few
-  members left is refused, and changes nothing.
+  In a simulated committee any number of members may fall silent. With `simulated=false`, a round
+  with too few members left is refused, and changes nothing.
 
   Args:
     num_members: number of members of the committee, drawn from the clients of each round.

@@ -19,7 +19,8 @@ from dpjax.validate import UserError
 def aggregator(path: str) -> federated.Aggregator:
   """Returns the aggregator that a user's function `make()` at `path` returns.
 
-  The aggregator never counts as private, even if it says so. Raises UserError for another result.
+  The aggregator never counts as private, even if it says so. Raises UserError if `make` returns
+  anything else.
   """
   field = "aggregator"
   built = names.call(path, field)
@@ -110,8 +111,8 @@ def algorithm(
   """Returns the algorithm that a user's function `make` at `path` returns.
 
   It is called as `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
-  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds message, clip, noise and server,
-  so the guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
+  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise and server, so the
+  guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
 
   Raises:
     UserError: `make` returns neither of the two, or a `FederatedAlgorithm` in a private run.

@@ -102,7 +102,8 @@ def worst_pair(
   """Returns the two records that are easiest to tell apart under independent noise.
 
   Without a clip, one record is all 0, and the other record is all 1. With a weighted L1 clip, each
-  record has norm at most `clip`, and the records are 1 on different features if possible.
+  record has norm at most `clip`, up to rounding. The records are 1 on different features if
+  possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]

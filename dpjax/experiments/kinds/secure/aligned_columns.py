@@ -54,7 +54,8 @@ def load_data(config: SecureConfig) -> Aligned:
   """Loads the data set, divides it between two parties, and aligns their rows.
 
   Raises:
-    UserError: no column is left for party b, or no user is held by both.
+    UserError: no column is left for party b, no user is held by both, or `task.feature_norm` is too
+      small (see `clipped_apart`).
   """
   rows = noisy_model.load_data(config)
   task = config.task

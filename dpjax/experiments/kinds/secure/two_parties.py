@@ -47,7 +47,8 @@ def load_data(config: SecureConfig) -> LabelledRows:
     with optional.needed():
       from sklearn import datasets
 
-    # Columns are standardised by mean and deviation of all rows. The last fifth is predicted.
+    # Columns are standardised by mean and deviation of all rows. Rows are shuffled, and the last
+    # fifth are test rows.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
