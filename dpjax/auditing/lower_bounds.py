@@ -59,8 +59,8 @@ _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 _GUESSES = 6
 # Number of values of k for a two-sided audit, which also guesses k canaries to be out.
 _TWO_SIDED = 5
-# Smallest k of a two-sided audit of at least 2 k canaries. Fewer guesses refute nothing at the
-# usual confidence.
+# Smallest k of a two-sided audit, unless it has fewer than 2 k canaries. Fewer guesses refute
+# nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -79,7 +79,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
 
   Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
   and the best one for discrete outputs. For independent trials the place of a score decides its
-  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses ids.
+  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses the
+  canary's number.
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -525,7 +526,7 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 
 
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
-  """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
+  """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and often far smaller.
 
   If k canaries were in, the test guesses the k largest scores to be in, and all others out. One
   guess is right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy
