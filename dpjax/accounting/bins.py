@@ -90,7 +90,8 @@ def balls_in_bins_event(
   largest = float(gram.diagonal().max())
   common = float(gram[far].max(initial=0.0))
   if spacing >= (strategy.bands or num_bins) or num_bins // spacing == 1:
-    # Either images of different bins share no row, so they are orthogonal, or only one bin is left.
+    # Either images of bins that are `spacing` apart share no row, so they are orthogonal, or only
+    # one bin is left.
     common = 0.0
   # Step 4 of the proof: a larger common part makes H larger, so the bound remains valid.
   common = min(largest, max(common, _LEAST * largest)) if common > 0 else 0.0

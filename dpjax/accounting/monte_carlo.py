@@ -12,9 +12,9 @@ a loss is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv
 at most b bands, the columns of one S share no row. So the sum over all S is computed step by step;
 its state is the step from which the example may take part again.
 
-The confidence: delta at epsilon is the mean of a variable in [0, 1]. If that mean is delta or
-more, N draws have a mean of at most m < delta with a chance of at most exp(-N kl(m, delta)), by
-Hoeffding's inequality.
+The confidence: the true delta at an epsilon is the mean of a variable in [0, 1]. If this mean is
+at least the requested delta, N draws have a mean of at most m < delta with a chance of at most
+exp(-N kl(m, delta)), by Hoeffding's inequality.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GRID = 1e-3 * 1.005 ** np.arange(2800)
 class MonteCarloEpsilon(NamedTuple):
   """An epsilon from simulated privacy losses. Wherever it is shown, say that it is simulated."""
 
-  estimate: float  # where the mean itself reaches delta: no guarantee at all
+  estimate: float  # least epsilon whose simulated delta is small enough: no guarantee
   upper: (
     float  # at least the true epsilon with probability `confidence` over the simulation
   )
@@ -70,8 +70,8 @@ def balls_in_bins_epsilon(
     num_samples: number of simulated losses in each direction (the example added, or removed).
     confidence: least probability, over the simulation, that `upper` is a true upper bound.
 
-  The confidence is about the simulation only. Epsilons of a fixed grid are tested from the largest
-  down, until one fails, so the choice among them needs no correction.
+  The confidence is about the simulation only. The result is the same as if epsilons of a fixed grid
+  were tested from the largest down, until one fails. So the choice needs no correction.
 
   Raises:
     UserError: too few samples to certify delta at all: about log(2 / (1 - confidence)) / delta

@@ -125,7 +125,7 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def check_event(
   proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
 ) -> None:
-  """Raises UserError, with the sampler's name, if an event has no proof under the relation.
+  """Raises UserError, naming the sampler, unless its event is proved by relation and accountant.
 
   Args:
     proof: the sampler's row of the table of proofs.
