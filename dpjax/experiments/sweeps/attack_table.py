@@ -87,7 +87,7 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
 
 @bounds.names_fields
 def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Runs `labelled.run_all`, and writes files beside sweep.json.
+  """Runs `labelled.run_all`, writes files beside sweep.json, and returns the rows.
 
   attacks.md and attacks.csv have one line for every method and defence. attacks.png shows ROC
   curves beside the lines that the guarantees allow, and how often other attacks succeed.

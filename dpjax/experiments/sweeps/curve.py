@@ -30,10 +30,10 @@ def sweep_report(
 ) -> None:
   """Writes `out_dir`/curve.csv and curve.png: the mean of y over seeds, at each x.
 
-  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. Runs
-  that guarantee no epsilon are drawn as a horizontal line, not at the epsilon in their config. A
-  run whose y is not finite (it diverged) is counted in the column `not_finite`, and left out of the
-  mean.
+  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. If x is
+  an epsilon, runs that guarantee none are drawn as a horizontal line, not at the epsilon in their
+  config. A run whose y is not finite (it diverged) is counted in the column `not_finite`, and left
+  out of the mean.
 
   Args:
     rows: one row for each finished run, with the keys `x`, `y` and `series`, and the keys of a

@@ -237,7 +237,7 @@ def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
-  the settings might have different costs."""
+  the settings might have different costs, or if a setting has an audit or no guarantee."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
