@@ -2,8 +2,8 @@
 
 A transform runs on empty sums for as many steps as the plan has. A sample of coordinates is kept
 of each step, and every value of a few steps. So noise that fades late, or repeats after a thousand
-steps, is found. Late steps are left out only for a large model in a long plan, if the transform's
-state is large, too.
+steps, is found for a model of any size. Only in a long plan whose transform has a large state, the
+late steps are left out.
 """
 
 from __future__ import annotations
