@@ -68,8 +68,8 @@ class Evidence:
     shadows: [S, n], log odds of S >= 2 shadow models.
     included: bool [S, n], which shadow was trained on which record.
 
-  Raises UserError for shapes that do not match (was the target asked about other records?), fewer
-  than two shadows, NaN or infinite scores, or a mask that is not bool.
+  Raises UserError for shapes that do not match (was the target asked about other records?), or a
+  mask that is not bool. It is also raised for fewer than two shadows, and NaN or infinite scores.
 
   >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
   (2, 2)

@@ -140,8 +140,8 @@ def train_shadows(
       name whenever you change one of them.
     progress: function that is called with numbers of shadows (done, total) after each group.
 
-  Raises UserError for masks that do not fit, an empty row, a signal of another shape or not finite
-  (a shadow that diverged), or a file that cannot be read.
+  Raises UserError for masks that do not fit, an empty row, or a file that cannot be read. It is
+  also raised for a signal of another shape, or not finite (a shadow that diverged).
   """
   train = shadow_models(
     records,
