@@ -8,18 +8,18 @@ Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
 gives C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
 
-The table shows what each example adds to both queries. C is the first norm, and s_t = C_t / C:
+The table shows what each example adds to both queries. C is the first clip norm, and s_t = C_t / C:
 
 | query            | one example's term           | norm at most | noise          |
 | ---------------- | ---------------------------- | ------------ | -------------- |
 | gradient / s_t   | clip(g / s_t, C)             | C            | z_sum C        |
 | centred count    | 1[norm <= C_t] - 1/2         | 1/2          | count_noise_std|
 
-Both are released together, as one vector, in which each is divided by its noise. One example moves
-this vector by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
-paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double,
-and so does the vector: the accountant's usual conversion covers this. Under replace_special
-the empty record adds nothing to either query, as padding does.
+Both are released together, as one vector. In it each query is divided by the std of its noise. One
+example moves this vector by at most 1 / z, z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of
+the paper). That ONE Gaussian mechanism is the step's event. Under replace_one a record may move
+each query, and so the vector, twice as far: the accountant's usual conversion covers this. Under
+replace_special the empty record adds nothing to either query, as padding does.
 
 Norms are compared with the same C_t that clips. The noise of the sum is proportional to C_t. The
 count is divided by the public expected batch size. C_t is a function of private outputs, so it may
@@ -199,8 +199,8 @@ def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
 
 
 def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """Returns the number of rows within the clip norm, minus half of all rows, []. Counts of parts
-  of a batch add up to that of the batch, exactly for fewer than 2^23 rows."""
+  """Returns the number of examples within the clip norm, minus half the number of examples, [].
+  Counts of parts of a batch add up to that of the batch, exactly for fewer than 2^23 rows."""
   return _count(summed, rows_that_count(summed, mask))
 
 
