@@ -52,7 +52,7 @@ from dpjax.validate import UserError
 _LARGEST = 200.0
 # Thresholds lie among the scores outside, at equal steps of their normal quantiles. A ratio of
 # rates needs the extremes, so `_EXTREMES` thresholds run from the largest score to the smallest.
-# mu needs the region where neither rate is small, so its thresholds lie at `_MIDDLE`.
+# mu needs the region where neither rate is small, so its thresholds are `_MIDDLE` quantiles.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 # Number of values of k that a one-sided audit of one run tries: it guesses k canaries to be in.
@@ -450,10 +450,10 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   the pooled variance of n + m - 2 degrees of freedom. T is noncentral t with noncentrality
   (d / s) sqrt(n m / (n + m)), and its upper tail grows with the noncentrality. So the largest mu
   whose tail beyond T is at most 1 - confidence exceeds d / s with probability at most
-  1 - confidence, whatever the coins. A score is a function of what was released: N(a, s^2) for a canary
-  that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is at least
-  that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least `epsilon_from_mu(d / s,
-  delta)`. There is one test, so no correction.
+  1 - confidence, whatever the coins. A score is a function of what was released: N(a, s^2) for a
+  canary that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is
+  at least that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least
+  `epsilon_from_mu(d / s, delta)`. There is one test, so no correction.
 
   Unlike the other bounds it reads the values, not only their order. Infinite scores, and fewer
   than three scores, give 0: nothing is proved.
