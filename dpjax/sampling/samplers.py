@@ -176,8 +176,8 @@ class Sampler(abc.ABC):
     del num_examples
     if not cls.takes_whole_passes:
       return prob
-    # A longer pass takes each example less often, so its length is rounded up. A pass that is whole up
-    # to rounding errors is kept.
+    # A longer pass takes each example less often, so its length is rounded up. A pass that is
+    # whole up to rounding errors is kept.
     whole = whole_passes(prob, times)
     return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
 
