@@ -37,7 +37,7 @@ def fed_avg(
   memory: Callable[[Params], Any] | None = None,
   **local: Any,
 ) -> FederatedAlgorithm:
-  """Federated averaging (McMahan et al. 2017), on differences.
+  """Federated averaging (McMahan et al. 2017): the mean of the differences w_local - w_server.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
