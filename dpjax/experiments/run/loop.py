@@ -123,7 +123,8 @@ def run(
       bit, on the same machine, software and execution.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
-    on_save: function that is called with each step that is saved, or from which a run resumes.
+    on_save: function that is called with the number of each saved step, and with the number of the
+      step from which a run resumes.
 
   Returns:
     Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events,
@@ -134,7 +135,8 @@ def run(
     UserError: a wrong config, missing data, a workdir of another config or of other data, a
       workdir in which another process runs, an overspent budget, a full disk, or processes whose
       data differ; in each case nothing is overwritten.
-    Interrupted: SIGINT, SIGTERM or SIGHUP arrived in one of the processes; the state is saved.
+    Interrupted: SIGINT, SIGTERM or SIGHUP arrived before the last step, in one of the processes;
+      the state is saved.
     PeerLost: another process of this run has ended.
   """
   with fields.own_names(job_lib.checked(job).config):
@@ -312,7 +314,8 @@ def _carried_out(
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-  """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not end in the middle of a step.
+  """Collects SIGINT, SIGTERM and SIGHUP in a list, which it yields. So the run does not end in the
+  middle of a step.
 
   An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal. A signal during the
   last step stops nothing in the block. It is raised again after the block if more than this

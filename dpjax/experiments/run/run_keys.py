@@ -61,8 +61,8 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
   """Returns 32 public bytes that identify a config and the code that carries it out
   (`dpjax.run_code`).
 
-  Edited code, of the user or of dpjax, and another version of JAX give another digest: with the
-  same noise, the difference of two runs would be the difference of their exact sums.
+  Edited code, of the user or of dpjax, and another version of JAX give another digest, and so other
+  noise. With the same noise, the difference of two runs would be that of their exact sums.
 
   Args:
     kind: kind of run.

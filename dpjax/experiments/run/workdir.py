@@ -110,7 +110,7 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
       for name in (checkpoint.FOLDER, writers.EVENTS):
         shutil.rmtree(workdir / name, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
-        # A file system that refuses writes refuses deletions, too.
+        # A file system that refuses writes may refuse deletions, too.
         with contextlib.suppress(OSError):
           (workdir / name).unlink(missing_ok=True)
     raise
