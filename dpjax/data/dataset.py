@@ -125,8 +125,9 @@ class Dataset:
   num_classes: int
   split: str  # "train" | "test"
   vocab_size: int | None = None  # number of token ids; None: unknown, or no tokens
-  # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
-  # and contributes zero (replace_special). `Plan.batches` masks such rows. None: all are present.
+  # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn, and
+  # contributes zero (relation replace_special). `Plan.batches` masks such rows. None: all are
+  # present.
   present: np.ndarray | None = None
   # The declared number of examples: a constant that does not follow from the rows, so
   # adding or removing a row does not change it. None: nothing is declared.
@@ -178,7 +179,7 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """Returns the rows at `indices` (numbers, a slice or a mask), in the order of `indices`.
+    """Returns the rows at `indices` (integers, a slice or a mask), in the order of `indices`.
 
     The result keeps `nominal_size`, so that a data set with one row less has the same plan. If the
     result is used as a separate data set, declare its size: `part.declared(100)`.
@@ -225,7 +226,7 @@ class Dataset:
   def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
     """Returns a copy with row i of `by` at `indices[i]`, and with the `num_classes` of `by`.
 
-    The indices are distinct. Raises UserError if x is a dict of arrays.
+    The indices must be distinct. Raises UserError if x is a dict of arrays.
     """
     if self.in_columns:
       raise UserError("is a dict of arrays, whose rows cannot be replaced", field="x")
@@ -388,13 +389,14 @@ def from_arrays(
     x: inputs, of one of these kinds.
       Images: uint8 [n, H, W] or [n, H, W, C], divided by 255; a missing channel axis is added.
       Floats: finite [n, *features], cast to float32. Scale them yourself, by public constants.
-      Tokens: integers [n, T], cast to int32.
+      Tokens: integers [n, T] of any type but uint8, cast to int32.
       A dict of such arrays: a model gets a dict, and integers may have any shape [n, ...].
     y: integer labels [n] in [0, num_classes); for other kinds see `target`.
     num_classes: number of classes. It is public, and never counted from the labels.
     target: kind of y. None: classes. `Interval(lower, upper)`: numbers [n], which are clipped to
       these public bounds and scaled to [-1, 1]. `Labels(names)`: 0 and 1, [n, labels].
-    vocab_size: number of token ids: tokens must lie in [0, vocab_size). None: any id is allowed.
+    vocab_size: number of token ids: tokens must lie in [0, vocab_size). None: any id >= 0 is
+      allowed. It must be None if x is a dict.
     nominal_size: declared number of examples: a public constant near n, never counted from the
       rows. Under add-or-remove-one, where n is a secret, mechanisms use it in place of n.
 

@@ -171,7 +171,7 @@ def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[
 
 
 class _Source:
-  """Images read by place, as uint8 [k, height, width, channels]."""
+  """Source that reads images by place, as uint8 [k, height, width, channels]."""
 
   def __init__(self, path: pathlib.Path, names: list[str], declared: Images):
     self._path = path

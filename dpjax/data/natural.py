@@ -92,7 +92,7 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Returns ids as text in one normal form, so that two spellings of one id become equal.
+  """Returns ids as text in one normal form, so that all types and encodings of one id become equal.
 
   Raises UserError for an id that is empty, or neither text nor an integer.
 
@@ -164,7 +164,7 @@ def natural_federation(
   max_examples: int | None = None,
   declaration: tables.Declared = None,
 ) -> Pair:
-  """Loads (train, test) of data, with one client for each value of the field `client_id`.
+  """Loads (train, test), with one client for each value of the field `client_id`.
 
   Test clients need not be training clients.
 

@@ -41,9 +41,9 @@ _UNREADABLE = (
 
 
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-  """Returns a context that attributes errors inside it to `name=`, a file or a data set.
+  """Returns a context whose UserErrors are about `name=`, a file or a data set.
 
-  An error about `num_classes` is not changed: the caller's argument is wrong or missing.
+  A UserError about `num_classes` is not changed: the caller's argument is wrong or missing.
   """
   return about("name", name, but=("num_classes",))
 

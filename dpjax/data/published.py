@@ -106,8 +106,8 @@ def as_published_test(test: Any, name: str) -> Any:
   Parts of a marked data set have no mark.
 
   Args:
-    name: name as in `data.load`, such as "mnist:3.0.1". Without a row in `PUBLISHED`, no mark is
-      set.
+    name: name as in `data.load`, such as "mnist:3.0.1". If it has no row in `PUBLISHED`, no
+      mark is set.
   """
   if name.partition(":")[0] in PUBLISHED:
     # The mark is no field: `replace` makes other data, and must drop the mark.

@@ -38,7 +38,7 @@ PUBLIC_PLAYS = (
 )
 # Number of tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
-# Number of lines in an example of roles. Shorter roles are padded. The number is public.
+# Number of lines in an example of roles. Longer roles are cut, shorter ones are padded.
 MOST_LINES = 16
 _TEST_SHARE = 0.2
 

@@ -90,7 +90,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
     wanted: function that chooses the columns to read.
 
   Raises:
-    UserError: a column that is no list of plain cells, or columns of different lengths.
+    UserError: a column that is no list of text, numbers or booleans; columns of different lengths.
   """
   names = [str(name) for name in columns]
   held = dict(zip(names, columns.values()))
@@ -259,7 +259,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # The errors of PyArrow are of these kinds.
+  # PyArrow raises errors of both types for damaged files.
   except (arrow.ArrowException, OSError) as error:
     reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error

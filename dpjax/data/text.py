@@ -32,7 +32,8 @@ def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
   """Encodes texts as UTF-8 bytes, int32 tokens [n, max_length]: cut at the end, padded with 0.
 
   The vocabulary of bytes reveals nothing about the texts. The vocabulary of a tokenizer that was
-  trained on private text reveals parts of it, so the training would have to be accounted for.
+  trained on private text reveals parts of this text, so the tokenizer's training would have to be
+  accounted for.
 
   >>> encode_text(["hi", "hello"], max_length=4)
   array([[104, 105,   0,   0],

@@ -156,7 +156,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
-  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance 1.
+  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance <= 1.
 
   Args:
     centred: float64 array [n, p] of mean 0.

@@ -29,6 +29,7 @@ def group_standardize(
 
   This is GroupNorm without learnt scale or offset: [B, h, w, C] -> [B, h, w, C]. A group is
   C / num_groups consecutive channels at all positions. num_groups=None leaves x as it is.
+  `epsilon` is added to the variance before its square root.
 
   Raises:
     UserError: num_groups does not divide C.

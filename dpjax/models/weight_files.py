@@ -103,7 +103,8 @@ def content_of(path: str | os.PathLike[str], label: str) -> bytes:
   """Reads a whole file of weights.
 
   Raises:
-    UserError: the file is missing, is a pipe or a device, or is larger than the machine's memory.
+    UserError: the file is missing, is a folder, a pipe or a device, or is larger than the machine's
+      memory.
   """
   no_pipe(path, label)
   memory = allocator.machine_memory()
