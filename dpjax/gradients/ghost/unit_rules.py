@@ -147,8 +147,8 @@ def _over_examples(
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Returns operands and cotangents of these units' sites, and the axis of examples at each
-  site.""" sites = [site for unit in units for site in unit.sites]
+  """Returns operands and cotangents of these units' sites, and the axis of examples for each."""
+  sites = [site for unit in units for site in unit.sites]
 
   def pick(arrays):
     return {site.index: arrays[site.index] for site in sites}
