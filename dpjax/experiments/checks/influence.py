@@ -210,7 +210,7 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 
 def one_term(subject: Subject) -> Row:
-  """Tests that each example alone contributes its gradient, shortened as the rule's paper says, and
+  """Tests that each example alone contributes its gradient, scaled as the rule's paper says, and
   never longer than the clip norm."""
   bounds = subject.plan.l2_clip_norm
   off = []

@@ -78,8 +78,8 @@ class FinalModels:
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains the models, writes `out`/final_model.json and returns its content.
 
-  Raises UserError for a data set without images of classes, or with too few records; a folder that
-  cannot be written, or that holds the result of other settings or versions.
+  Raises UserError for a data set without images of classes, or with too few records. Raises it also
+  for a folder that cannot be written, or that holds the result of other settings or versions.
   """
   started = time.perf_counter()
   folder = pathlib.Path(out)

@@ -44,10 +44,11 @@ _LONG = 20_000
 _WHOLE = 50_000
 # Number of values whose tails are counted, enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000
-_AT_ONCE = 2_000_000  # of them in memory
+_AT_ONCE = 2_000_000  # number of these values in memory at a time, unless one step has more
 # Values beyond these numbers of standard deviations are counted, below and above 0.
 THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)
-_COMPARED = 200_000_000  # values of all pairs of blocks
+# Limit on pairs of blocks x values of a block. 2,000 values of a block are compared even above it.
+_COMPARED = 200_000_000
 
 
 class Record(NamedTuple):
@@ -74,7 +75,7 @@ class Tails(NamedTuple):
   """Counts, extremes and sums of powers of noise values in standard deviations, over many runs of
   the plan and all leaves."""
 
-  count: int  # values
+  count: int  # number of values
   lowest: float
   highest: float
   beyond: np.ndarray  # [2, len(THRESHOLDS)] values below -threshold, and above it
