@@ -249,7 +249,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
 
   Args:
     name: name of the field that holds `num_steps`.
-    num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest number.
+    num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest accepted one.
     privacy: settings with the method and noise levels.
   """
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))

@@ -161,8 +161,8 @@ class _Inversion(AttackSettings):
   section: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # Fields that an inversion does not read: they decide how a round is computed, or what the server
-  # does with messages that it has seen.
+  # Fields that change no inversion: they decide how a round is computed, or what the server does
+  # with messages that it has seen.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",

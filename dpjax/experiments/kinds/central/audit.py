@@ -78,7 +78,7 @@ def loss(
 
   Args:
     make: function (apply) -> loss of one example.
-    apply: the model, as a function of parameters without parameters for canaries.
+    apply: function (params, x) -> outputs of the model; its `params` hold none for canaries.
   """
   if not in_gradients(config):
     return make(apply)

@@ -88,8 +88,8 @@ class OnData(Config, Protocol):
 def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of all fields of the config that decide what the run computes.
 
-  It leaves out locations of data, devices and the writer, so that a run can be repeated on another
-  machine. It also leaves out an audit that is switched off.
+  It leaves out the devices, the writer, and where the data lie, so that a run can be repeated on
+  another machine. It also leaves out an audit that is switched off.
   """
   fields = config_names.without_places(to_dict(config))
   for name in config.where:
@@ -241,7 +241,7 @@ def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, An
 
 
 def load_resident(config: TrainConfig) -> tuple[Any, Any]:
-  """Loads data into memory, for code that needs all examples at once."""
+  """Returns (train, test) in memory, for code that needs all examples at once."""
   return load_data(dataclasses.replace(config, resident=True))
 
 
@@ -275,8 +275,8 @@ def init_params(
   """Returns the parameters `model.init(key, first)`.
 
   Raises:
-    UserError: `model.init` raises an error of any type, since modules check their options only when
-      they are first applied. Or the parameters exceed the memory of this machine.
+    UserError: `model.init` raises any error (modules check their options only when they are first
+      applied), or the parameters exceed the memory of this machine.
   """
   try:
     with bounds.of_model(config):

@@ -175,7 +175,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class FtrlConfig(WithChoices):
-  """Correlation of the noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
+  """Sampler and correlated noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
 
   sampler: Annotated[
     str,

@@ -311,8 +311,8 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Returns two functions: "wrap", of a client, and "memory" (see `client_of`). The wrapper adds
-  the client's noise, then compresses, which is post-processing."""
+  """Returns two functions: "wrap" wraps a client, and "memory" is that of `client_of`. The wrapper
+  adds the client's noise, then compresses, which is post-processing."""
   # Without feedback, "top_k" would never send a coordinate that is always small.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()

@@ -27,7 +27,8 @@ from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
 # claim is refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right,
-# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. Guesses may be dependent.
+# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. It allows for guesses that
+# depend on each other.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {

@@ -72,7 +72,7 @@ class SharesAmongClients:
     return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError if every round would be refused; this protocol has no such settings."""
+    """Does nothing here. Protocols that need larger rounds raise UserError for smaller ones."""
 
   def dropout(self, seed: int) -> secure.Dropout:
     """Returns the simulation that decides which clients drop out of a round."""

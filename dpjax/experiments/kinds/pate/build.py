@@ -137,7 +137,7 @@ def _votes_phase(
 
   @functools.cache
   def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Returns (features, part of each record, queries), computed once for the first teachers."""
+    """Returns (private features, part of each record, queries). They are computed only once."""
     if config.neighboring_relation == "add_or_remove_one":
       parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
     else:

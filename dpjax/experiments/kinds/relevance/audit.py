@@ -121,8 +121,8 @@ def worst_pair(
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  """Returns the bound of U1. Both records get the method's noise many times, and the likelihood
-  ratio tells them apart."""
+  """Returns the bound of U1. The records of `worst_pair` get the method's noise many times, and the
+  likelihood ratio tells them apart."""
   noise = outcome.noise
   n = config.audit.num_trials
   pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))

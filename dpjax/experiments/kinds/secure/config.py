@@ -279,7 +279,7 @@ def check(config: SecureConfig) -> None:
 def _unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns {field that this computation does not read: condition under which it would be read}.
 
-  Unread fields that `unused.of_training` finds in `train` are left out.
+  Fields that `unused.of_training` finds in `train` are left out.
   """
   task = config.task
   other = {section: what for section, what in _SECTIONS.items() if section != task.reads}
@@ -294,7 +294,7 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
 def unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns {field that one computation does not read: condition under which it would be read}.
 
-  If it reads `train`, unread fields that `unused.of_training` finds there are included.
+  If the computation reads `train`, fields that `unused.of_training` finds there are included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
   ['protocol', 'train']
