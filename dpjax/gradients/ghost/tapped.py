@@ -226,7 +226,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
       entering = [*values[:first_carry], *unknown, *sliced]
     return _collect(step.inner, entering, params_at)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
-    # The step depends on data, or is a print, which has no result.
+    # The step depends on data, or has no result, such as a print.
     return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
 

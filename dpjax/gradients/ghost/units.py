@@ -124,8 +124,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
-    # Sums and products with a broadcast parameter fuse with the sum over positions. Where
-    # the general rule forms large intermediates instead, a loop may pay.
+    # Sums and products with a broadcast parameter fuse with the sum over positions. Other
+    # equations may form large intermediate arrays, and then a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
     cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
     # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
@@ -186,7 +186,7 @@ def _mergeable(sites, forms) -> bool:
 
 
 def _same_blocks(sites, forms) -> bool:
-  """Returns whether rows at all sites are in blocks of one leaf, with the same sides."""
+  """Returns whether rows at all sites are in blocks of the same leaf, with the same sides."""
   first = forms[0]
   sides = (first.blocks, first.width, first.left_dims, first.right_dims)
   return all(
