@@ -42,7 +42,7 @@ def sweep_report(
     x: key of the x values. The axis is logarithmic if the key ends in "epsilon", or if all values
       are positive and span a factor of 50. If a value is infinite, the values are drawn side by
       side, without a scale.
-    y: key of a number in the result. A diverged run has None or "inf", as JSON holds them.
+    y: key of a number in the result. A diverged run has None or "inf", for NaN or infinity.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the picture's key. A reference at
       epsilon 0 is a model that saw no private data, drawn as a horizontal line.

@@ -32,7 +32,8 @@ _WHOLE = (3.0, 2.5)
 # best accuracy is at least _CROWDED, and the largest error is at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
-# The x axis is logarithmic if the largest x is at least this many times the smallest x.
+# An axis of epsilon is logarithmic. Another x axis is so if all x are positive, and the largest x
+# is at least this many times the smallest x.
 _WIDE = 50
 
 

@@ -225,7 +225,7 @@ def _check_arguments(folders: Sequence[str], public_data: str, metric: str) -> N
 
 
 def _rows_in(folder: str) -> list[Row]:
-  """Returns `_rows`, and turns the errors of a damaged file into one line."""
+  """Returns the result of `_rows`, and turns the errors of a damaged file into one line."""
   try:
     return _rows(pathlib.Path(folder))
   except UserError:
