@@ -128,7 +128,7 @@ def balls_in_bins_proved(
   """
   validate.integer_at_least(1, num_bins=num_bins)
   spacings = {1 << power for power in range(num_bins.bit_length())}
-  # With a spacing of at least the number of bands the images are orthogonal: no part is common.
+  # Images of bins that are at least the number of bands apart are orthogonal: no part is common.
   spacings |= {min(strategy.bands or 1, num_bins)}
   # Several spacings can give the same event, which is then accounted only once.
   events = {

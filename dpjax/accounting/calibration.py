@@ -298,7 +298,7 @@ def _least_guided(
   )
   if start is not None:
     return search(cost, start=start, target=target, tol=tol)
-  # RDP cannot account for the event. Loss distributions can, and are quicker on a coarse grid.
+  # RDP cannot account for the event. Loss distributions may, and are quicker on a coarse grid.
   coarse = cost_by(_COARSE)
   aim = target
   start = 1.0

@@ -236,8 +236,8 @@ class Ledger:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-    """Returns the ledger that `to_json` wrote; raises UserError if it is malformed, or repeats or
-    omits a step.
+    """Returns the ledger that `to_json` wrote; raises UserError if `data` are malformed, or
+    repeat or omit a step.
 
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())
@@ -263,7 +263,7 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
   first = charge.first_step
   index = _last_of_key(charges, key)
   if index is None:
-    # A new key starts at step 0, or where a charge ended: there a resumed run may have stopped.
+    # A new key starts at step 0, or where a charge ended: a run that stopped there may go on.
     allowed = {0, *(earlier.next_step for earlier in charges)}
     if first not in allowed:
       raise UserError(

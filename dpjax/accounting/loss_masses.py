@@ -79,7 +79,7 @@ def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
 
 
 def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution that has the masses which `masses_of` returns.
+  """Returns the privacy loss distribution with these masses, in the form of `masses_of`.
 
   It composes with distributions of the same interval.
 

@@ -32,7 +32,8 @@ from dpjax.validate import UserError, Verbatim
 # Largest min_sep or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
-# Largest count of random numbers drawn at a time, unless one run needs more. It bounds the memory.
+# Largest count of random numbers drawn at a time, unless one simulated run needs more. It bounds
+# the memory.
 _CHUNK = 4_000_000
 # Finite epsilons that may be returned, up to 1156. The grid must not depend on the draws: the
 # confidence holds for a fixed grid only.
@@ -111,7 +112,8 @@ def _certified(
 ) -> MonteCarloEpsilon:
   """Returns the certified epsilon from sorted losses in both directions."""
   number = len(losses[0])
-  # A simulated mean of at most `limit` < delta shows, with the confidence, that delta holds.
+  # A simulated mean of at most `limit` shows, with the confidence, that the true mean is below
+  # delta.
   limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
   return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
@@ -216,8 +218,8 @@ class _MinSep(NamedTuple):
     """Returns the log of the likelihood ratio, a sum over all sets of steps: [number].
 
     Each set is weighted by its chance. `waiting[t % min_sep]` holds the sum over sets after which
-    the example may take part again at step t. Columns of one set share no row, so factors of steps
-    multiply. With little noise a factor may exceed float64, so logarithms are added."""
+    the example may take part again at step t. Columns of one set share no row, so factors of its
+    steps multiply. With little noise a factor may exceed float64, so logarithms are added."""
     bands, steps = self.columns.shape
     # At sampling_prob 1 an example takes part whenever it may, so log(1 - sampling_prob) is -inf.
     with np.errstate(divide="ignore"):

@@ -99,6 +99,8 @@ def threshold_rdp(
 ) -> np.ndarray:
   """Bounds the Renyi divergence of the answer whether count + noise reaches a threshold.
 
+  Returns the bounds at `orders`, [len(orders)].
+
   Args:
     count: largest number of votes for one class; a neighbour's count differs by at most one.
     threshold: public number of votes.
@@ -224,7 +226,7 @@ def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
 
 
 def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
-  """Bounds the local sensitivity of one answer's cost (algorithm 3, proposition 13)."""
+  """Returns a bound on the local sensitivity of one answer's cost (algorithm 3, proposition 13)."""
   log_q0 = _log_q0(std, order)
   log_q1 = _moved(log_q0, std, num_classes, -1)
   if log_q1 <= log_q <= log_q0:

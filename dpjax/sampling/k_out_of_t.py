@@ -38,7 +38,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
   A pass that stops early costs as much as a whole pass. A smaller event would hold only if no
-  output decides when the pass stops. It would not be a sum of the costs of steps.
+  output decides when the pass stops, and would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: number t of steps of a pass.

@@ -300,7 +300,7 @@ class UnamplifiedSampler(Sampler):
   """A sampler that claims no amplification by its random choice of steps."""
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a step that contains the example."""
+    """Returns `inner`: a step that contains the example costs as much as without sampling."""
     return inner
 
 
@@ -324,7 +324,7 @@ class SizedSampler(Sampler):
 class PaddedSampler(Sampler):
   """Base class of samplers in which examples join a batch independently, each with chance `rate`.
 
-  Batches are padded to a field `capacity`. A draw above the capacity is never cut: it raises an
+  Batches are padded to `capacity` rows. A draw above the capacity is never cut: it raises an
   error. `dpjax.Plan` refuses to start unless delta covers the chance of this error.
   """
 

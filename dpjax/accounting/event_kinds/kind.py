@@ -117,7 +117,7 @@ class EventKind(Generic[Event]):
     return self.scheme, self.proof
 
   def repeated(self, part: Event) -> Iterable[DpEvent]:
-    """Returns the events that the part repeats; each of them needs a proof, too."""
+    """Returns the events that the part repeats, by default none. Each one needs a proof."""
     del part
     return ()
 
@@ -161,7 +161,7 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def largest_loss(self, part: Event) -> float:
-    """Returns roughly the largest loss on the grid: the loss at 10 standard deviations of noise."""
+    """Returns roughly the largest loss on the grid, such as that at 10 deviations of the noise."""
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
@@ -239,8 +239,8 @@ def register(*kinds: EventKind[Any]) -> None:
         )
     rows = kind.rows()
     if is_user_defined(kind):
-      # A kind that defines no scheme is not amplified. It has the scheme "none", whose row it must
-      # not change.
+      # A kind that defines no scheme has the scheme "none", for no amplification. It must not
+      # change the row of this scheme.
       rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
       taken = [
         scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
