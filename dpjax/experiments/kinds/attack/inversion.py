@@ -146,7 +146,8 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a view of a cohort: deals examples equally to its clients, and averages the messages.
+  """Returns a view of a cohort, which deals examples equally to the clients of the cohort and
+  averages their messages.
 
   Args:
     view: simulation of one client's message.

@@ -36,7 +36,7 @@ _DIGITS = 4
 
 
 class Bound(NamedTuple):
-  """Holds the result of an attack: a lower bound, which epsilon it bounds, and a description."""
+  """Holds the result of an attack: a lower bound, its kind of epsilon, and a description."""
 
   epsilon_lower: float
   target: str  # epsilon that is bounded: "total" | "features, local"
