@@ -51,8 +51,8 @@ _COUNT_SHARE = 1 / 20
 class AdaptingClip(gradients.Flat):
   """Base class of rules whose clip norm follows a private query, released with each step's sum.
 
-  Gradients are clipped flat to the current norm; the `Clip` states the first norm. A subclass
-  defines the query, the noise that covers query and sum, and how the norm changes.
+  Gradients are clipped flat to the current clip norm; the `Clip` states the first one. A subclass
+  defines the query, the noise that covers query and sum, and how the clip norm changes.
   """
 
   adapts: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class AdaptingClip(gradients.Flat):
     Args:
       scale: the current multiple, [].
       noisy: the noisy query / batch size.
-      clip: the `Clip` with the first norm.
+      clip: the `Clip` with the first clip norm.
     """
     raise NotImplementedError
 
@@ -109,13 +109,13 @@ def check_factors(min_factor: float, max_factor: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows a quantile of the gradients' norms.
+  """Rule of a `Clip` whose clip norm follows a quantile of the gradients' norms.
 
-  The `Clip` states the first norm. At each step gradients are clipped flat to the current norm.
+  The `Clip` states the first clip norm. At each step gradients are clipped flat to the current one.
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
-    learning_rate: learning rate of the geometric update; 0 keeps the norm.
+    learning_rate: learning rate of the geometric update; 0 keeps the clip norm.
     count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public number by which the count is divided; None for `normalize_by`.
@@ -275,7 +275,7 @@ def adaptive_clip_and_noise(
     # Sum and query get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    # Only the noisy query moves the norm, so the new norm is post-processing.
+    # Only the noisy query moves the clip norm, so the new one is post-processing.
     scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
     noisy_mean = trees.scale(noisy["sum"], state.scale / normalize_by)
