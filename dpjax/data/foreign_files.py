@@ -12,9 +12,7 @@ from dpjax.validate import UserError, first_line
 
 @contextlib.contextmanager
 def read_as(kind: str) -> Iterator[None]:
-  """Turns any error in the `with` block into a UserError of one line, "cannot be read as ...".
-
-  A UserError passes unchanged.
+  """Turns an error in the `with` block that is no UserError into a UserError of one line.
 
   Args:
     kind: words for the files, such as "a file of TensorFlow Federated".

@@ -174,7 +174,8 @@ def natural_federation(
       The path of an `.npz`, whose arrays "NAME_train" and "NAME_test" hold ids (NAME: `client_id`).
       The path of a table (.csv, .tsv or .parquet) with a column `client_id`.
       `package.module:name`: a function of no arguments that returns two `Federation`s.
-    data_dir, max_length, num_classes: as in `data.load`.
+    data_dir, max_length: as in `data.load`.
+    num_classes: number of classes, for an .npz or prepared data that do not declare it.
     client_id: name of the field; "" for a function.
     declaration: declaration of a table, as in `data.load`.
     max_examples: as in `by_client`, for each client in train and in test.

@@ -21,11 +21,11 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Largest number of characters of the list of names in an error.
 _MOST_NAMES = 80
 _NO_HEADER = (
-  MemoryError,  # it promises more than there is
+  MemoryError,  # the header promises more than there is
   OverflowError,
   TypeError,
   RecursionError,
-  SyntaxError,  # NumPy reads it as a literal of Python
+  SyntaxError,  # NumPy reads the header as a literal of Python
   tokenize.TokenError,
 )
 _UNREADABLE = (

@@ -64,8 +64,8 @@ def pfl_federation(
     num_classes: number of FLAIR's labels, public: 17 coarse ones, or 1,628 fine ones. It must
       equal the number of labels in the file. None for sentences.
     image_size: side of an image in pixels. It must divide the side in the file; each pixel is then
-      the mean of a square of pixels. None: the side in the file. If that is 256 pixels, all 345,879
-      images take 272 GB.
+      the mean of a square of pixels. None: the side in the file. If that is 256 pixels, the 345,879
+      training images take 272 GB.
     fine_grained: whether the labels are FLAIR's fine ones.
     test_split: split of the test data: "val", which pfl-research reports results for, or "test".
     max_examples: as in `data.by_client`, for each client in train and in test.

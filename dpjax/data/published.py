@@ -101,9 +101,7 @@ _TEST_OF = "_published_test_of"
 
 
 def as_published_test(test: Any, name: str) -> Any:
-  """Marks `test` as the test set of a published data set, and returns it.
-
-  Parts of a marked data set have no mark.
+  """Returns `test`, marked as a published data set's test set. Subsets of `test` have no mark.
 
   Args:
     name: name as in `data.load`, such as "mnist:3.0.1". If it has no row in `PUBLISHED`, no

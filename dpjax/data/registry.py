@@ -47,7 +47,7 @@ def load(
       - `package.module:name`, a user's function of no arguments that returns (train, test).
     data_dir: folder of prepared data; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets. A relative
       path in `name` begins in `data_dir`, or in the current folder if `data_dir` is None.
-    max_length: number of bytes kept of each text (padded with 0).
+    max_length: number of bytes kept of each text of prepared data (padded with 0).
     num_classes: number of classes, for data that do not declare it. For other data it must be None
       or the declared number. It is public, and never counted from the labels.
     num_examples: declared number of training examples (`nominal_size`), for data that do not
