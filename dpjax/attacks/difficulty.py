@@ -65,8 +65,8 @@ def quantile_regression(
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
   held_back = order[known.size // 2 :]
-  # Let n records be held back. If fpr * (n + 1) is whole, its float may be below it. The factor
-  # 1 + 1e-12 undoes this.
+  # Let n records be held back. If fpr * (n + 1) is a whole number, its float may be slightly
+  # smaller. The factor 1 + 1e-12 undoes this.
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(

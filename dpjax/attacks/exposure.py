@@ -215,7 +215,7 @@ def extrapolate(
 def _fitted(values: np.ndarray) -> tuple[float, float, float]:
   """Returns (shape, location, scale) of the skew-normal with the moments of `values`.
 
-  These are mean, variance and skewness, which is cut to at most .99 in size.
+  These are mean, variance and skewness; the skewness is cut to [-.99, .99].
   """
   skewness = float(np.clip(stats.skew(values), -_MOST_SKEWED, _MOST_SKEWED))
   part = abs(skewness) ** (2 / 3)

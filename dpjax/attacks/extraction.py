@@ -209,7 +209,7 @@ def extraction_curve(
   num_queries: Sequence[int],
   seed: int,
 ) -> list[Agreement]:
-  """Returns the fidelity for each of `num_queries`: so many first rows of `queries` are asked.
+  """Returns the fidelity of a copy from the first n rows of `queries`, for each n of `num_queries`.
 
   Args:
     target: the attacker's access to the model, `ask(...)`.

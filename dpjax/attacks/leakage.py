@@ -173,7 +173,7 @@ def recovered_leakage(
 def _centred(rows: np.ndarray) -> np.ndarray:
   """Returns U-centred distances [n, n] of rows (Székely, Rizzo 2014).
 
-  Products of two such matrices sum to 0 on average if their rows are independent.
+  For two independent sets of rows, the products of these distances sum to 0 on average.
   """
   away = distance.squareform(distance.pdist(rows))
   n = len(rows)

@@ -167,8 +167,8 @@ def lira(
 
   Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out), where t is the target's log
   odds. m and s are median and standard deviation over the shadows that held a record (in), or that
-  did not (out). Offline the score is
-  (t - m_out) / s_out, which orders records as the paper's one-sided 1 - P(Z > t) does.
+  did not (out). Offline the score is (t - m_out) / s_out, which orders records as the paper's
+  one-sided 1 - P(Z > t) does.
 
   Args:
     offline: whether to use only shadows that did not hold a record.

@@ -105,9 +105,9 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Returns the numbers of a leaf: [n, features].
+  """Returns the numbers of a leaf that the adversary sees: [n, features].
 
-  Of a leaf with `_MANY` numbers or more, it shows the first two, and the log of the others' spread.
+  For `_MANY` numbers or more, these are the first two, and the log of the others' spread.
   """
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:

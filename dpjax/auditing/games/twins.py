@@ -186,7 +186,8 @@ class BrokenMechanism:
 
   Args:
     kind: class of mechanisms.
-    name: name of the mechanism, which decides what its data are; "" for the answer to a query.
+    name: name of the mechanism. If it is not in `_OF_RECORDS` or `_OF_SHARDS`, such as "", the data
+      are the answer to a query.
     plant: the fault.
     settings: settings of the honest mechanism.
 
