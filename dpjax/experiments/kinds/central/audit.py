@@ -78,7 +78,7 @@ def loss(
 
   Args:
     make: function (apply) -> loss of one example.
-    apply: function (params, x) -> outputs of the model; its `params` hold none for canaries.
+    apply: function (params, x) -> outputs; `params` are those of the model alone.
   """
   if not in_gradients(config):
     return make(apply)

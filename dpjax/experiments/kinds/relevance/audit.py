@@ -36,7 +36,7 @@ _DIGITS = 4
 
 
 class Bound(NamedTuple):
-  """Holds the result of an attack: a lower bound, its kind of epsilon, and a description."""
+  """Holds an attack's result: a lower bound, the name of the bounded epsilon, a description."""
 
   epsilon_lower: float
   target: str  # epsilon that is bounded: "total" | "features, local"
