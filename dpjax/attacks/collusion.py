@@ -202,7 +202,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     )
     # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
-    # A message with some NaN or infinity is neither an attacker's mark nor an honest message.
+    # Any other message with NaN or infinity is neither an attacker's mark nor an honest message.
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
     # Rows that do not count are set to 0, since NaN times a weight of 0 is still NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
