@@ -165,7 +165,7 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
 
 
 def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
-  """Evaluates an equation on the values of all its operands, in order, literals included."""
+  """Returns the results of an equation at the values of all its operands, literals included."""
   known = named(eqn, values)
   return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
 
@@ -176,7 +176,7 @@ def evaluated(
   values: Sequence[Any],
   step: Callable[[Eqn, list[Any]], Sequence[Any]] = results_of,
 ) -> list[Any]:
-  """Evaluates a jaxpr, equation by equation.
+  """Returns the results of a jaxpr, evaluated equation by equation.
 
   Args:
     jaxpr: an open jaxpr.

@@ -124,7 +124,7 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def _plain(step: Step, values: list[Any], taps: Taps):
-  """Evaluates a plain equation, or a site."""
+  """Returns the results of a plain equation or a site, and no operands of inner sites."""
   del taps
   return equations.results_of(step.eqn, values), {}
 

@@ -1,10 +1,10 @@
 """Groups of leaves and sites that belong together, and the rule for their norm.
 
-Leaves that reach a common site form one *unit* with all their sites. A unit takes its norm from
-rows (`row_forms`) if each of its sites has a row form, and its leaf reaches them unchanged, up to
-rearrangement. Several leaves must be joined into one array and share a clip norm. Any other unit
-forms the per-example gradients of its leaves. It holds them for the sum, or frees them after their
-norm.
+Leaves that reach a common site form one *unit* with all their sites. A unit can take its norm
+from rows (`row_forms`) if each of its sites has a row form, in one layout, and its leaf reaches
+them unchanged, up to rearrangement. Several leaves must be joined into one array and share a clip
+norm. Any other unit forms the per-example gradients of its leaves. It holds them for the sum, or
+frees them after their norm.
 """
 
 from __future__ import annotations
