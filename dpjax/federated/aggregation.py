@@ -47,9 +47,8 @@ class Aggregator(NamedTuple):
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
   plan: Plan | None = None  # plan that draws the cohorts and sets the noise; None: unknown
-  check: Callable[..., Any] | None = (
-    None  # (messages, mask, weights): raises if too few count
-  )
+  # Function (messages, mask, weights) that raises UserError if too few messages count.
+  check: Callable[..., Any] | None = None
   # Function from a `MapClients` to one that sums in another way, such as by secure aggregation.
   through: Callable[..., Any] | None = None
 

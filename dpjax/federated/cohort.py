@@ -76,9 +76,8 @@ class Cohort(NamedTuple):
   ids: np.ndarray  # [C] int64, places in the federation
   num_examples: np.ndarray  # [C] int64, number of examples of each client
   batches: Sequence[LocalBatches]  # [C]
-  data: Any = (
-    None  # arrays [n, ...] that row numbers refer to; None: `batches` hold examples
-  )
+  # Arrays [n, ...] to which row numbers in `batches` refer; None if `batches` hold examples.
+  data: Any = None
   drawn: Drawn | None = None  # set by `cohorts`; None: made by hand
 
   @property

@@ -110,7 +110,7 @@ class SampleAndAggregateMean:
 
 @dataclasses.dataclass(frozen=True)
 class SampleAndAggregateVote:
-  """Releases the label with the largest number of shards' votes, by report-noisy-max as in PATE.
+  """Releases the label with the most votes of shards after noise, by report-noisy-max as in PATE.
 
   Guarantee: every released label is (epsilon, 0)-DP under replace_one. One shard moves at most two
   counts: one up by 1, another one down by 1.

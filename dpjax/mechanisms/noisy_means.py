@@ -48,7 +48,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 class NoisyMeans(abc.ABC):
   """Private statistics that are means of one or more vectors of each example.
 
-  Each kind of vector has a clip norm, public or a private median, and the clipped sum gets Gaussian
+  Each kind of vector has a clip norm, public or chosen privately, and the clipped sum gets Gaussian
   noise. A vector may depend on what was released before it. All releases together cost no more than
   ONE Gaussian sum with the noise multiplier that `event` states.
   """
@@ -193,7 +193,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   Binary randomised response dominates every such mechanism. Its trade-off function is piecewise
   linear with a corner at 1 / (1 + e^epsilon). At mu = -2 Phi^-1(1 / (1 + e^epsilon)) the Gaussian
   trade-off function G_mu, convex with G_mu(0) = 1 and G_mu(1) = 0, passes through that corner. So
-  G_mu lies below that of randomised response.
+  G_mu lies below the trade-off function of randomised response.
   Source: Liu, Sun, Kong and Jiang 2022, "Identification, amplification and measurement: a
   bridge to Gaussian differential privacy".
 

@@ -1,4 +1,4 @@
-"""Private linear map that makes features equally spread in all directions.
+"""Private linear map that scales down the directions in which features are spread most.
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
 clip norm of every gradient, and say little about the class. If these few directions are scaled
@@ -97,7 +97,7 @@ class Whitening(NoisyMeans):
       they are ninth deciles, since medians would cut off too much of the longest vectors.
     clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
       ones.
-    num_directions: number of coordinates whose covariance is released; at most P * C.
+    num_directions: number of coordinates whose covariance is released; P * C if that is smaller.
     floor_rank: rank of the variance that is the floor, counted from the largest one. Larger
       variances are scaled down to the floor. With fewer features than this rank, the floor is the
       smallest variance. It is never below the std of the noise on a variance.
@@ -141,7 +141,8 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep earlier releases constant. None stands for those of this call.
+    So a test of one sum can keep earlier releases constant. If `before` is None, earlier fields are
+    those of this call.
     """
     key = self.own_key(key)
     examples = _examples(x)
@@ -345,7 +346,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """Applies the map to one example, [..., C] -> same shape; all zeros if a result is not finite."""
+  """Applies the map to one example, [..., C] -> same shape; all zeros if an entry is not finite."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
   evened = turned.ravel() * known.scales

@@ -1,7 +1,7 @@
 """From random bits to noise: one pure function for each distribution, in float32 and float64.
 
 Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
-is exponential. u is read from its first bit that is not zero. Near 1, 1 - u is read in this way
+is exponential. u is read from its first word that is not zero. Near 1, 1 - u is read in this way
 instead. So tails reach further than with a uniform float, and E has the full resolution of its type
 at every size.
 

@@ -40,9 +40,8 @@ class ClientBlock(NamedTuple):
   n: np.ndarray  # number of examples of each client
   mask: np.ndarray  # False: no client
   batches: LocalBatches  # leaves [K, S, B, ...]
-  client_data: Any = (
-    None  # rows [K, R, ...] to which numbers in `batches` refer, if gathered
-  )
+  # Rows [K, R, ...] to which numbers in `batches` refer; None if no rows are gathered.
+  client_data: Any = None
 
 
 class ByteBudget(NamedTuple):

@@ -1,8 +1,8 @@
 """Strategies with banded C^{-1}: each step's noise is a sum of several white draws.
 
 The noise is y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k). No p_j is negative, and their sum is at
-most 1. A white draw is a function of key and step, so earlier draws are drawn again and none is
-kept.
+most 1. A white draw is a function of key and step, so earlier draws can be drawn again, and then
+none is kept.
 
 C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
 facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
@@ -14,8 +14,8 @@ facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 By 1. examples whose steps are cyclic are accounted exactly. By 2. so are those whose steps are at
 least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling
 is proved: columns of C never end, so all steps of an example share rows, and
-`accounting.amplified_costs` refuses it. Balls in bins have a proof that needs no band
-(`accounting.balls_in_bins_proved`).
+`accounting.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that needs no
+band (`accounting.balls_in_bins_proved`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MOST_BANDS = 4096
 # Largest total size of earlier noise that is kept by default. Up to this size, keeping noise is
 # cheaper than drawing it again.
 _KEPT_BYTES = 2**26
-# Largest number of draws, counted for each leaf, that are unrolled on an accelerator. Each takes
-# .2 s to compile.
+# Largest number of draws, bands times leaves, that are unrolled on an accelerator. Each takes .2 s
+# to compile.
 _UNROLLED = 128
 # Numbers of bands that `Bisr` tries if none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
