@@ -52,8 +52,8 @@ def aggregator(path: str) -> federated.Aggregator:
 def _client(
   users_client: federated.ClientAlgorithm, path: str
 ) -> federated.ClientAlgorithm:
-  """Wraps a user's client. Raises UserError if `step` changes the shapes of the state, or if
-  `finish` returns something else than (Sent, memory, ClientInfo)."""
+  """Returns a user's client with checks. They raise UserError if `step` changes the shapes of the
+  state, or if `finish` returns something else than (Sent, memory, ClientInfo)."""
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = users_client.step(received, local, *batch)
@@ -80,7 +80,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Wraps a user's whole algorithm. Raises UserError for wrong results of `init` or a round."""
+  """Returns a user's algorithm with checks. They raise UserError if `init` or a round is wrong."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)

@@ -219,7 +219,8 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 
 
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
-  """Trains again with canaries, each in by a fair coin, and scores the canaries by their loss.
+  """Returns the bound of U3 or U4. Trains again with canaries, each in by a fair coin, and scores
+  them by their loss.
 
   A paper's claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is
   tested under the relation that it is about.

@@ -199,7 +199,7 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
 
 
 def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
-  """Converts a method's guarantee into the form that every run uses."""
+  """Returns a method's guarantee in the form that every run uses."""
   return Guarantee(
     kind=privacy.kind,
     delta=privacy.delta,
