@@ -1,4 +1,4 @@
-"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of products is
+"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of successive products is
 planned.
 
 There are two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so
@@ -115,8 +115,8 @@ class Chain:
 class PublicKeys(NamedTuple):
   """Keys that a server needs to multiply and rotate.
 
-  Both keys are functions of the secret key, but hide it. There is no public key to encrypt by: the
-  holder of the secret key encrypts.
+  Both keys are functions of the secret key, but hide it. There is no public key to encrypt with:
+  the holder of the secret key encrypts.
   """
 
   relin: bytes
@@ -362,7 +362,7 @@ class SlotEvaluator:
 
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
-    """Reduces a sum of products by one level."""
+    """Relinearises and rescales a sum of products in place, and returns it: one level down."""
     # Relinearising and rescaling are slower than a product, so they run once for a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
@@ -376,7 +376,7 @@ class SlotEvaluator:
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Encodes plain numbers for `weighted` at that level, for repeated use."""
+    """Encodes plain numbers for `weighted` at `level`, for repeated use."""
     return self._coder.encode(values, level)
 
   @_one_line()
@@ -385,7 +385,7 @@ class SlotEvaluator:
     level down.
 
     If all numbers are zero, the result is the first ciphertext times 2^-scale_bits: SEAL refuses a
-    ciphertext that hides nothing.
+    ciphertext that hides nothing. Raises UserError if there are no pairs.
     """
     raw = first = None
     for cipher, values in pairs:

@@ -49,7 +49,7 @@ def train(
   batches: Iterable[Sequence[int] | np.ndarray],
   recipe: Recipe,
 ) -> list[Dense]:
-  """Trains as `secureml.train` does, but without rounding and truncation.
+  """Returns the network trained as by `secureml.train`, but without rounding and truncation.
 
   Args:
     x: [n, d_in].

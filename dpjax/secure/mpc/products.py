@@ -9,7 +9,9 @@ used once. Masks are as good as uniform if the keystream of ChaCha20 is. Shapes 
 | `matmul`          | 1      | m k + k n                         |
 | `truncate` masked | 1      | 1 per element                     |
 | `truncate` local  | 0      | none                              |
-| `add`; `scale`    | 0      | none; `scale` also truncates      |
+| `add`; `scale`    | 0      | none                              |
+
+A truncation after `multiply`, `matmul` or `scale` is counted in the rows of `truncate` alone.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def multiply(party: Party, x: Shares, y: Shares, *, truncated: bool = True) -> S
   Args:
     truncated: False if one factor is a whole number, such as a bit.
 
-  The product adds an error below 2^-f (masked) or 2^(1-f) (local) to that of the operands, if
-  |x y| < 2^(62-2f).
+  If |x y| < 2^(62-2f), the product adds an error below 2^-f (masked) or 2^(1-f) (local, unless the
+  truncation fails) to that of the operands.
   """
   if x.shape != y.shape:
     raise UserError(f"shapes {x.shape} and {y.shape} must be equal", field="multiply")

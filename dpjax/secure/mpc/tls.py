@@ -108,7 +108,7 @@ class Channel:
       raise Broken(error.reason) from error
 
   def read(self, most: int) -> bytes:
-    """Returns at most so many decrypted bytes; b"" if more bytes of the network are needed.
+    """Returns at most `most` decrypted bytes; b"" if more bytes of the network are needed.
 
     Raises:
       Broken: bytes were altered, repeated or left out, or the peer has ended the connection.
@@ -119,8 +119,8 @@ class Channel:
       return b""
     except ssl.SSLError as error:
       raise Broken(error.reason) from error
-    # Python returns nothing after the peer's last message. Whoever then waited for more would hold
-    # all that still comes.
+    # Python returns b"" once the peer has ended the connection. Here b"" means that more bytes are
+    # needed, so the caller would wait for more, and keep in memory whatever still comes.
     if not opened:
       raise Broken("ended")
     return opened

@@ -151,7 +151,7 @@ class LazyVectors(Mapping[int, np.ndarray]):
 
 
 class Reader:
-  """Looks up each vector once, in ascending order, and checks that all have one length and
+  """Looks up each vector once, in ascending order of ids, and checks that all have one length and
   type.
 
   The first vector is read by the constructor, since all must have its length. Vectors that were
