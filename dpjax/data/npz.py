@@ -41,7 +41,7 @@ _UNREADABLE = (
 
 
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-  """Returns a context whose UserErrors are about `name=`, a file or a data set.
+  """Returns a context that makes its UserErrors errors about `name=`, a file or a data set.
 
   A UserError about `num_classes` is not changed: the caller's argument is wrong or missing.
   """

@@ -45,7 +45,7 @@ def heterogeneity(histograms: np.ndarray) -> float:
 
   The distance lies in [0, 1 - smallest share of a class]; 0: all clients have the same shares.
   Each client that holds examples counts once, whatever its size. Small clients differ by chance,
-  so compare with the value of `iid` for as many clients.
+  so compare with the value of an `iid` partition into as many clients.
 
   Args:
     histograms: class counts of the clients, [clients, classes].

@@ -268,7 +268,7 @@ class File:
   def read(self, places: np.ndarray) -> np.ndarray:
     out = np.empty((len(places), *self.shape[1:]), self.dtype)
     bytes_of = out.reshape(-1).view(np.uint8).data
-    # Starts of the stretches of consecutive rows; each stretch is read at once.
+    # Starts of the stretches of consecutive rows; one read serves a stretch.
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     try:
       for first, last in zip(starts, [*starts[1:], len(places)]):

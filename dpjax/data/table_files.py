@@ -39,8 +39,8 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 class RowBlock(NamedTuple):
   """A block of consecutive rows, stored by column."""
 
-  # Cells [k] of each requested column, by name. Cells of a CSV file are text. Other cells are text,
-  # numbers, booleans, or None (no value).
+  # Cells [k] of each requested column, by name. Cells of a CSV file are text. Cells of a Parquet
+  # file or in memory are text, numbers, booleans, or None (no value).
   cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] first line of each row in a CSV file, else its number from 1
 
@@ -259,7 +259,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # PyArrow raises errors of both types for damaged files.
+  # PyArrow raises errors of these two types for damaged files.
   except (arrow.ArrowException, OSError) as error:
     reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error

@@ -31,9 +31,8 @@ def _as_bytes(text: str | bytes) -> bytes:
 def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
   """Encodes texts as UTF-8 bytes, int32 tokens [n, max_length]: cut at the end, padded with 0.
 
-  The vocabulary of bytes reveals nothing about the texts. The vocabulary of a tokenizer that was
-  trained on private text reveals parts of this text, so the tokenizer's training would have to be
-  accounted for.
+  The vocabulary of bytes reveals nothing about the texts. A tokenizer's vocabulary reveals parts of
+  the text that it was trained on. If that text is private, the training must be accounted for.
 
   >>> encode_text(["hi", "hello"], max_length=4)
   array([[104, 105,   0,   0],

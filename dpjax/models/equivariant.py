@@ -1,7 +1,7 @@
 """Convolutional networks that rotate and mirror with their images (Cohen & Welling 2016).
 
-A feature map of a group G of turns and mirrors has one channel for every feature and every
-element of G, [B, H, W, C * |G|], with the element varying fastest. All elements share a layer's
+A feature map of a group G of turns and mirrors is [B, H, W, C * |G|]. It has one channel for every
+feature and every element of G, with the element varying fastest. All elements share a layer's
 weights. So turning the image turns the maps and permutes their channels, up to rounding. There are
 fewer parameters with larger gradients, which suits noise (Hölzl et al. 2023, arXiv 2301.13104).
 """

@@ -122,7 +122,7 @@ def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
 
 
 def keystr(path: Sequence[Any]) -> str:
-  """Returns the name of the leaf at a path in params.npz: "value" for the empty path."""
+  """Returns the name that params.npz has for the leaf at a path; "value" for the empty path."""
   return jax.tree_util.keystr(tuple(path), simple=True, separator=_SEPARATOR) or _ALONE
 
 
