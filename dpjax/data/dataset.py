@@ -202,7 +202,7 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # Unlike `replace`, `copy` neither checks the rows again nor drops a known digest.
+    # Unlike `replace`, `copy` does not check the rows again, and keeps the digest of `computed`.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same
