@@ -1,7 +1,7 @@
 """Aggregation of a cohort's messages into one update: means, private means, client-side
 noise.
 
-An `Aggregator` is a pair of pure functions over stacked messages,
+An `Aggregator` has two pure functions, `init` for its state and
 `update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. An aggregator
 that needs only sums of messages also has `partial` and `finish`, the two halves of `update`.
 Messages can then be added up as clients finish, over blocks and over devices. `finish` draws the
@@ -35,8 +35,9 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """Rule that turns messages into one update. All its functions are pure and can be jitted.
+  """Rule that turns messages into one update.
 
+  `init`, `update`, `partial` and `finish` are pure and can be jitted; `check` and `through` cannot.
   If `private` is True, an algorithm releases only functions of the aggregator's output. It then
   refuses options that would release anything else (a realised count, a second mean).
   """

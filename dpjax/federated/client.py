@@ -1,6 +1,6 @@
 """The work of one client in a round, as three pure functions.
 
-`ClientAlgorithm(init, step, finish)` describes ONE client. The executors of `execution` run it
+`ClientAlgorithm(init, step, finish)` describes ONE client. The functions of `execution` run it
 for a cohort: in a Python loop, under vmap, shard_map or pmap, or over several processes. The result
 is the same to rounding. Steps that only pad a client's work are skipped or discarded, so a client
 without examples sends exactly zero.
@@ -122,8 +122,8 @@ def by_examples(num_examples: Array) -> Array:
 
 
 def capped(cap: int) -> Weighting:
-  """Weights a client by min(n_i, cap) / cap, in (0, 1]: the public rule of McMahan et al.
-  2018 (DP-FedAvg).
+  """Weights a client of n examples by min(n, cap) / cap, in (0, 1]: the public rule of McMahan et
+  al. 2018 (DP-FedAvg).
 
   >>> [float(capped(10)(n)) for n in (5, 10, 10**6)]
   [0.5, 1.0, 1.0]

@@ -193,7 +193,7 @@ def cohorts(
 
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
-      None, which an aggregator without a plan passes, is refused.
+      None, the plan of an aggregator without one, is refused.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:

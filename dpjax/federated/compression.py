@@ -260,7 +260,7 @@ def compressed(
     wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
     key = jax.random.fold_in(local.key, ROUNDING_KEY)
     decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
-    # A client of weight 0 must send exactly 0.
+    # A client of weight 0 must send exactly 0, also if it still holds what earlier codes left out.
     counts = sent.weight > 0
     decoded = jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), decoded)
     if error_feedback:

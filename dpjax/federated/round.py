@@ -207,8 +207,8 @@ def federated(
     server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (rounding, local noise). Each client of
       each round gets another key from it.
-    aggregator: rule for the mean message; `weighted_mean()` by default, `central(plan, noise_key)`
-      for user-level privacy.
+    aggregator: rule for the mean message. The default is `weighted_mean()`;
+      `central(plan, noise_key)` gives user-level privacy.
     map_clients: execution of the clients; `auto_clients()` by default.
     memory: `(params) -> state of ONE client before its first round`. States are kept as
       `ClientStates`, on the host, for clients that have taken part. Devices hold the states of one

@@ -47,7 +47,7 @@ def fed_opt(
   beta_2: float = 0.99,
   tau: float = 1e-3,
 ) -> optax.GradientTransformation:
-  """Returns a server optimizer of Reddi et al. 2021, algorithm 2, whose gradient is -D_t.
+  """Returns a server optimizer (Reddi et al. 2021, algorithm 2) that takes -D_t as its gradient.
 
   Args:
     name: "adam", "yogi" or "adagrad".

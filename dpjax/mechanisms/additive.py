@@ -24,7 +24,7 @@ from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
-# Below this many standard deviations the normal distribution function is 0 in float64.
+# Below this argument the normal distribution function is 0 in float64.
 _NO_MASS = -1e3
 # Bound on the rounding error of a sum of logarithms, relative to the sum of their absolute values.
 _ROUNDING = 4e-16

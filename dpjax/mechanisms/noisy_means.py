@@ -266,7 +266,7 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   """
   margin = 1 - _GRID * (rows.shape[1] + 64)
 
-  def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
+  def share(row: jax.Array) -> jax.Array:  # entries as shares of [-1, 1]
     norm = jnp.maximum(_norms(row), _TINY)
     clipped = row / norm * jnp.minimum(norm / clip_norm, margin)
     return jnp.clip((clipped + 1) / 2, 0.0, 1.0)

@@ -10,8 +10,8 @@ statistics of the data, whose cost the event includes:
   are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671, and SOAP, Vyas et
   al. 2024, arXiv:2409.11321);
 - the variance of each coordinate in that basis;
-- after scaling by these variances, the covariance of the largest coordinates (Analyze Gauss, Dwork
-  et al. 2014).
+- the covariance of the coordinates of most variance, after scaling by these variances (Analyze
+  Gauss, Dwork et al. 2014).
 
 Each statistic is a mean of one vector per example. The vectors are clipped, and their sum gets
 noise, as in `channel_statistics`.
@@ -58,7 +58,7 @@ class Spread(NamedTuple):
   channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
   positions: jax.Array  # [P (P + 1) / 2] second moments, summed over channels
   variances: jax.Array  # [P * C] of coordinates in the eigenvectors of these two matrices
-  covariance: jax.Array  # [M (M + 1) / 2] of the M largest coordinates, after scaling
+  covariance: jax.Array  # [M (M + 1) / 2] of the M coordinates of most variance, scaled
   clip_norms: jax.Array  # [5]: one for each of the fields above
   floor: jax.Array  # []: larger variances are scaled down to it; follows from `variances`
 
@@ -82,7 +82,7 @@ class _Map(NamedTuple):
   channels: Any = None  # [C, C], eigenvectors in columns
   positions: Any = None  # [P, P]
   scales: Any = None  # [P * C] in (0, 1]
-  largest: Any = None  # [M] coordinates
+  largest: Any = None  # [M] places of the coordinates of most variance
   root: Any = None  # [M, M] symmetric
 
 
@@ -346,7 +346,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """Applies the map to one example, [..., C] -> same shape; all zeros if an entry is not finite."""
+  """Applies the map to one example, [..., C] -> same shape; zeros if the result is not finite."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
   evened = turned.ravel() * known.scales

@@ -141,7 +141,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   Each probability is off by a factor of at most 1 + 2^-97.
 
   `jax.random.randint` is not used: in JAX 0.10 it is not uniform for spans above 2^16, where
-  2^32 mod span overflows. Its probabilities are up to span / 2^32 apart, which no epsilon covers.
+  2^32 mod span overflows. Its probabilities differ by up to span / 2^32, which no event covers.
 
   Args:
     words: `INTEGER_WORDS` arrays of uint32, the most significant first.

@@ -26,7 +26,7 @@ from dpjax.types import Array
 # within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
-# Iterations end when the residual of the certificate is at most this number, if not before.
+# Iterations end early when the residual of the certificate is at most this number.
 _TOLERANCE = 1e-4
 
 

@@ -101,7 +101,7 @@ def robust(
     )
     counts = counts_of(messages, mask, weights)
     combined, after = combine(clean, kept, counts)
-    # If too few messages are left, the update is NaN, since 0 would look like a valid update.
+    # If some messages are left, but too few, the update is NaN: 0 would look like a valid update.
     wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), combined), after

@@ -74,8 +74,8 @@ def fed_nova(
   Wang et al. 2020).
 
   Args:
-    steps: function from a number of local steps to ||a||_1; None for plain SGD,
-      `momentum_steps(m)` for momentum m.
+    steps: function from a number of local steps to ||a||_1. None is for plain SGD;
+      `momentum_steps(m)` is for SGD with momentum m.
     tau_eff: public constant that the mean direction is multiplied by; None for the weighted
       mean of the clients' ||a||_1, which clients then send, too.
 

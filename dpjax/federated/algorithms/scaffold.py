@@ -103,7 +103,7 @@ def scaffold(
 
   def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
     params, opt_state = inner.apply(params, state.opt_state, mean, size)
-    # If clients are sampled, the actual size is secret. A private run divides by a public number.
+    # If clients are sampled, the actual size is secret. A private run uses a public size instead.
     share = (size if expected_cohort is None else expected_cohort) / num_clients
     control = trees.add(state.control, trees.scale(mean["control"], share))
     return params, ScaffoldServer(opt_state, control)

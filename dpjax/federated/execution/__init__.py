@@ -1,7 +1,7 @@
 """Executions of a cohort: one client after another, many at once, or over devices.
 
 The same `ClientAlgorithm` under four executions with one result (to rounding). `process_clients`
-divides a cohort among processes, each of which uses one of them.
+divides a cohort among processes, each of which uses one of these executions.
 
 | execution           | what it is                                                 | good for   |
 | ------------------- | ---------------------------------------------------------- | ---------- |
@@ -11,11 +11,10 @@ divides a cohort among processes, each of which uses one of them.
 | `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
 | `pmap_clients`      | the same by `pmap`, which JAX only maintains               | several    |
 
-A single device holds the whole data set and takes batches from it. Each of
-several devices gets the rows of its own clients with each block. A block is padded and sent while
-the one before it runs.
+A single device holds the whole data set and takes batches from it. Each of several devices gets the
+rows of its own clients with each block. A block is padded and sent while the one before it runs.
 
-Contributions are summed as they are made. Memory holds two blocks, with one message per client IN
+Messages are summed as they are made. Memory holds two blocks, with one message per client IN
 A BLOCK, whatever the size of the cohort. Only an aggregator that needs all messages at once (such
 as a median) gets them stacked. If one client holds much more than the others, blocks are cut so
 that their padded bytes stay within a budget. The server's noise is never added here: the aggregator

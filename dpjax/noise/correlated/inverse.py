@@ -11,8 +11,8 @@ facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 2. If c_0 .. c_k fall, all c_t fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
    c_(t-j-1)), a sum of terms that are not positive, by induction.
 
-By 1. examples whose steps are cyclic are accounted exactly. By 2. so are those whose steps are at
-least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling
+By fact 1, examples whose steps are cyclic are accounted exactly. By fact 2, so are examples whose
+steps have a smallest distance (Kalinin and Lampert 2024, theorem 2). No amplification by sampling
 is proved: columns of C never end, so all steps of an example share rows, and
 `accounting.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that needs no
 band (`accounting.balls_in_bins_proved`).
@@ -449,7 +449,7 @@ class Bisr:
 
 @dataclasses.dataclass(frozen=True)
 class Bifr:
-  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the gamma with the least error.
+  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the best gamma for `objective`.
 
   >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
   (1.0, -0.5, -0.125)
@@ -509,7 +509,7 @@ class BandInvMf:
 
 @dataclasses.dataclass(frozen=True)
 class LambdaCgd:
-  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the decay with the least error.
+  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the best decay for `objective`.
 
   This is DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), with `decay` as its lambda.
 
