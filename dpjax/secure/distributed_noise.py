@@ -64,7 +64,7 @@ from dpjax.validate import UserError
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-# `fold_in` is compiled into one call, since it makes several calls otherwise.
+# `fold_in` is compiled into one program. Otherwise it runs several small ones.
 _fold_in = jax.jit(jax.random.fold_in)
 
 
@@ -126,8 +126,8 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=bits)
     validate.integer_at_least(1, min_survivors=min_survivors)
     validate.integer_at_least(min_survivors, max_clients=max_clients)
-    # Up to max_clients clients add shares that are sized for min_survivors, so there may be more
-    # noise than that of min_survivors.
+    # Up to max_clients clients add shares that are sized for min_survivors. So a sum may have more
+    # noise than min_survivors shares.
     most = noise_multiplier * math.sqrt(max_clients / min_survivors)
     scale = discrete.scale_for(
       l2_clip_norm=l2_clip_norm,

@@ -157,7 +157,7 @@ class Encoding:
       kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
-      # The product may be rounded above the weight, and then the mean would leave its range.
+      # The product may be rounded above the weight. The mean would then exceed `largest_value`.
       return _unsigned(jnp.clip(scaled, -limit, limit))
 
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))

@@ -141,7 +141,7 @@ def secure_mean(
   hides nothing. The mean is NOT differentially private.
 
   Raises:
-    UserError: an encoding wider than the protocol's modulus.
+    UserError: an encoding with more bits than the protocol's modulus.
 
   >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
   >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
@@ -222,7 +222,7 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the way in which the inner execution adds the integers itself.
+  """Returns the `Way` in which the inner execution adds the integers itself.
 
   The protocol is only asked for its cost and its refusals.
   """
@@ -239,7 +239,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
 
 
 def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the way in which each client's message passes through the protocol."""
+  """Returns the `Way` in which each client's message passes through the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:

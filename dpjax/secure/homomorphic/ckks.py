@@ -7,7 +7,7 @@ publishes: it adds, multiplies and rotates, and holds no secret key. Both halves
 
 Every product takes one prime of the chain. The primes are not powers of two, so each level has
 a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
-the scale of the next one. TenSEAL's vectors set the scale to a constant instead, which is off
+the scale of the level below. TenSEAL's vectors set the scale to a constant instead, which is off
 by up to 1e-5 of the value at each product.
 
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against anyone who sees
@@ -346,7 +346,7 @@ class SlotEvaluator:
 
   @_one_line()
   def product(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-    """Returns the unreduced product of two ciphertexts of a level, for `total` and `reduced`."""
+    """Returns the unreduced product of two ciphertexts of one level, for `total` and `reduced`."""
     self._has_level(left)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(left, right, out)

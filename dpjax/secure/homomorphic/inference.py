@@ -163,7 +163,7 @@ class _Packed:
     for _ in range(1, min(self.baby, self.h)):
       turned.append(on.rotate(turned[-1], 1))
     whole = None
-    # Giant steps begin with the farthest: each turn moves all previous parts by b slots.
+    # Giant steps begin with the farthest: each rotation moves all previous parts by b slots.
     for row in reversed(first):
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
@@ -231,7 +231,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """Returns the network unchanged, since encoding one number takes no time."""
+    """Returns the network unchanged: single numbers are encoded fast enough for each query."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:

@@ -187,7 +187,7 @@ class DataOwner:
     return np.concatenate(held)[:num_rows] * self._y_scale + self._y_mean
 
   def closed_form(self) -> np.ndarray:
-    """Returns the exact weights [d], in float64."""
+    """Returns the exact weights [d] of standardised columns, in float64."""
     rows = statistics(self._x, self._y)
     # The data are centred, so the bias is 0.
     return closed_form([rows], ridge=self.plan.ridge)[:-1]

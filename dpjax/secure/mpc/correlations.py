@@ -140,7 +140,7 @@ def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def bind(dealt: Correlated, keys: Sequence[bytes], index: int) -> list[np.ndarray]:
-  """Computes the bound parts of party 1, as the dealer does from both keys."""
+  """Returns party 1's shares of the bound parts, which the dealer computes from both keys."""
   first = expand(keys[0], index, (*dealt.free, *dealt.bound))
   second = expand(keys[1], index, dealt.free)
   values = [total(part, *pair) for part, *pair in zip(dealt.free, first, second)]

@@ -232,7 +232,7 @@ class Evaluator:
 
 
 def less(x: int, y: int, *, bits: int) -> bool:
-  """Computes x < y with both parties in this process.
+  """Returns whether x < y, with both parties in this process.
 
   >>> less(1_000_000, 1_000_001, bits=20), less(7, 7, bits=3)
   (True, False)

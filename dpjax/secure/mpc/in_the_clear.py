@@ -70,7 +70,7 @@ def train(
 
 
 def predict(network: Network, x: np.ndarray, recipe: Recipe) -> np.ndarray:
-  """Predicts as `secureml.predict`: the class of each row of x, [n]; 0 or 1 for a single
+  """Returns the class of each row of x, [n], as `secureml.predict` does; 0 or 1 for a single
   output."""
   scores = _forward(network, x, recipe.hidden).scores
   several = scores.shape[1] > 1

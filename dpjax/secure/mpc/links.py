@@ -57,7 +57,7 @@ class Link(Protocol):
     ...
 
   def exchange(self, data: bytes) -> bytes:
-    """Sends data, and receives equally many bytes at the same time."""
+    """Sends data, and receives and returns equally many bytes at the same time."""
     ...
 
   def close(self) -> None: ...
@@ -271,7 +271,7 @@ class SocketLink:
     try:
       frame = self._transfer(out, due)
     except BaseException:
-      # If part of a frame has gone or come, no later frame is in its place.
+      # After a part of a frame, in either direction, no later frame begins where it should.
       if self._is_inside:
         self._failure = "the link has failed before"
         self._send_alert()
@@ -312,7 +312,7 @@ class SocketLink:
     read = bytearray()
     wanted = due(read) if due else 0
     while left or self._unsent or len(read) < wanted:
-      # A piece at a time is encrypted, so that a large message is not in memory twice.
+      # A piece at a time is encrypted, so that no encrypted copy of a large message is in memory.
       if left and not self._unsent:
         self._encrypt(left[:_PIECE])
         left = left[_PIECE:]

@@ -112,7 +112,7 @@ def library() -> Any:
 
 
 def digest(*parts: bytes) -> bytes:
-  """Returns the SHA-256 [32] of parts and their lengths: no two lists are hashed as one text."""
+  """Returns the SHA-256 [32] of parts and their lengths, so no two lists are hashed as one text."""
   try:
     from cryptography.hazmat.primitives import hashes
   except ImportError as error:

@@ -113,7 +113,10 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """Returns shares of x times a public number or [...] array, in multiples of 2^-f."""
+  """Returns shares of x times a public number or [...] array.
+
+  The public factor is rounded to multiples of 2^-f.
+  """
   return truncate(party, x * ring64.encode(public, party.frac_bits))
 
 
@@ -144,7 +147,7 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     # Party 1 shifts 2^64 minus its share, and negates the result (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
-  # 2^62 makes the number positive; it is subtracted again at the end.
+  # Adding 2^62 makes the number non-negative. It is subtracted at the end, as 2^(62 - bits).
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)

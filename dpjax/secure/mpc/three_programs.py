@@ -418,7 +418,7 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  # When the stack closes, all outcomes have been read, or an error has ended the run.
+  # When the stack closes, all outcomes have been read, or there was an error: the process may end.
   stack.callback(_ended, process)
   return ours
 

@@ -19,7 +19,7 @@ import tempfile
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
-# First bytes of both ends, from which their roles follow: the smaller one is TLS's server.
+# Number of bytes that each end sends first. The end with the smaller bytes is TLS's server.
 HELLO_BYTES = 8
 
 
@@ -132,9 +132,9 @@ def _key(token: bytes, name: str, topic: str) -> bytes:
 
 
 def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
-  """Loads a key and its certificate, which `ssl` reads from a file alone.
+  """Loads a key and its certificate through a file, since `ssl` reads them only from files.
 
-  Raises UserError if TLS lacks such keys, and OSError if no temporary file can be written.
+  Raises UserError if TLS has no Ed25519 keys, and OSError if no temporary file can be written.
   """
   # The file is encrypted under a password that never leaves this process.
   password = secrets.token_bytes(16).hex().encode()

@@ -6,9 +6,9 @@
 | `shares` | each client, its ONLY message    | a share for each member, sealed to that member   |
 | `sums`   | each member                      | the sum of the shares that it was sent           |
 
-Shares are `galois_shares`. The sums of any `colluding` + `packed` members give the total, so the
-other members may fall silent. A client that is silent before its message causes no delay: nobody
-waits for it, and nothing of it is missing.
+Shares are those of `galois_shares`. The sums of any `colluding` + `packed` members give the total,
+so the other members may fall silent. A client that falls silent before its message costs no more
+work: none of its shares is in a sum, so nothing must be rebuilt.
 
 **What is hidden.** Suppose that the server, `colluding` members and any clients who are no members
 pool what they know. They learn the sum of the remaining clients' vectors, and nothing else. Proof.
@@ -528,7 +528,7 @@ def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
   needed = terms.colluding + terms.packed
   members = len(state.keys if state.phase == "keys" else state.sums)
   if state.phase != "shares" and members < needed:
-    # More than `colluding` sums, but too few, determine combinations of the packed totals.
+    # More than `colluding` sums, if too few for the total, determine combinations of its entries.
     revealed = "nothing" if members <= terms.colluding or state.phase == "keys" else "less"
     raise UserError(
       f"only {members} of {terms.num_members} members sent their {state.phase}, and {needed} are "

@@ -240,7 +240,7 @@ def _points(numbers: Sequence[int], degree: int) -> np.ndarray:
 
 
 def _times(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Multiplies words modulo their type: [r, c] by [c, n] gives [r, n]."""
+  """Multiplies matrices modulo 2^32 or 2^64, the type of `values`: [r, c] by [c, n] is [r, n]."""
   # 2^32 divides 2^64, so the low 32 bits of the matrix are the matrix for a ring modulo 2^32.
   # einsum is ten times faster than matmul, which has no BLAS for integers.
   return np.einsum("rc,cn->rn", matrix.astype(values.dtype), values)

@@ -107,7 +107,7 @@ class Terms:
     return np.dtype(f"<u{self.bits // 8}")
 
   def context(self, purpose: bytes, *ids: int) -> bytes:
-    """Returns the purpose of a key in bytes, so that no two purposes share a key."""
+    """Returns a key's purpose, session and ids in bytes, so that no two purposes share a key."""
     return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
 
 

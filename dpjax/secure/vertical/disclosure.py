@@ -92,7 +92,9 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns how many bits of residuals r the sums matrix^T r tell, if rounded to 2^-SUM_BITS.
+  """Returns the most bits that the sums matrix^T r tell about the residuals r.
+
+  The sums are rounded to multiples of 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.

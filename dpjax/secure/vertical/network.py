@@ -36,8 +36,8 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Masks that hide gradients from the coordinator are uniform in +-2^MASK_BITS.
 MASK_BITS = 24
-# Largest absolute value of a feature. Its product with a residual of 1 shifts the uniform
-# distribution of a mask by 3e-5 of the mass.
+# Largest absolute value of a feature. Its product with a residual of 1, added to a uniform mask,
+# moves 3e-5 of the mass of the mask's distribution.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
