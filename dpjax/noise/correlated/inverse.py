@@ -12,8 +12,8 @@ facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
    c_(t-j-1)), a sum of terms that are not positive, by induction.
 
 By fact 1, examples whose steps are cyclic are accounted exactly. By fact 2, so are examples whose
-steps have a smallest distance (Kalinin and Lampert 2024, theorem 2). No amplification by sampling
-is proved: columns of C never end, so all steps of an example share rows, and
+steps are at least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification
+by sampling is proved: columns of C never end, so all steps of an example share rows, and
 `accounting.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that needs no
 band (`accounting.balls_in_bins_proved`).
 """
