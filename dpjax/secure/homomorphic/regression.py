@@ -348,7 +348,9 @@ class Regressed(NamedTuple):
 def regress(
   x: np.ndarray, y: np.ndarray, new: np.ndarray, plan: RegressionPlan
 ) -> Regressed:
-  """Runs both parties in one process, as a rehearsal with measurements. They exchange bytes.
+  """Runs both parties in one process as a rehearsal, and returns results and measurements.
+
+  The parties exchange bytes.
 
   Args:
     x: [n, d] features.

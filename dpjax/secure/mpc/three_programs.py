@@ -329,7 +329,7 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """Connects a party. `peer` is its listening socket (party 0), or the address of party 0."""
+  """Returns a connected party. `peer` is its listening socket (party 0), or party 0's address."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"

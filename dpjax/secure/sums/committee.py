@@ -585,7 +585,7 @@ def work(state: CommitteeServer) -> tuple[int, int]:
 
 
 def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]) -> Summed:
-  """Runs one sum on given terms, with all parties in this process.
+  """Runs one sum on given terms, with all parties in this process, and returns it.
 
   Args:
     there: clients that answer, by phase.

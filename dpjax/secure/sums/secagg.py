@@ -213,7 +213,7 @@ def run(
   read: Callable[[int], np.ndarray],
   signing_keys: Mapping[int, bytes] | None = None,
 ) -> Summed:
-  """Runs one sum on given terms, with all parties in this process.
+  """Runs one sum on given terms, with all parties in this process, and returns it.
 
   Args:
     there: clients that answer, by phase.
