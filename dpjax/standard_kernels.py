@@ -20,9 +20,10 @@ def standardize_kernel(
 ) -> jax.Array:
   """Returns gain * (W - mean) / sqrt(fan_in * var), per output channel.
 
-  `kernel` is [kh, kw, c_in, c_out] and `gain` [c_out]. Mean and variance run over the
-  fan_in = kh * kw * c_in inputs, so that every output channel has squared norm gain**2. This is
-  scaled weight standardisation (Brock et al. 2021; used by De et al. 2022).
+  The kernel W is [kh, kw, c_in, c_out] and `gain` [c_out]. Mean and variance are those of the
+  fan_in = kh * kw * c_in inputs. So every output channel has squared norm gain**2, or less if
+  fan_in * var is below `epsilon`. This is scaled weight standardisation (Brock et al. 2021; used by
+  De et al. 2022).
 
   >>> kernel = jnp.array([1.0, 3.0, 5.0, 7.0]).reshape(2, 2, 1, 1)
   >>> jnp.round(jnp.square(standardize_kernel(kernel, jnp.array([2.0]))).sum(), 4).item()

@@ -6,7 +6,7 @@ two such functions, for a record that is removed and for one that is added:
 
   removed  (a - 1) D_a(P | Q) = log E_Q L^a      added  (a - 1) D_a(Q | P) = log E_Q L^(1 - a)
 
-Removed: E_Q L^a is exact at integers a. With s = 1 / noise multiplier,
+Removed: at integers a, E_Q L^a is computed exactly. With s = 1 / noise multiplier,
 E X^k = exp(s^2 k (k - 1) / 2), and E (X_1 + .. + X_T)^a / a! is the coefficient of y^a in
 (sum_k E X^k y^k / k!)^T. This power replaces the sum over all multinomials of Feldman and Shenfeld
 (2025, arXiv:2502.08202, section 4).

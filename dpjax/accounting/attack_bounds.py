@@ -10,7 +10,7 @@ was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.0219
   arXiv 2507.06969, proposition D.1).
 
 All are read from the privacy profile epsilon -> delta of the whole run; every pair of the profile
-is proved. None is derived from a single pair (epsilon, delta), or from the central limit.
+is proved. None is converted from the epsilon at one given delta, or taken from the central limit.
 `calibration.calibrate_noise_to_attack` finds the noise for such a bound.
 """
 

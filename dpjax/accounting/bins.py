@@ -90,7 +90,8 @@ def balls_in_bins_event(
   largest = float(gram.diagonal().max())
   common = float(gram[far].max(initial=0.0))
   if spacing >= (strategy.bands or num_bins) or num_bins // spacing == 1:
-    # Either images of different bins share no row, so they are orthogonal, or only one bin is left.
+    # Either images of bins that are `spacing` apart share no row, so they are orthogonal, or only
+    # one bin is left.
     common = 0.0
   # Step 4 of the proof: a larger common part makes H larger, so the bound remains valid.
   common = min(largest, max(common, _LEAST * largest)) if common > 0 else 0.0
@@ -127,7 +128,7 @@ def balls_in_bins_proved(
   """
   validate.integer_at_least(1, num_bins=num_bins)
   spacings = {1 << power for power in range(num_bins.bit_length())}
-  # With a spacing of at least the number of bands the images are orthogonal: no part is common.
+  # Images of bins that are at least the number of bands apart are orthogonal: no part is common.
   spacings |= {min(strategy.bands or 1, num_bins)}
   # Several spacings can give the same event, which is then accounted only once.
   events = {

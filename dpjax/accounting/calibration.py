@@ -134,7 +134,8 @@ def noise_of_profile(
   validate.open_unit(delta=delta, tol=tol)
 
   cost_by = _cached(lambda name: lambda z: attack.cost(make_profile(z, name), delta))
-  # Costs are differences of rates. A slightly smaller limit covers the rounding of a difference.
+  # A cost may be a difference of rates (`TruePositiveRate`). A slightly smaller limit covers the
+  # rounding of this difference.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
@@ -297,7 +298,7 @@ def _least_guided(
   )
   if start is not None:
     return search(cost, start=start, target=target, tol=tol)
-  # RDP cannot account for the event. Loss distributions can, and are quicker on a coarse grid.
+  # RDP cannot account for the event. Loss distributions may, and are quicker on a coarse grid.
   coarse = cost_by(_COARSE)
   aim = target
   start = 1.0
@@ -310,7 +311,7 @@ def _least_guided(
     start = guess
     if target * (1 - tol) <= cost(guess) <= target:
       return guess
-    # The coarse cost exceeds the true cost by a factor that changes slowly from guess to guess.
+    # The coarse grid raises the cost by a factor that changes slowly from guess to guess.
     aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
   return search(cost, start=start, target=target, tol=tol)
 

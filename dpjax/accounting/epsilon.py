@@ -1,7 +1,7 @@
 """Epsilon and delta of an event, by privacy loss distribution (PLD) or by Renyi DP.
 
-An event's noise multiplier z is std / l2_clip_norm, for every relation. Exchanging one record
-(replace_one) moves a clipped sum by up to 2 C, so there z counts as z / 2. The two
+An event's noise multiplier z is std / C, C = l2_clip_norm, for every relation. Exchanging one
+record (replace_one) moves a clipped sum by up to 2 C, so there z counts as z / 2. The two
 accountants of dp_accounting read `GaussianDpEvent` differently under REPLACE_ONE (RDP:
 std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversion is
 done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
@@ -11,8 +11,8 @@ noise multiplier: its epsilon is the same under every relation.
 composes the parts of a run. Random allocation under replace_one is accounted as removing one
 record and adding another (`replaced`).
 
-Both accountants give upper bounds. A bound on their rounding errors is added: see
-`_PLD_ROUNDING` here and `_RDP_ROUNDING` in `event_kinds.kind`.
+Both accountants give upper bounds, which allow for rounding errors: `_PLD_ROUNDING` is added to
+delta, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.kind`.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class Counting(TypedDict, total=False):
 
 
 # A PLD is composed by FFT, whose rounding can make delta too SMALL. Against the closed form
-# the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). So 2.5 times
-# this error is added to delta.
+# the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). So delta
+# is raised by 2.5 times this error, and once by a constant.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
 # Largest interval of the grid of privacy losses, except for huge losses and in `coarse_grid`.
 _INTERVAL = 4e-4
 # If losses need a wider interval than this, epsilon is reported as infinite. A finite epsilon would
 # be too large to be useful.
 _WIDEST = 100.0
-# About the largest number of grid points, for one step and for the composition: they bound memory.
+# Largest numbers of grid points, roughly: for one step, and for the composition. They bound memory.
 _MAX_POINTS = (2e5, 4e6)
 # Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
 # ratio of any two intervals.
@@ -141,8 +141,8 @@ def delta_curve(
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   """Returns a function epsilons -> deltas, for epsilons >= 0; the analysis is done once.
 
-  For many epsilons this function takes a thousandth of the time of `delta_curve`. Its values are up
-  to 1e-11 larger.
+  For many epsilons this function takes a thousandth of the time of `delta_curve`. Its values are
+  slightly larger, by about 1e-11 for a moderate epsilon: they include a bound on rounding.
 
   Guarantee: all its values are upper bounds, which hold at once.
 
@@ -242,14 +242,15 @@ def epsilon_of_zcdp(rho: float, *, delta: float) -> float:
 def epsilon_curve(
   step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Returns epsilon after each number of steps; the analysis of one step is done once.
+  """Returns epsilon after each number of steps, [k].
 
   The entry for n steps is `epsilon(composed(step_event, n))`.
 
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
   """
-  # One step's distribution is cached, so that only the composition is repeated.
+  # One step's distribution is cached for each interval of the grid. So mostly the composition alone
+  # is repeated.
   each = [epsilon(composed(step_event, n), delta=delta, **counting) for n in steps]
   return np.array(each, float)
 
@@ -337,8 +338,7 @@ def _pld_profile(steps: Parts) -> Profile:
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
-  # If delta is smaller than this, almost nothing of it is left when the rounding of the FFT is
-  # subtracted.
+  # Below this limit, the bound on the rounding of the FFT would use up more than half of delta.
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "

@@ -24,20 +24,21 @@ is at most h(g) = sum over m >= 1 of P(M = m) H_g'(N(2 m), N(0)), given the numb
   k(g) = (1 - B) G(g) + B h(g)   for g >= 1,   k(g) = 1 - g + g k(1 / g)   for g < 1
 
 is at least H_g(P, Q) and H_g(Q, P) and, as divergences are jointly convex, their mean over o. B
-falls from 1 to q, so in the tails k is nearly G.
+falls from 1 to q, so in the tails k is nearly G if q is small.
 
 A profile composes adaptively if it is convex (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem
-10). k is convex at g = 1 if G(1) >= h(1) / 2. This holds: beyond half of the least shift each of
-the Gaussians has more mass than N(0) by half of its total variation, at least. Elsewhere convexity
-is checked on the grid: if a slope falls, h takes the place of k. h is convex for any b, as a mean
-of the profiles of `exchanged_sample`, with G = h (theorem 10 of Balle et al.).
+10). k is convex at g = 1 if G(1) >= h(1) / 2. This holds: take the points beyond half of the least
+shift. There each Gaussian has more mass than N(0), by at least half of its total variation from
+N(0). Elsewhere convexity is checked on the grid: if a slope falls, h takes the place of k. h is
+convex for any b, as a mean of the profiles of `exchanged_sample`. It is a bound, too: it is k with
+h in place of the smaller G (theorem 10 of Balle et al.).
 
 Where a record joins, Q = N(0) given o. Then P and N(0) are a mixture of Gaussians against one:
-`BoundedContributionKind` has its proof, with b records of a chance 1 / n and twice the shift.
+`BoundedContributionKind` has the proof. Its user has b records of chance 1 / n, of twice the shift.
 
 Renyi divergences do not help here. All b places hold the record with chance n^-b, and then the
-sum moves by 2 b: e^((a - 1) D_a) is at least n^(-b a) e^(2 a (a - 1) b^2 / z^2), which no number
-of other records makes small (compare arXiv:2408.10456).
+sum moves by 2 b: e^((a - 1) D_a) is at least n^(-b a) e^(2 a (a - 1) b^2 / z^2). This is huge at
+orders a well above 1 + z^2 log(n) / (2 b) (compare arXiv:2408.10456).
 """
 
 from __future__ import annotations

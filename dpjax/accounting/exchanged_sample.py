@@ -1,7 +1,7 @@
 """Privacy loss of one noisy sum over a uniform subset, where one record is exchanged.
 
-A step draws b of n records, all subsets alike, and adds Gaussian noise to the sum of their clipped
-gradients. Norms are in multiples of the clip norm, and z is the noise multiplier.
+A step draws b of n records, all subsets equally likely, and adds Gaussian noise to the sum of their
+clipped gradients. Norms are in multiples of the clip norm, and z is the noise multiplier.
 
 Let q = b / n, and let the neighbours hold x or y in one place. Draw a set S of b - 1 of the other
 records, and one more record j out of those left. The batch is S with the place, with probability
@@ -9,7 +9,7 @@ q, else S with j. Given S and j the neighbours' outputs are
 
   P = (1 - q) N(a) + q N(x)  and  Q = (1 - q) N(a) + q N(y),
 
-with a, x and y the three contributions, of norm at most 1 each. By advanced joint convexity (Balle,
+with a the contribution of j, and all three of norm at most 1. By advanced joint convexity (Balle,
 Barthe and Gaboardi 2018, arXiv:1807.01647, theorem 2) the hockey-stick divergence at
 g = 1 + q (g' - 1) >= 1 is, with B = g / g',
 

@@ -7,8 +7,9 @@ section 5; Bu, Dong, Long and Su 2020, arXiv:1911.11607), with
 
 The limit is that of many steps with q sqrt(steps) fixed. For a finite number of steps the epsilon
 can be TOO SMALL, and is far too small at small delta and little noise; a test compares it with
-the exact value. Use it to see how epsilon scales, and its order of magnitude. Nothing in dpjax
-calibrates by it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled proved.
+the exact value. Use the limit to see how epsilon scales, and its order of magnitude. Nothing in
+dpjax calibrates by it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled
+proved.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def approximate(
 ) -> Approximation:
   """Returns an epsilon of `event` at `delta` by Gaussian DP; NOT a bound if sampling is used.
 
-  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian. It also
-  raises UserError for a relation under which the part's sampler has no analysis.
+  Raises UserError for a part that is accounted neither as a Gaussian nor as a Poisson-sampled
+  Gaussian, and for a relation under which the part's sampler has no analysis.
 
   >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
   'proved'

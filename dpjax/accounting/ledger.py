@@ -120,8 +120,8 @@ class Ledger:
     hold under `neighboring_relation`.
 
     A key's steps follow each other without gap or repetition. A new key begins at step 0
-    (another run on the same data) or where another key ended (the same run went on). Steps equal
-    to those of the key's last charge are added to that charge.
+    (another run on the same data) or where an earlier charge ended (the same run went on).
+    Steps equal to those of the key's last charge are added to that charge.
     Raises UserError if a step was already charged to this key, or if a step is left out.
     """
     relation = str(neighboring_relation)
@@ -156,7 +156,7 @@ class Ledger:
     """Returns the relation that all charges share; if no charge has a relation, `asked`.
 
     An empty `asked` then means add_or_remove_one. Raises UserError if a charge has another relation
-    than `asked`, or if two charges differ."""
+    than a non-empty `asked`, or if the relations of two charges differ."""
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
     # A charge that proves nothing may have no relation. It fits every relation.
     recorded.pop("", None)
@@ -236,8 +236,8 @@ class Ledger:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-    """Returns the ledger that `to_json` wrote; raises UserError if it is malformed, or repeats or
-    omits a step.
+    """Returns the ledger that `to_json` wrote; raises UserError if `data` are malformed, or
+    repeat or omit a step.
 
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())
@@ -263,7 +263,7 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
   first = charge.first_step
   index = _last_of_key(charges, key)
   if index is None:
-    # A new key starts at step 0, or where a resumed run stopped.
+    # A new key starts at step 0, or where a charge ended: a run that stopped there may go on.
     allowed = {0, *(earlier.next_step for earlier in charges)}
     if first not in allowed:
       raise UserError(

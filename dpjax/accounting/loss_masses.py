@@ -79,7 +79,9 @@ def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
 
 
 def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
-  """Inverts `masses_of`. The result composes with distributions of the same interval.
+  """Returns the privacy loss distribution with these masses, in the form of `masses_of`.
+
+  It composes with distributions of the same interval.
 
   >>> from dp_accounting.pld import privacy_loss_distribution as pld_lib
   >>> whole = pld_lib.from_laplace_mechanism(1.0, value_discretization_interval=0.1)

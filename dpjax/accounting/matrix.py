@@ -21,8 +21,8 @@ exactly the Gaussian of noise multiplier z / s_t.
 | at least b apart, any other C               | refused                                      |
 | cyclic and sampled, C of at most b bands    | amplified: one sampled Gaussian per turn     |
 
-Under replace_one, u_i is the difference of two clipped gradients: s_t doubles, which
-`accounting.epsilon` does for every Gaussian event.
+Under replace_one, u_i is the difference of two clipped gradients, so s_t doubles.
+`accounting.epsilon` doubles the sensitivity of every Gaussian event.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def turn_images(
 
   Here e_t is the unit vector of step t. C' is C with row t divided by factors[t], the factor of the
   noise at step t; () means 1 for every step. The result is [num_steps, min(turns, num_steps)]:
-  further columns would be zero. Raises UserError if it is too large, or has a negative entry.
+  further columns would be zero. Raises UserError if it is too large, or C has a negative entry.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -211,7 +211,7 @@ def participation_costs(
   Args:
     strategy: matrix C of the correlated noise, without negative entries.
     num_steps: number of steps of the run.
-    min_sep: smallest distance of two steps of one example. No other limit on its steps is used.
+    min_sep: smallest distance of two steps of one example. Their number is not limited otherwise.
     cyclic: whether all distances of an example's steps are multiples of min_sep.
     factors: factor of the white noise at each step; () for 1 at every step.
 

@@ -6,7 +6,7 @@ P = sum_i p_i N(s_i) and Q = N(0), with unit noise and shifts s_i >= 0. The loss
 
 rises with x and is convex. So each epsilon has one threshold, which Newton's method finds from
 above, and both directions of the hockey-stick divergence are sums of normal tails. Any threshold
-gives a divergence no larger than the true one. Its error enters the divergence only squared.
+gives a divergence no larger than the true one. The error of a threshold enters only squared.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ a loss is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv
 at most b bands, the columns of one S share no row. So the sum over all S is computed step by step;
 its state is the step from which the example may take part again.
 
-The confidence: delta at epsilon is the mean of a variable in [0, 1]. If that mean is delta or
-more, N draws have a mean of at most m < delta with a chance of at most exp(-N kl(m, delta)), by
-Hoeffding's inequality.
+The confidence: the true delta at an epsilon is the mean of a variable in [0, 1]. If this mean is
+at least the requested delta, N draws have a mean of at most m < delta with a chance of at most
+exp(-N kl(m, delta)), by Hoeffding's inequality.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from dpjax.validate import UserError, Verbatim
 # Largest min_sep or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
-# Largest count of random numbers drawn at a time, unless one run needs more. It bounds the memory.
+# Largest count of random numbers drawn at a time, unless one simulated run needs more. It bounds
+# the memory.
 _CHUNK = 4_000_000
 # Finite epsilons that may be returned, up to 1156. The grid must not depend on the draws: the
 # confidence holds for a fixed grid only.
@@ -42,7 +43,7 @@ _GRID = 1e-3 * 1.005 ** np.arange(2800)
 class MonteCarloEpsilon(NamedTuple):
   """An epsilon from simulated privacy losses. Wherever it is shown, say that it is simulated."""
 
-  estimate: float  # where the mean itself reaches delta: no guarantee at all
+  estimate: float  # least epsilon whose simulated delta is small enough: no guarantee
   upper: (
     float  # at least the true epsilon with probability `confidence` over the simulation
   )
@@ -70,8 +71,8 @@ def balls_in_bins_epsilon(
     num_samples: number of simulated losses in each direction (the example added, or removed).
     confidence: least probability, over the simulation, that `upper` is a true upper bound.
 
-  The confidence is about the simulation only. Epsilons of a fixed grid are tested from the largest
-  down, until one fails, so the choice among them needs no correction.
+  The confidence is about the simulation only. The result is the same as if epsilons of a fixed grid
+  were tested from the largest down, until one fails. So the choice needs no correction.
 
   Raises:
     UserError: too few samples to certify delta at all: about log(2 / (1 - confidence)) / delta
@@ -111,7 +112,8 @@ def _certified(
 ) -> MonteCarloEpsilon:
   """Returns the certified epsilon from sorted losses in both directions."""
   number = len(losses[0])
-  # A simulated mean of at most `limit` < delta shows, with the confidence, that delta holds.
+  # A simulated mean of at most `limit` shows, with the confidence, that the true mean is below
+  # delta.
   limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
   return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
@@ -216,8 +218,8 @@ class _MinSep(NamedTuple):
     """Returns the log of the likelihood ratio, a sum over all sets of steps: [number].
 
     Each set is weighted by its chance. `waiting[t % min_sep]` holds the sum over sets after which
-    the example may take part again at step t. Columns of one set share no row, so factors of steps
-    multiply. With little noise a factor may exceed float64, so logarithms are added."""
+    the example may take part again at step t. Columns of one set share no row, so factors of its
+    steps multiply. With little noise a factor may exceed float64, so logarithms are added."""
     bands, steps = self.columns.shape
     # At sampling_prob 1 an example takes part whenever it may, so log(1 - sampling_prob) is -inf.
     with np.errstate(divide="ignore"):

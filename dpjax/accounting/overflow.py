@@ -1,8 +1,8 @@
 """The cost in delta of a run that aborts on a batch above its capacity.
 
 The accountant analyses a run that never aborts. A run that aborts with probability at most B, on
-the data and on their neighbour, is within B of that one in total variation. So (epsilon, d)
-becomes (epsilon, d + (1 + e^eps) B). The cost grows with epsilon, hence as delta falls.
+the data and on their neighbour, is within B of it in total variation. So (epsilon, d)
+becomes (epsilon, d + (1 + e^epsilon) B). The cost grows with epsilon, hence as delta falls.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.loss_masses import Profile
 
-# Share of a plan's delta that is reserved for draws above the capacity. At a smaller delta
-# `set_aside` may reserve a larger share.
+# Share of a plan's delta that is reserved for draws above the capacity. At a delta below that of
+# the plan, `set_aside` may reserve a larger share.
 OVERFLOW_SHARE = 0.05
 # Factor between neighbouring amounts of delta on the grid of `set_aside`.
 LADDER = 1.01

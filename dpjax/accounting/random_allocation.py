@@ -40,9 +40,9 @@ and k passes of about T / k steps each dominate:
 8. By Jensen's inequality E f(L) <= E_B E f(prod_j mean_(t in B_j) X_t) for each convex f. Given B
    the product is that of k independent passes, of one step out of |B_j| each.
 
-Feldman and Shenfeld (2025, below) reduce it to k passes of floor(T / k) steps. Blocks of unequal
-size use all steps: T mod k of them have one more. It is exact at k = 1 and k = T. For other k the
-true cost is smaller, and nobody has proved by how much.
+Feldman and Shenfeld (2025, below) reduce k of T steps to k passes of floor(T / k) steps. Blocks of
+unequal size use all steps: T mod k of them have one more. This bound is exact at k = 1 and k = T.
+For other k the true cost is smaller, and nobody has proved by how much.
 
 Feldman and Shenfeld (2025, arXiv:2502.08202; 2026, arXiv:2602.17284) observed 1., and account
 numerically by the pair of T independent lognormals. T steps without adaptivity are the balls in

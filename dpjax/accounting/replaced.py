@@ -6,14 +6,14 @@ all else, and its randomness, is the same. For every event E
   P(E) <= e^e1 Q(E) + d(e1)  and  Q(E) <= e^e2 R(E) + d(e2), so
   P(E) <= e^(e1 + e2) R(E) + d(e1) + e^e1 d(e2),
 
-where d is the curve of removing or adding, of the whole run. Any e1 + e2 = epsilon is sound;
-the best of a few is taken. Q need not be a run that anybody could have: a Gaussian sum's
-midpoint is within one clip norm of both sums two clip norms apart.
+where d(e) is the delta at e of removing or adding a record, for the whole run. Any e1 + e2 =
+epsilon is sound; the best of a few is taken. Q need not be a run that anybody could have: two
+Gaussian sums that are two clip norms apart have a midpoint within one clip norm of each.
 
-Direct pairs (X_1 + .. + X_T of one record over that of the other) would be tighter, by a
-factor of up to sqrt(2) if privacy losses are small. That such a pair dominates is not proved here:
-the convex order of `random_allocation` is about one sum, and no two sums of the same normals are
-independent.
+A direct pair, of the likelihood ratio (X_1 + .. + X_T) / (Y_1 + .. + Y_T) of both records, would be
+tighter, by a factor of up to sqrt(2) if privacy losses are small. That such a pair dominates is not
+proved here: the convex order of `random_allocation` is about one sum, and two sums of the same
+normals are not independent.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
 
 
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
-  """Returns the hockey-stick divergence of the counts under both inputs, for a number of clones."""
+  """Returns the hockey-stick divergence between the counts under the two inputs, given `clones`."""
   half: Any = stats.binom(clones, 0.5)
   low = int(half.ppf(_TAIL))
   high = int(half.isf(_TAIL)) + 1

@@ -26,7 +26,7 @@ EPSILON_KINDS = {
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
-# Statement for a run without noise.
+# Statement for a run without a finite proved epsilon, such as one without noise.
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
 _RELATIONS = {
   "add_or_remove_one": "one {unit} more or less",
@@ -147,7 +147,7 @@ def _attackers(
   relation: str,
   accountants: Sequence[str],
 ) -> str:
-  """States bounds on every membership test; returns "" if no accountant has a finite epsilon."""
+  """Returns bounds on every membership test, in words; "" if no accountant has a finite epsilon."""
   # These modules are imported here, since every run imports `statement`, but few statements need
   # bounds on tests.
   from dpjax.accounting.attack_bounds import advantage, true_positive_rate
@@ -216,7 +216,8 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
       f"{sentence} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
-  # The true number could reveal whether a record is there, so a declared number takes its place.
+  # The true number of records could reveal whether one of them is there, so a declared number takes
+  # its place.
   declared = (
     f"A declared number of {unit}s"
     if num_examples is None

@@ -39,6 +39,8 @@ def accountable(
 ) -> Parts:
   """Returns the parts of an event, with noise in multiples of the sensitivity under the relation.
 
+  If `in_two` holds, the noise stays in multiples of the clip norm.
+
   Raises:
     UserError: the accountant has no proof for a part under this relation.
   """
@@ -125,7 +127,7 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def check_event(
   proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
 ) -> None:
-  """Raises UserError, with the sampler's name, if an event has no proof under the relation.
+  """Raises UserError, naming the sampler, if its event lacks a proof for relation or accountant.
 
   Args:
     proof: the sampler's row of the table of proofs.

@@ -40,7 +40,8 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 def by_name(name: str, value: float, *, digits: int = 4) -> str:
   """Returns a number as text, rounded in the direction that its name requires.
 
-  Lower bounds are rounded down, other epsilons and deltas up, and all other numbers to nearest.
+  Lower bounds on an epsilon or a delta are rounded down, other epsilons and deltas up, and all
+  other numbers to nearest.
 
   >>> by_name("epsilon", 1.00001), by_name("epsilon_audited_lower", 1.99999)
   ('1.001', '1.999')

@@ -205,8 +205,8 @@ def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
   except OSError as error:
     reason = error.strerror or "no npz"
     raise UserError(f"{place}: cannot be read ({reason})") from None
-  # NumPy reads the header as Python source, and its shape may exceed the memory. So damaged bytes
-  # may raise errors of zip, zlib, the tokenizer, the memory or integers.
+  # NumPy reads the header as Python source, and the shape in it may exceed the memory. So damaged
+  # bytes may raise errors of zip, zlib, Python's parser, the memory or integers.
   except Exception as error:
     if isinstance(error, UserError):
       raise

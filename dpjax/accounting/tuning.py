@@ -63,7 +63,9 @@ def select_rdp(
 
 
 def stopping_prob(mean_trials: float, shape: float) -> float:
-  """Returns gamma of the truncated negative binomial distribution with this mean, rounded down.
+  """Returns gamma of the truncated negative binomial distribution with this mean, or slightly less.
+
+  Raises UserError for an infinite shape.
 
   >>> stopping_prob(10.0, 1.0)
   0.1

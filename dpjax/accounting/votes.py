@@ -6,11 +6,12 @@ private, and `epsilon` of a run never uses it. The holder of the data may see it
 use `SmoothSensitivity`, which adds noise and has a privacy cost of its own.
 
 A neighbour is a data set in which ONE teacher votes differently: one count is lower by one and
-another higher by one. `orders` are Renyi orders above 1, and `std` is the noise on each count.
+another higher by one. `orders` are Renyi orders above 1, and `std` is the standard deviation of the
+noise on each count.
 
 Source: Papernot, Song, Mironov, Raghunathan, Talwar and Erlingsson 2018, arXiv:1802.08908.
-Numbers below are those of the paper. Values agree with the authors' code (tensorflow/privacy,
-research/pate_2018) to 1e-9.
+Theorems and algorithms below have its numbers. Values agree with the authors' code
+(tensorflow/privacy, research/pate_2018) to 1e-9.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dpjax.validate import UserError
 
 # Number of points at which the conditions of algorithm 3 are checked.
 _CHECKED = 2_000
-# Smallest log probability that is used. It is above that of the smallest normal float64, e^-708.
+# Smallest log probability that is used. The log of the smallest normal float64 is -708.
 _LEAST_LOG = -700.0
 
 
@@ -59,7 +60,7 @@ def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> floa
 def gaussian_votes_rdp(
   log_q: float, std: float, orders: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-  """Bounds the Renyi divergence of a noisy plurality whose likely answer is known.
+  """Bounds the Renyi divergence of a noisy plurality vote that has a likely answer.
 
   The bound is theorem 6 with the orders of proposition 10, or the data-independent order / std^2
   where theorem 6 does not apply or is worse. It holds for D(M(votes) || M(neighbour)), for these
@@ -97,6 +98,8 @@ def threshold_rdp(
   count: float, threshold: float, std: float, orders: Sequence[float] | np.ndarray
 ) -> np.ndarray:
   """Bounds the Renyi divergence of the answer whether count + noise reaches a threshold.
+
+  Returns the bounds at `orders`, [len(orders)].
 
   Args:
     count: largest number of votes for one class; a neighbour's count differs by at most one.
@@ -217,13 +220,13 @@ def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
   # This is proposition 7 for gaps that are two votes wider or narrower, in all pairs at once.
   height = special.erfcinv(2 * math.exp(max(log_q, _LEAST_LOG)) / others) - by / std
   if height > 20:
-    # Here erfc is below the smallest float64, but its logarithm is in range.
+    # From about 27 on erfc is below the smallest float64, but its logarithm is in range.
     return float(math.log(others) + stats.norm.logsf(height * math.sqrt(2)))
   return min(0.0, math.log(others / 2 * special.erfc(height)))
 
 
 def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
-  """Bounds the local sensitivity of one answer's cost (algorithm 3, proposition 13)."""
+  """Returns a bound on the local sensitivity of one answer's cost (algorithm 3, proposition 13)."""
   log_q0 = _log_q0(std, order)
   log_q1 = _moved(log_q0, std, num_classes, -1)
   if log_q1 <= log_q <= log_q0:

@@ -1,7 +1,7 @@
 """Attacks on what training releases: gradients, messages of clients, models.
 
-Membership inference scores records by a model's answers. The verdict compares the scores with the
-true positive rate that the model's epsilon allows:
+Membership inference scores records by a model's answers. The verdict compares the true positive
+rates of these scores with those that the plan's guarantee allows:
 
   halves = random_halves(17, len(records), seed=0)       # 16 shadows and a target
   scores = train_shadows(records, halves, algorithm=..., batches=plan.batches, ...)

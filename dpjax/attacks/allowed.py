@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
-  """The line of the largest allowed TPR at each FPR, called as `line(fpr)`, with the source."""
+  """The largest TPR that a guarantee allows at each FPR: `line(fpr)`. `words` names its source."""
 
   words: str
   tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]

@@ -38,7 +38,7 @@ class Decoder(NamedTuple):
   def __call__(self, answers: HostArray) -> np.ndarray:
     """Returns the inputs [n, *shape] decoded from answers [n, K].
 
-    Raises UserError for another number of classes, or for answers that are no probabilities.
+    Raises UserError for another number of classes, or for answers outside [0, 1].
     """
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
@@ -79,7 +79,7 @@ class AnswerInversion:
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Returns a decoder, trained on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    Raises UserError if answers are no probabilities, or there is not one input for each answer.
+    Raises UserError for answers outside [0, 1], or if there is not one input for each answer.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)

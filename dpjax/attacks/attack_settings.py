@@ -34,7 +34,7 @@ class AttackSettings:
     wants_because: reason for `wants`, put after a comma in the error message.
     colludes: whether the attackers see the messages of honest clients.
     deals_records: whether the attack chooses the records that are trained on. Statistics of all
-      records would then tell about the records that are left out.
+      records would then reveal the records that are left out.
     unread: fields of the attacked config that have no effect on what the attack sees.
   """
 
@@ -85,7 +85,7 @@ class PoisoningSettings(AttackSettings):
     self.method()
 
   def method(self) -> Poisoning:
-    """Returns the attack with these settings, which `attacks.poisoned_training` takes."""
+    """Returns the attack for `attacks.poisoned_training`, made from these settings."""
     raise NotImplementedError
 
 

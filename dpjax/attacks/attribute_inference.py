@@ -44,7 +44,7 @@ def guessed_attribute(
     prior: [V], the frequency of each value; None: all are equally frequent.
 
   Raises UserError for columns that a record does not have, fewer than two values, or a prior that
-  is no distribution.
+  is no distribution or holds a 0.
 
   >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
   >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))

@@ -202,7 +202,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     )
     # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
-    # A message that is NaN only in part is neither an attacker's mark nor an honest message.
+    # Any other message with NaN or infinity is neither an attacker's mark nor an honest message.
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
     # Rows that do not count are set to 0, since NaN times a weight of 0 is still NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
@@ -237,7 +237,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
 @dataclasses.dataclass(frozen=True)
 class LittleIsEnough(CollusionSettings):
-  """`attacks.alie`. If `z` is None, that function chooses the largest z."""
+  """Settings of `attacks.alie`. If `z` is None, the round's clients and attackers determine it."""
 
   z: float | None = None
 
@@ -248,7 +248,7 @@ class LittleIsEnough(CollusionSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MinMax(CollusionSettings):
-  """`attacks.min_max`. The direction is "std", "unit" or "sign"."""
+  """Settings of `attacks.min_max`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 
@@ -259,7 +259,7 @@ class MinMax(CollusionSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MinSum(CollusionSettings):
-  """`attacks.min_sum`. The direction is "std", "unit" or "sign"."""
+  """Settings of `attacks.min_sum`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 

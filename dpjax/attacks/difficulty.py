@@ -39,7 +39,8 @@ def quantile_regression(
       answers of another model.
     known_log_odds: [m], log odds of the target on records that are no members.
     known_features: [m, d], features of the same m records.
-    fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
+    fpr: false positive rate in (0, 1) at which members are to be found, at least
+      1 / (ceil(m / 2) + 1).
     seed: seed of the halves and the trees.
 
   Raises UserError for shapes that do not match, NaN, infinite numbers, or too few known records
@@ -64,7 +65,8 @@ def quantile_regression(
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
   held_back = order[known.size // 2 :]
-  # The factor 1 + 1e-12 undoes the rounding down of fpr * (n + 1) if that is a whole number.
+  # Let n records be held back. If fpr * (n + 1) is a whole number, its float may be slightly
+  # smaller. The factor 1 + 1e-12 undoes this.
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(
@@ -81,8 +83,8 @@ def quantile_regression(
     loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
   ).fit(known_seen[learned], known[learned])
   over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
-  # A new excess is above the `allowed`-th largest of n known ones with probability at most
-  # allowed / (n + 1).
+  # An excess is log odds minus the trees' quantile. The excess of a new non-member is above the
+  # `allowed`-th largest of the n held-back ones with probability at most allowed / (n + 1).
   return odds - trees.predict(seen) - over[-allowed]
 
 

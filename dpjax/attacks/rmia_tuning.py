@@ -53,8 +53,9 @@ def tune_rmia(
     offline, offline_a: as in `rmia`.
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
-  target. A shadow can play it if at least two other shadows remain. Each record must be out of at
-  least one of these and, online, in at least one of these.
+  target. A shadow can play it if at least two other shadows remain, not counting its complement
+  (exactly the records that it lacks). Each record must be out of at least one of these and, online,
+  in at least one.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
@@ -129,7 +130,8 @@ def rmia_tuned(
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
   """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # A shadow that was trained on all other records reveals the members. No real attacker has one.
+    # A shadow with exactly the records that the target lacks would reveal the members. No real
+    # attacker has one.
     kept = ~np.all(evidence.included == ~members, axis=1)
     kept[target] = False
     included = evidence.included[kept]

@@ -32,7 +32,7 @@ Interval = tuple[float, float]
 
 
 class Roc(NamedTuple):
-  """ROC curve: a point for each threshold between scores, from above all scores to below all.
+  """ROC curve: a point for each threshold, from infinity down to the smallest score.
 
   Records with scores at or above the threshold are called members, so ties stay together.
   """
@@ -152,7 +152,8 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """
   validate.open_unit(fpr=fpr, confidence=confidence)
   n = curve.num_non_members
-  # The factor 1 + 1e-12 undoes the rounding down of fpr * n if that is a whole number.
+  # If fpr * n is a whole number, its float may be slightly smaller. The factor 1 + 1e-12 undoes
+  # this.
   allowed = math.floor(fpr * n * (1 + 1e-12))
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])

@@ -70,7 +70,8 @@ def imprint(
   direction = np.random.default_rng(seed).normal(size=size) / np.sqrt(size)
   measured = _inputs(public, size) @ direction  # [N]
   thresholds = np.quantile(measured, np.arange(units) / units)
-  # The lowest bin begins below all public inputs, since a client's input may be smaller.
+  # The lowest bin begins below the products of all public inputs, since that of a client's input
+  # may be smaller.
   thresholds[0] -= np.ptp(measured)
   kernel = np.broadcast_to(direction[:, None], (size, units))
   leaves, treedef = jax.tree_util.tree_flatten_with_path(params)

@@ -138,10 +138,10 @@ def train_shadows(
       secret as the records. None: nothing is kept.
     name: name of the pipeline, needed with a directory. Functions have no digest, so change the
       name whenever you change one of them.
-    progress: function that is called with (done, total) after each group.
+    progress: function that is called with numbers of shadows (done, total) after each group.
 
-  Raises UserError for masks that do not fit, an empty row, a signal of another shape or not finite
-  (a shadow that diverged), or a file that cannot be read.
+  Raises UserError for masks that do not fit, an empty row, or a file that cannot be read. It is
+  also raised for a signal of another shape, or not finite (a shadow that diverged).
   """
   train = shadow_models(
     records,

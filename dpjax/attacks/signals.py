@@ -130,9 +130,10 @@ def soft_margin_taylor(
   """Returns the confidences [..., n] with which RMIA's authors attack images.
 
   They come from logits [..., n, K] and labels [n] (Zarifzadeh et al. 2024). The first `order` terms
-  of the exponential's series replace the exponential in the softmax. `margin` is subtracted from
-  the logit of the record's label. With an even `order`, the series of a negative logit may be
-  negative, and so may a confidence. Such a confidence is raised to 1e-45.
+  of the exponential's series replace the exponential in the softmax. All logits are divided by
+  `temperature`; then `margin` is subtracted from that of the record's label. With an even
+  `order`, the series of a negative logit may be negative, and so may a confidence. Such a
+  confidence is raised to 1e-45.
 
   >>> soft_margin_taylor([[0.0, 0.0]], [0], margin=0.0)
   array([0.5])

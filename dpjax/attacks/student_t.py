@@ -22,13 +22,13 @@ def bavaria(
 ) -> np.ndarray:
   """Returns log p(t | in) - log p(t | out) [n] under Student-t predictive distributions.
 
-  Log odds of a record are N(m, v) over models. The prior of m is flat. The prior of v is inverse
-  gamma, with the pooled variance of its side (in or out), worth `prior_weight` shadows. Let k
-  shadows have mean c and sum S of squared deviations. Then a further model's log odds follow
-  Student's t distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the
-  squared scale (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799,
-  "BaVarIA-t"; the default weight is dpjax's. Offline, the score is the logit of P(T <= t | out),
-  which grows with t.
+  t is the target's log odds of a record. Over models, log odds of a record are N(m, v). The prior
+  of m is flat. The prior of v is inverse gamma, with the pooled variance of its side (in or out),
+  worth `prior_weight` shadows. Let k shadows have mean c and sum S of squared deviations. Then a
+  further model's log odds T follow Student's t distribution around c. It has
+  d = prior_weight + k - 1 degrees of freedom, and the squared scale
+  (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
+  weight is dpjax's. Offline, the score is the logit of P(T <= t | out), which grows with t.
 
   Args:
     offline: whether to use only shadows that did not hold a record.

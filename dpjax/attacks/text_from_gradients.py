@@ -152,7 +152,7 @@ class SpanAttack:
     rank: int | None = None,
     project: Any = None,
   ) -> np.ndarray:
-    """Returns how far each token at each position is from the span of the first kernel.
+    """Returns how far each token at each position is from the span of the first gradient.
 
     Args:
       params: parameters at which the gradient was taken.
@@ -216,7 +216,10 @@ class SpanAttack:
   def _of_one_line(
     self, params: Params, lines: list[list[int]], gradient: HostArray, project: Any
   ) -> list[list[int]]:
-    """Returns the line beginnings whose last input to block 2 lies in the gradient's span."""
+    """Returns the beginnings of lines whose last input to block 2 is in the gradient's span.
+
+    They come nearest first. If the span is empty or the whole space, all are returned.
+    """
     last = len(lines[0]) - 1
     # All parts have one size, so that one compilation serves all numbers of lines.
     count = len(lines) + -len(lines) % _PART

@@ -116,7 +116,8 @@ def client_view(
     key: key of this client in this round; None: key 0, as for an adversary that does not know it.
 
   Raises:
-    UserError: no local step, or rows that are no places of examples. The view raises it, too.
+    UserError: no local step, or rows that are no integers [S, b]. The view raises it for rows that
+      are no places of its examples.
 
   >>> import optax
   >>> from dpjax.federated import local_training

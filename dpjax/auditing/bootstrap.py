@@ -80,6 +80,8 @@ def bootstrap_interval(
     statistic: `Scores -> number`, such as `auc`.
     num_draws: number of bootstrap draws, at least 100.
 
+  Raises UserError for fewer than 10 scores inside or outside.
+
   >>> noise = np.random.default_rng(0).standard_normal((2, 400))
   >>> interval = bootstrap_interval(auc, Scores(1 + noise[0], noise[1]), seed=0, num_draws=200)
   >>> interval.low < interval.estimate < interval.high, round(interval.high - interval.low, 2)

@@ -540,11 +540,11 @@ def seeing(
   *,
   divisor: float,
 ) -> FederatedAlgorithm:
-  """Returns the algorithm, which tells `watching` whose messages are in the sum of each round.
+  """Returns the algorithm, changed to tell `watching` whose messages are in the sum of each round.
 
   Args:
     in_sum: function (cohort, round) -> the clients whose messages are in the mean of that round.
-    divisor: divisor of the sum with which the `unit` of `watching` was computed.
+    divisor: divisor of the sum, from which the `unit` of `watching` was computed.
   """
 
   def one_round(state: Any, cohort: Cohort) -> Any:

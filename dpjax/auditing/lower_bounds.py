@@ -50,17 +50,17 @@ from dpjax.validate import UserError
 
 # A search for an epsilon or mu doubles its upper end until it reaches this value.
 _LARGEST = 200.0
-# Thresholds are at equal steps of the normal quantile of a held-out score. A ratio of rates
-# needs the extremes, so its thresholds run from the largest score to the smallest. mu needs the
-# region where neither rate is small.
+# Thresholds lie among the scores outside, at equal steps of their normal quantiles. A ratio of
+# rates needs the extremes, so `_EXTREMES` thresholds run from the largest score to the smallest.
+# mu needs the region where neither rate is small, so its thresholds are `_MIDDLE` quantiles.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 # Number of values of k that a one-sided audit of one run tries: it guesses k canaries to be in.
 _GUESSES = 6
 # Number of values of k for a two-sided audit, which also guesses k canaries to be out.
 _TWO_SIDED = 5
-# Smallest k of a two-sided audit of at least 2 k canaries. Fewer guesses refute nothing at the
-# usual confidence.
+# Smallest k of a two-sided audit, unless it has fewer than 2 k canaries. Fewer guesses refute
+# nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -79,7 +79,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
 
   Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
   and the best one for discrete outputs. For independent trials the place of a score decides its
-  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses ids.
+  random number. For canaries of one run the place would reveal the coin, so `_guesses` uses the
+  canary's number.
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -448,11 +449,11 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   Proof. With n in and m out, let T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), where S^2 is
   the pooled variance of n + m - 2 degrees of freedom. T is noncentral t with noncentrality
   (d / s) sqrt(n m / (n + m)), and its upper tail grows with the noncentrality. So the largest mu
-  whose tail beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence,
-  whatever the coins. A score is a function of what was released: N(a, s^2) for a canary
-  that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is at least
-  that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least `epsilon_from_mu(d / s,
-  delta)`. There is one test, so no correction.
+  whose tail beyond T is at most 1 - confidence exceeds d / s with probability at most
+  1 - confidence, whatever the coins. A score is a function of what was released: N(a, s^2) for a
+  canary that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is
+  at least that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least
+  `epsilon_from_mu(d / s, delta)`. There is one test, so no correction.
 
   Unlike the other bounds it reads the values, not only their order. Infinite scores, and fewer
   than three scores, give 0: nothing is proved.
@@ -525,7 +526,7 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 
 
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
-  """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
+  """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and often far smaller.
 
   If k canaries were in, the test guesses the k largest scores to be in, and all others out. One
   guess is right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy

@@ -18,8 +18,8 @@ class CanaryScores(Scores):
   """Scores of the canaries of ONE run, where each score's canary is known.
 
   A score's place in `inside` or `outside` reveals the coin, so equal scores must not be ordered by
-  it. With 16 canaries of equal scores, `one_run` then refuted epsilon 0 in 11 % of runs. The number
-  of a canary reveals nothing.
+  place. When they were, `one_run` refuted epsilon 0 in 11 % of runs with 16 canaries of equal
+  scores. The number of a canary reveals nothing.
   """
 
   numbers: np.ndarray  # [n + m] canary of each score, scores inside first

@@ -119,7 +119,7 @@ class Audit:
 
   @property
   def can_refute(self) -> bool:
-    """Whether perfect scores would have refuted the claim, or raised an alarm."""
+    """Whether perfect scores would have refuted the claim, or raised an alarm; True if unknown."""
     return self.ceiling is None or bool(self._reason(self.ceiling))
 
   def _reason(self, shown: AtBest | Audit) -> str:

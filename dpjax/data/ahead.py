@@ -13,7 +13,8 @@ _END = object()
 def ahead(items: Iterator[_T]) -> Generator[_T]:
   """Yields the items of `items`. A thread makes the next item while the caller uses this one.
 
-  The thread is at most one item ahead, so at most two items are in memory beside the caller's item.
+  The thread makes at most one item in advance. The caller may still hold an item when it asks for
+  the next one, so at most three items are in memory.
   An error of `items` is raised here, after the items before it. The thread ends after the last
   item. If this iterator is closed earlier, the thread first finishes the item that it is making.
 

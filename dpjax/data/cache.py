@@ -33,7 +33,7 @@ _MAGIC = "dpjax features 1"
 
 
 def folder() -> pathlib.Path | None:
-  """Returns the path in $DPJAX_CACHE_DIR, or None (no cache) if that is unset or empty."""
+  """Returns the path in $DPJAX_CACHE_DIR, or None (no cache) if the variable is unset or empty."""
   named = os.environ.get(VARIABLE)
   return pathlib.Path(os.path.expanduser(named)) if named else None
 
@@ -134,7 +134,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _head(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the head of a file, or {} if the file is not in the current format of dpjax."""
+  """Returns the head of a file, or {} if the file is unreadable or not in the current format."""
   try:
     with path.open("rb") as file:
       head = json.loads(file.read(_HEAD))
@@ -215,7 +215,7 @@ def _fill(
   if file.tell() != expected:
     raise AssertionError(f"features of {shape} took {file.tell()} bytes, not {expected}")
   head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
-  # The head is written last, so a truncated file has none.
+  # The head holds the digest, so it is written last. A file that was not finished has no head.
   file.seek(0)
   _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
 

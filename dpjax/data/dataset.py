@@ -103,8 +103,8 @@ class Dataset:
   [0, num_classes), and tokens lie in [0, vocab_size). The arrays are read-only views. x may lie in
   files (`Rows`): then it is checked whenever it is read, and only labels are in memory.
 
-  The shape of one example, `num_classes`, `vocab_size` and `nominal_size` are taken as public.
-  The values are secret, and under add-or-remove-one `len(d)` is secret, too.
+  The shape of one example, `num_classes`, `vocab_size`, `nominal_size` and `target` are taken as
+  public. The values of x and y are secret, and under add-or-remove-one `len(d)` is secret, too.
 
   >>> d = from_arrays(np.zeros((4, 2, 2, 1)), [0, 1, 1, 0], num_classes=2)
   >>> d
@@ -125,8 +125,9 @@ class Dataset:
   num_classes: int
   split: str  # "train" | "test"
   vocab_size: int | None = None  # number of token ids; None: unknown, or no tokens
-  # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
-  # and contributes zero (replace_special). `Plan.batches` masks such rows. None: all are present.
+  # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn, and
+  # contributes zero (relation replace_special). `Plan.batches` masks such rows. None: all are
+  # present.
   present: np.ndarray | None = None
   # The declared number of examples: a constant that does not follow from the rows, so
   # adding or removing a row does not change it. None: nothing is declared.
@@ -178,7 +179,7 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """Returns the rows at `indices` (numbers, a slice or a mask), in the order of `indices`.
+    """Returns the rows at `indices` (integers, a slice or a mask), in the order of `indices`.
 
     The result keeps `nominal_size`, so that a data set with one row less has the same plan. If the
     result is used as a separate data set, declare its size: `part.declared(100)`.
@@ -201,7 +202,7 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # Unlike `replace`, `copy` neither checks the rows again nor drops a known digest.
+    # Unlike `replace`, `copy` does not check the rows again, and keeps the digest of `computed`.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same
@@ -225,7 +226,7 @@ class Dataset:
   def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
     """Returns a copy with row i of `by` at `indices[i]`, and with the `num_classes` of `by`.
 
-    The indices are distinct. Raises UserError if x is a dict of arrays.
+    The indices must be distinct. Raises UserError if x is a dict of arrays.
     """
     if self.in_columns:
       raise UserError("is a dict of arrays, whose rows cannot be replaced", field="x")
@@ -279,7 +280,7 @@ def _as_features(value: Any) -> np.ndarray:
 
 
 def _as_columns(tree: dict[Any, Any]) -> Columns:
-  """Converts each array of a dict: images and floats to float32, other integers to int32."""
+  """Converts arrays of a dict: uint8 images and floats to float32, other integer types to int32."""
 
   def converted(place: str, leaf: Any) -> np.ndarray:
     array = _as_array(leaf, place)
@@ -316,8 +317,8 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     more: arguments `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
-    UserError: labels or inputs that `from_arrays` refuses; or a source in which a row depends on
-      the rows that are read with it. Inputs are checked when they are read.
+    UserError: labels or inputs that `from_arrays` refuses; no rows; or a user's source whose rows 0
+      and 1 change when they are read together. Inputs are checked when they are read.
 
   >>> class Grey:
   ...   def __len__(self): return 3
@@ -388,18 +389,19 @@ def from_arrays(
     x: inputs, of one of these kinds.
       Images: uint8 [n, H, W] or [n, H, W, C], divided by 255; a missing channel axis is added.
       Floats: finite [n, *features], cast to float32. Scale them yourself, by public constants.
-      Tokens: integers [n, T], cast to int32.
+      Tokens: integers [n, T] of any type but uint8, cast to int32.
       A dict of such arrays: a model gets a dict, and integers may have any shape [n, ...].
     y: integer labels [n] in [0, num_classes); for other kinds see `target`.
     num_classes: number of classes. It is public, and never counted from the labels.
     target: kind of y. None: classes. `Interval(lower, upper)`: numbers [n], which are clipped to
       these public bounds and scaled to [-1, 1]. `Labels(names)`: 0 and 1, [n, labels].
-    vocab_size: number of token ids: tokens must lie in [0, vocab_size). None: any id is allowed.
+    vocab_size: number of token ids: tokens must lie in [0, vocab_size). None: any id >= 0 is
+      allowed. It must be None if x is a dict.
     nominal_size: declared number of examples: a public constant near n, never counted from the
       rows. Under add-or-remove-one, where n is a secret, mechanisms use it in place of n.
 
   Raises:
-    UserError: one line, for every other dtype or shape, a non-finite value, or a label
+    UserError: one line, for every other dtype or shape, a non-finite value, or a label or token
       out of range. No record is dropped or repaired.
     TypeError: neither `num_classes` nor `target` is given.
 

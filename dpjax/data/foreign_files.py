@@ -12,7 +12,7 @@ from dpjax.validate import UserError, first_line
 
 @contextlib.contextmanager
 def read_as(kind: str) -> Iterator[None]:
-  """Turns any error in its block into a UserError of one line, "cannot be read as ...".
+  """Turns an error in the `with` block that is no UserError into a UserError of one line.
 
   Args:
     kind: words for the files, such as "a file of TensorFlow Federated".
@@ -38,7 +38,7 @@ def h5py() -> Any:
   """Returns the module h5py.
 
   Raises:
-    UserError: it is not installed; the line names the extra.
+    UserError: h5py is not installed; the message names the extra that installs it.
   """
   try:
     return importlib.import_module("h5py")

@@ -21,17 +21,18 @@ from dpjax.types import Labelled
 
 # Name of the attribute that holds the digest of the data set given to `computed`.
 _ORIGIN = "_origin"
-# Name of the attribute that holds the shape of an example before `computed` changed it.
+# Name of the attribute that holds the shape of one input before `computed` replaced the inputs.
 _SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
   """Returns the digest of a training set: 32 bytes, as SECRET as the data.
 
-  Digests of different training sets differ. The digest covers inputs and labels (dtype, shape,
-  every byte, in order), which rows are present, and the kind of an example (classes, vocabulary,
-  target). For a `Federation` it also covers which client, by name and place, holds which rows. It
-  covers neither names of data sets nor test data: neither training nor sampling depends on these.
+  Digests of different training sets differ, except as `computed` says. The digest covers inputs and
+  labels (dtype, shape, every byte, in order), which rows are present, and the kind of an example
+  (classes, vocabulary, target). For a `Federation` it also covers which client, by name and place,
+  holds which rows. It covers neither names of data sets nor test data: neither training nor
+  sampling depends on these.
   The function reads all data once, in about one second for each gigabyte.
 
   Args:
@@ -67,7 +68,8 @@ def digest(data: Labelled | Federation) -> bytes:
     arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
   # Empty records change the digest, and so the noise: with equal noise, the difference of two runs
-  # would reveal the record. Data without empty records keep the digest of earlier versions.
+  # would reveal a record that is empty in one of them. Data without empty records keep the digest
+  # of earlier versions.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
   for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
@@ -85,9 +87,9 @@ def _add(sha256: Any, array: np.ndarray | Rows) -> None:
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with inputs `x`, which a public rule computed from the inputs of `source`.
 
-  The digest stays that of `source`. So it does not depend on the last bits of the features, which
-  may differ between devices or numbers of threads. It does not cover the rule. So callers must make
-  their random keys depend on the rule (a run's keys depend on its whole config).
+  The digest stays that of `source`. So it does not depend on the last bits of `x`, which may differ
+  between devices or numbers of threads. It does not cover the rule. So callers must make their
+  random keys depend on the rule (a run's keys depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)
@@ -103,7 +105,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
 
 
 def source_shape(dataset: Dataset) -> tuple[int, ...] | None:
-  """Returns the shape of an example before `computed` changed it; None for other data sets.
+  """Returns the shape of one input before `computed` replaced the inputs; None if it did not.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)

@@ -104,8 +104,9 @@ def image_folder(
       hidden files are left out.
     declaration: public facts about the folder (see the module): a dict or the path of a file.
       None: declaration.toml in the folder.
-    resident: place of the images. True: in memory. False: in their files, which are decoded when
-      they are drawn. None: the size decides.
+    resident: place of the images. True: in memory. False: in their files, each of which is decoded
+      when its image is drawn. None: a split stays in its files if it takes more than a quarter of
+      the memory.
 
   Each image is converted independently of the other images. Transparency is dropped.
 
@@ -170,7 +171,7 @@ def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[
 
 
 class _Source:
-  """Images read by place, as uint8 [k, height, width, channels]."""
+  """Source that reads images by place, as uint8 [k, height, width, channels]."""
 
   def __init__(self, path: pathlib.Path, names: list[str], declared: Images):
     self._path = path
@@ -238,7 +239,7 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
       return np.asarray(pixels).reshape(size[1], size[0], declared.channels)
   except UserError:
     raise
-  # Pillow raises all these errors for damaged files, SyntaxError included.
+  # Pillow raises these errors, SyntaxError included, for damaged or huge files.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise UserError(
       f"{name}: is no readable image ({validate.first_line(error)})"

@@ -59,7 +59,8 @@ def leaf_federation(
 
   Args:
     data_dir: folder in which a relative `name` begins; None: the current folder.
-    num_classes: number of classes, public and never counted: 62 for FEMNIST, 2 for Sent140.
+    num_classes: number of classes, public and never counted: 62 for FEMNIST, 2 for Sent140. None
+      for Shakespeare, whose classes are the 256 bytes.
     max_length: number of bytes kept of a text.
     shape: shape to which each row of numbers is reshaped, such as (28, 28, 1) for FEMNIST. None:
       rows keep their shape.

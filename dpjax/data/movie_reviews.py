@@ -38,7 +38,7 @@ _TEST_EVERY = 5
 def load_movie_reviews(
   data_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """Loads (train, test): x int32 bytes [n, 256] of a sentence; y is 1 for a positive sentence.
+  """Loads (train, test): x int32 [n, 256], bytes of sentences; y [n], 1 if positive, else 0.
 
   Args:
     data_dir: folder of vaderSentiment-0.5.zip. None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
@@ -76,7 +76,7 @@ def load_movie_reviews(
 def parse(content: str) -> list[tuple[float, str]]:
   """Returns (mean rating, sentence) of each line.
 
-  A line holds a number, the mean rating and the sentence, separated by tabs.
+  A line holds an id, the mean rating and the sentence, separated by tabs.
 
   >>> parse("1\\t2.5\\tA fine film.\\n2\\t-0.6\\tToo tepid\\n")
   [(2.5, 'A fine film.'), (-0.6, 'Too tepid')]

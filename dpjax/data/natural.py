@@ -45,8 +45,8 @@ def by_client(
       are one client.
     sizes: lengths of consecutive stretches of rows, each of one client. If they are given,
       `client_ids` has one id for each stretch, and a stretch may have length 0.
-    max_examples: public upper limit on the examples of a client. Its first examples are kept. None:
-      all are kept.
+    max_examples: public upper limit on the number of examples of a client. The client's first
+      examples are kept. None: all are kept.
 
   Raises:
     UserError: one line: an id that is empty, or neither text nor an integer; a number of ids
@@ -85,14 +85,14 @@ def by_client(
 
 
 def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (rows by owner [n], start of each owner's rows [num_clients]); rows of one
-  owner keep their order."""
+  """Returns (row numbers sorted by owner [n], start of each owner's rows in them [num_clients]).
+  Rows of one owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Returns ids as text in one normal form, so that two spellings of one id become equal.
+  """Returns ids as text in one normal form, so that all types and encodings of one id become equal.
 
   Raises UserError for an id that is empty, or neither text nor an integer.
 
@@ -164,7 +164,7 @@ def natural_federation(
   max_examples: int | None = None,
   declaration: tables.Declared = None,
 ) -> Pair:
-  """Loads (train, test) of prepared data, with one client for each value of field `client_id`.
+  """Loads (train, test), with one client for each value of the field `client_id`.
 
   Test clients need not be training clients.
 
@@ -174,7 +174,8 @@ def natural_federation(
       The path of an `.npz`, whose arrays "NAME_train" and "NAME_test" hold ids (NAME: `client_id`).
       The path of a table (.csv, .tsv or .parquet) with a column `client_id`.
       `package.module:name`: a function of no arguments that returns two `Federation`s.
-    data_dir, max_length, num_classes: as in `data.load`.
+    data_dir, max_length: as in `data.load`.
+    num_classes: number of classes, for an .npz or prepared data that do not declare it.
     client_id: name of the field; "" for a function.
     declaration: declaration of a table, as in `data.load`.
     max_examples: as in `by_client`, for each client in train and in test.

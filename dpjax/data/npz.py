@@ -21,11 +21,11 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Largest number of characters of the list of names in an error.
 _MOST_NAMES = 80
 _NO_HEADER = (
-  MemoryError,  # it promises more than there is
+  MemoryError,  # the header promises more than there is
   OverflowError,
   TypeError,
   RecursionError,
-  SyntaxError,  # NumPy reads it as a literal of Python
+  SyntaxError,  # NumPy reads the header as a literal of Python
   tokenize.TokenError,
 )
 _UNREADABLE = (
@@ -41,9 +41,9 @@ _UNREADABLE = (
 
 
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-  """Returns a context that attributes errors inside it to `name=`, a file or a data set.
+  """Returns a context that makes its UserErrors errors about `name=`, a file or a data set.
 
-  An error about `num_classes` is not changed: the caller's argument is wrong or missing.
+  A UserError about `num_classes` is not changed: the caller's argument is wrong or missing.
   """
   return about("name", name, but=("num_classes",))
 
@@ -237,7 +237,8 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """Returns the array, or the file if its inputs stay on disk. A number counts as 4 bytes."""
+  """Returns the array of a file, or the file itself if it holds inputs that stay on disk."""
+  # A number counts as 4 bytes, since `Dataset` holds float32 or int32.
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

@@ -45,7 +45,7 @@ def heterogeneity(histograms: np.ndarray) -> float:
 
   The distance lies in [0, 1 - smallest share of a class]; 0: all clients have the same shares.
   Each client that holds examples counts once, whatever its size. Small clients differ by chance,
-  so compare with the value of `iid` for the same sizes.
+  so compare with the value of an `iid` partition into as many clients.
 
   Args:
     histograms: class counts of the clients, [clients, classes].
@@ -65,7 +65,7 @@ def heterogeneity(histograms: np.ndarray) -> float:
 
 
 def iid(labels: HostArray, *, num_clients: int, seed: int) -> Indices:
-  """Cuts a random permutation into equal parts (sizes differ by at most one).
+  """Cuts a random permutation of the rows into equal parts (sizes differ by at most one).
 
   >>> [len(client) for client in iid(np.zeros(7), num_clients=3, seed=0)]
   [3, 2, 2]
@@ -80,8 +80,9 @@ def dirichlet(
   """Deals each CLASS to the clients in shares drawn from Dir(alpha) (NIID-Bench).
 
   A smaller alpha gives fewer classes per client, and sizes differ too. As in NIID-Bench, a client
-  that already holds n / num_clients examples gets none of the later classes. The whole draw is
-  repeated until every client has `min_size` examples. alpha=inf is `iid`.
+  that already holds n / num_clients or more of the n examples gets none of the later classes. The
+  whole draw is repeated until every client has at least `min_size` examples. alpha=inf is `iid`,
+  which ignores `min_size`.
   Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
 
   Raises:
@@ -125,13 +126,13 @@ def dirichlet(
 def dirichlet_hsu(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int
 ) -> Indices:
-  """Draws each CLIENT's class shares from Dir(alpha * overall shares); sizes are equal (Hsu 2019).
+  """Draws each CLIENT's class shares from Dir(alpha * overall shares) (Hsu 2019).
 
-  alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
-  alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its examples one by one by
-  its shares, without replacement. An exhausted class is drawn no more. If all classes of a client
-  are exhausted, the client draws from the other classes in proportion to their remaining rows. So
-  the data of late clients are more alike than their drawn shares.
+  Sizes differ by at most one. alpha is the TOTAL concentration, as in the paper: alpha / K for each
+  of K equal classes, so alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its
+  examples one by one by its shares, without replacement. An exhausted class is drawn no more. If
+  all classes of a client are exhausted, the client draws from the other classes in proportion to
+  their remaining rows. So the data of late clients are more alike than their drawn shares.
   alpha=inf is `iid`. Source: Hsu, Qi and Brown 2019, arXiv:1909.06335, section 4.
 
   >>> labels = np.repeat(np.arange(10), 100)
@@ -185,10 +186,10 @@ def shards(
 def quantity_skew(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Gives all clients the same label distribution, and sizes in shares drawn from Dir(alpha).
+  """Gives all clients the same label distribution, but shares of the rows drawn from Dir(alpha).
 
   Every client first gets `min_size` examples; the shares divide the rest. With min_size=0, some
-  clients may be empty. alpha=inf is `iid`.
+  clients may be empty. alpha=inf is `iid`, which ignores `min_size`.
   Source: Li et al. 2022, arXiv:2102.02079, section 4.3.
 
   >>> parts = quantity_skew(np.zeros(1000), num_clients=5, alpha=0.3, seed=0, min_size=1)

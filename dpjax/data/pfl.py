@@ -64,8 +64,8 @@ def pfl_federation(
     num_classes: number of FLAIR's labels, public: 17 coarse ones, or 1,628 fine ones. It must
       equal the number of labels in the file. None for sentences.
     image_size: side of an image in pixels. It must divide the side in the file; each pixel is then
-      the mean of a square of pixels. None: the side in the file. If that is 256 pixels, all 345,879
-      images take 272 GB.
+      the mean of a square of pixels. None: the side in the file. If that is 256 pixels, the 345,879
+      training images take 272 GB.
     fine_grained: whether the labels are FLAIR's fine ones.
     test_split: split of the test data: "val", which pfl-research reports results for, or "test".
     max_examples: as in `data.by_client`, for each client in train and in test.
@@ -203,8 +203,8 @@ class _Photographs:
       x[place] = squares.mean(axis=(1, 3), dtype=np.float64) / 255
     rows = np.asarray(group[f"{self._prefix}_row"], np.int64)
     columns = np.asarray(group[f"{self._prefix}_col"], np.int64)
-    # A number that is too large raises IndexError. A negative one would count from the end, and a
-    # single one would count for every pair.
+    # A place that is too large raises IndexError below. A negative place would count from the end.
+    # An array of one place would be paired with every place of the other array.
     if rows.shape != columns.shape or min(rows.min(initial=0), columns.min(initial=0)) < 0:
       raise ValueError("rows and columns of labels must be pairs of places")
     pairs = np.zeros((images.shape[0], *self.label_shape), np.int64)
@@ -213,7 +213,7 @@ class _Photographs:
 
 
 class _Sentences:
-  """Reads a user's sentences from StackOverflow's file, each followed by its last target."""
+  """Reads a user's sentences from StackOverflow's file: all inputs of each, and its last target."""
 
   dtype = np.int32
   label_shape = ()

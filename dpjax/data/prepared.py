@@ -31,7 +31,7 @@ from dpjax.validate import UserError
 COMMON = tuple(PUBLISHED)
 # Number of records decoded at once, which bounds the memory of decoded Python objects.
 _CHUNK = 1_000
-# Keys of features.json whose value names a class.
+# Keys of features.json whose value names a Python class.
 _CLASS_KEYS = ("pythonClassName", "python_class_name")
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
@@ -118,7 +118,8 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
 
 
 def check_features(name: str, root: pathlib.Path) -> None:
-  """Raises UserError if a features.json names a class from outside tensorflow-datasets.
+  """Raises UserError if a features.json names a Python class from outside
+  `tensorflow_datasets.core.features`.
 
   TFDS would import the module of the class, which runs code of the file's author.
   """
@@ -135,7 +136,7 @@ def check_features(name: str, root: pathlib.Path) -> None:
 
 
 def _classes_named(data: Any) -> Iterator[Any]:
-  """Yields every class named in JSON data of features, in the current and in older layouts.
+  """Yields every Python class named in JSON data of features, in the current and older layouts.
 
   One older layout holds JSON as text, which is parsed, too.
   """
@@ -179,8 +180,8 @@ def _pick_splits(sources: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _pick_keys(info: Any) -> tuple[str, str]:
-  """Returns the names (input, label): the supervised keys of TFDS if there are two, else the usual
-  names. Raises UserError if the features have neither."""
+  """Returns the names (input, label): the supervised keys of TFDS if there are two, else "image" or
+  "text", and "label". Raises UserError if the features lack these, too."""
   keys = info.supervised_keys
   if isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(k, str) for k in keys):
     return keys
@@ -251,7 +252,7 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """Returns all places, in groups whose records fit in memory."""
+    """Returns all places, in groups of at most `_CHUNK`."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:

@@ -62,7 +62,7 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   if isinstance(data, Dataset):
     return dataclasses.replace(data, x=standardize(data.x, mean, std))
   if isinstance(data, Rows):
-    # This call raises now the errors that would be raised when rows are read.
+    # Without this call, a wrong constant would raise its error only when rows are read.
     standardize(data[:0], mean, std)
     return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)

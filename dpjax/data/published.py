@@ -101,11 +101,11 @@ _TEST_OF = "_published_test_of"
 
 
 def as_published_test(test: Any, name: str) -> Any:
-  """Marks `test` as the test set of a published data set, and returns it. Parts have no mark.
+  """Returns `test`, marked as a published data set's test set. Subsets of `test` have no mark.
 
   Args:
-    name: name as in `data.load`, such as "mnist:3.0.1". Without a row in `PUBLISHED`, no mark is
-      set.
+    name: name as in `data.load`, such as "mnist:3.0.1". If it has no row in `PUBLISHED`, no
+      mark is set.
   """
   if name.partition(":")[0] in PUBLISHED:
     # The mark is no field: `replace` makes other data, and must drop the mark.

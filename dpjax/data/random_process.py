@@ -106,8 +106,8 @@ def _colours(process: Process, random: np.random.Generator, count: int) -> np.nd
 def _leaf(
   process: Process, random: np.random.Generator, count: int, height: int, width: int
 ) -> np.ndarray:
-  """Draws the pixels that one leaf covers, at random position and angle: bool [count, H,
-  W]."""
+  """Draws a leaf for each image, at a random position and angle. Returns the pixels that it covers:
+  bool [count, H, W]."""
   centre = random.random((2, count, 1, 1))
   angle = 2 * np.pi * random.random((count, 1, 1))
   low, high = process.size
@@ -169,5 +169,6 @@ def load_random_process(
 
 
 def load_published() -> tuple[Dataset, Dataset]:
-  """Synthetic images of random processes, 64 classes; public, for training before private data."""
+  """Loads synthetic images of random processes in 64 classes: public, for training before private
+  data."""
   return load_random_process()

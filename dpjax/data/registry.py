@@ -46,8 +46,8 @@ def load(
         arrays of an .npz (`npz.load_folder`);
       - `package.module:name`, a user's function of no arguments that returns (train, test).
     data_dir: folder of prepared data; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets. A relative
-      path in `name` begins in `data_dir`; None: in the current folder.
-    max_length: number of bytes kept of each text (padded with 0).
+      path in `name` begins in `data_dir`, or in the current folder if `data_dir` is None.
+    max_length: number of bytes kept of each text of prepared data (padded with 0).
     num_classes: number of classes, for data that do not declare it. For other data it must be None
       or the declared number. It is public, and never counted from the labels.
     num_examples: declared number of training examples (`nominal_size`), for data that do not
@@ -177,8 +177,8 @@ def declared_at(
 def prepared_root(
   name: str, data_dir: str | os.PathLike[str] | None = None
 ) -> pathlib.Path:
-  """Returns the folder of a prepared data set. If it is missing, raises UserError with the command
-  that prepares it."""
+  """Returns the folder that holds prepared data sets. Raises UserError if the data set `name` is
+  unknown, or is missing there (with the command that prepares it)."""
   root = data.prepared.data_root(data_dir)
   if data.prepared.is_prepared(name, root):
     return root

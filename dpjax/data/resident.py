@@ -77,7 +77,8 @@ def resident_bytes(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> int:
 
 
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
-  """Moves a data set to the device if its inputs fit into `limit_bytes`. Larger data, and data
-  in files, are returned as they are. `placed` holds `everywhere` and `split` of `Resident`."""
+  """Returns a data set on the device, as `Resident`, if its inputs fit into `limit_bytes`. Returns
+  larger data, and data in files, as they are. `placed` holds the arguments `everywhere` and `split`
+  of `Resident`."""
   fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return Resident(dataset, **placed) if fits else dataset

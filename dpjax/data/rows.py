@@ -207,8 +207,8 @@ class _Over:
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
   """Returns whether examples of `nbytes` bytes stay in their files until they are drawn.
 
-  With resident=False they do. With None they do if they would take more than a quarter of the
-  machine's memory.
+  With resident=True they do not, with False they do. With None they do if they would take more than
+  a quarter of the machine's memory.
 
   >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
   (False, True, True)
@@ -268,7 +268,7 @@ class File:
   def read(self, places: np.ndarray) -> np.ndarray:
     out = np.empty((len(places), *self.shape[1:]), self.dtype)
     bytes_of = out.reshape(-1).view(np.uint8).data
-    # Start of each run of consecutive rows; one read serves a run.
+    # Starts of the stretches of consecutive rows; one read serves a stretch.
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     try:
       for first, last in zip(starts, [*starts[1:], len(places)]):

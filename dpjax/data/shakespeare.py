@@ -65,8 +65,8 @@ def parse_play(text: str) -> Speeches:
 
   A paragraph whose first line is a name begins a speech. The next paragraphs continue the speech,
   up to the next name or heading. Stage directions in brackets are dropped. Some editions
-  print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if less than half of
-  the paragraphs that start with a name start with a name in capitals.
+  print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if names in capitals
+  start less than half as many paragraphs as names of either kind.
 
   >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}

@@ -38,7 +38,7 @@ PUBLIC_PLAYS = (
 )
 # Number of tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
-# Number of lines in an example of roles. Shorter roles are padded. The number is public.
+# Number of lines in an example of roles. Longer roles are cut, shorter ones are padded.
 MOST_LINES = 16
 _TEST_SHARE = 0.2
 
@@ -107,9 +107,9 @@ def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset
 def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   """Loads (train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
 
-  A training example is one role: its first MOST_LINES training lines. No other row has lines of
-  this role. A test example is a block of test lines, perhaps of several roles; the test lines are
-  those of `load_lines`.
+  A training example is one role: its first MOST_LINES training lines. No other training example
+  has lines of this role. A test example is a block of test lines, perhaps of several roles; the
+  test lines are those of `load_lines`.
   """
   roles = _by_role(folder, public=False)
   train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])

@@ -112,7 +112,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-  """Everything that is public about a table; see the module for the keys of its file."""
+  """Everything that is public about a table. The module describes the keys of a declaration."""
 
   columns: Mapping[str, Number | Category | Text]
   # The columns that hold the target. All of them are read as `target_kind` says.
@@ -213,7 +213,7 @@ def parse(source: object) -> Declaration:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-  """Reads the dict of a TOML or JSON file.
+  """Returns the content of a TOML or JSON file.
 
   Raises:
     UserError: one line that names the file.
@@ -235,7 +235,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
       "there is no such file; it says what is public about the data: bounds of "
       "numbers, values of categories, the target and the split (docs/your_data.md)"
     ) from error
-  # Both parsers raise ValueError for bad syntax or bad UTF-8, and RecursionError for deep nesting.
+  # Bad UTF-8 and bad syntax raise ValueError, deep nesting raises RecursionError.
   except (OSError, ValueError, RecursionError) as error:
     if isinstance(error, UserError):
       raise

@@ -39,10 +39,10 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 class RowBlock(NamedTuple):
   """A block of consecutive rows, stored by column."""
 
-  # [k] cells by requested column. A cell is text, or for Parquet text, a number or a boolean; None:
-  # no value.
+  # Cells [k] of each requested column, by name. Cells of a CSV file are text. Cells of a Parquet
+  # file or in memory are text, numbers, booleans, or None (no value).
   cells: Mapping[str, Sequence[Any]]
-  places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
+  places: Sequence[int]  # [k] first line of each row in a CSV file, else its number from 1
 
   def place_of(self, index: int, word: str) -> str:
     """Returns `word` and the line or number of a row, such as "line 7", for a message."""
@@ -52,7 +52,7 @@ class RowBlock(NamedTuple):
 def blocks(
   path: pathlib.Path, wanted: Wanted, *, delimiter: str | None, encoding: str
 ) -> Iterator[RowBlock]:
-  """Yields the rows of a file, several thousand at a time.
+  """Yields the rows of a file, at most `_ROWS` at a time.
 
   Args:
     wanted: function that chooses the columns to read.
@@ -90,7 +90,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
     wanted: function that chooses the columns to read.
 
   Raises:
-    UserError: a column that is no list of plain cells, or columns of different lengths.
+    UserError: a column that is no list of text, numbers or booleans; columns of different lengths.
   """
   names = [str(name) for name in columns]
   held = dict(zip(names, columns.values()))
@@ -259,14 +259,14 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # The errors of PyArrow are of these kinds.
+  # PyArrow raises errors of these two types for damaged files.
   except (arrow.ArrowException, OSError) as error:
     reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error
 
 
 def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
-  """Returns a column's text, numbers or booleans as Python objects."""
+  """Returns a column's text, numbers or booleans as Python objects. Raises UserError for others."""
   kind = column.type
   if arrow.types.is_dictionary(kind):
     column = column.dictionary_decode()

@@ -33,7 +33,7 @@ _COMPARED = 1000
 
 
 class _Part(NamedTuple):
-  """The content of one or two files; its arrays are as private as the files."""
+  """Rows of a table, from one or two files or from memory. They are as private as their source."""
 
   x: np.ndarray  # [n, width] float32, or int32 of a text
   y: np.ndarray  # [n], or [n, labels]
@@ -123,7 +123,7 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
   """Counts, for each column, the numbers beyond its bounds in all rows, without privacy.
 
   One record changes each count by at most one. So either keep the counts secret, or release them
-  through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column.
+  through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column of numbers.
 
   Args:
     source, declaration: as in `table`.
@@ -183,8 +183,8 @@ def _beside(source: pathlib.Path) -> pathlib.Path:
 
 
 def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
-  """Returns the content of a table's declaration: a dict, the path of a file, or None for the file
-  beside the table."""
+  """Returns the content of a table's declaration, which may be a dict, the path of a file, or None:
+  the file beside the table."""
   held = _beside(source) if declaration is None else declaration
   return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
 

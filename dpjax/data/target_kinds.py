@@ -17,7 +17,7 @@ from dpjax.validate import UserError, finite
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-  """Target of one number for each example, with public bounds, which a `Dataset` scales to [-1, 1].
+  """Target of one number for each example, clipped to public bounds and scaled to [-1, 1].
 
   Args:
     lower, upper: finite bounds in the units of the data; upper is 2e-30 to 2e30 above lower.
@@ -40,7 +40,7 @@ class Interval:
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
-    # Models compute in float32, in which products with other widths could overflow or underflow.
+    # Models compute in float32. Products with smaller or larger widths could underflow or overflow.
     if not 1e-30 < self.half_width < 1e30:
       raise UserError("must lie 2e-30 to 2e30 above lower", field="upper", value=self.upper)
 

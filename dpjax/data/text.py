@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Number of byte values. Text holds no 0, so 0 is the padding.
+# Number of byte values. Byte 0 is the padding, since texts have no use for it.
 VOCAB_SIZE = 256
 PADDING_ID = 0
 
@@ -31,8 +31,8 @@ def _as_bytes(text: str | bytes) -> bytes:
 def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
   """Encodes texts as UTF-8 bytes, int32 tokens [n, max_length]: cut at the end, padded with 0.
 
-  The vocabulary of bytes reveals nothing about the texts. The vocabulary of a tokenizer that was
-  trained on private text reveals parts of it, so the training would have to be accounted for.
+  The vocabulary of bytes reveals nothing about the texts. A tokenizer's vocabulary reveals parts of
+  the text that it was trained on. If that text is private, the training must be accounted for.
 
   >>> encode_text(["hi", "hello"], max_length=4)
   array([[104, 105,   0,   0],

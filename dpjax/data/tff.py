@@ -78,14 +78,14 @@ def tff_federation(
 
   Images are float32: [28, 28, 1] as stored (EMNIST: 1 is paper, 0 is ink), or [32, 32, 3] / 255.
   Text without labels is UTF-8 bytes, int32 [max_length], padded with 0, for `losses.next_token`;
-  y is 0. An example of StackOverflow is one sentence. There are 135,818,730 sentences of 342,477
-  users, so `max_examples` limits the sentences of each user that are kept in memory.
+  y is 0. An example of StackOverflow is one sentence. 342,477 users have 135,818,730 training
+  sentences. `max_examples` limits how many sentences of each user are kept in memory.
 
   Args:
     name: path that ends in .sqlite, or in _train.h5 (which needs the `h5` extra, and the file that
       ends in _test.h5 beside it).
     data_dir: folder in which a relative `name` begins; None: the current folder.
-    num_classes: number of classes, public and never counted: 62 for FEMNIST.
+    num_classes: number of classes, public and never counted: 62 for FEMNIST; None for text.
     max_length: number of bytes kept of a text.
     max_examples: as in `data.by_client`, for each client in train and in test.
 
@@ -175,7 +175,8 @@ def _sqlite_pair(
 def _sqlite(
   base: sqlite3.Connection, split: str, kind: _Kind, most: int | None
 ) -> _Stretches:
-  """Reads a split in the order of the file. At most `most` examples of a client take memory."""
+  """Reads a split in the order of the file. At most `most` examples of a client take memory;
+  None: all."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
   counts: dict[Any, int] = dict(base.execute(query, [split]))
   # The counts are checked before they size arrays: a damaged count could exhaust memory.

@@ -135,7 +135,7 @@ def _parsed(content: bytes) -> Any:
     raise UserError(f"needs the library tokenizers; {INSTALL}") from error
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    # `Tokenizer.rows` cuts and pads rows, because a length in the file depends on who saved it.
+    # `Tokenizer.rows` cuts and pads to the declared length. A length in the file is not used.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     words = tokenizer.get_vocab(with_added_tokens=True)

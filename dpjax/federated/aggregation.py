@@ -1,11 +1,11 @@
 """Aggregation of a cohort's messages into one update: means, private means, client-side
 noise.
 
-An `Aggregator` is a pair of pure functions over stacked messages,
+An `Aggregator` has two pure functions, `init` for its state and
 `update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. An aggregator
-that needs only a sum also gives the two halves of `update`, `finish(partial(...))`. Contributions
-can then be added up as clients finish, over blocks and over devices. `finish` draws the noise,
-once for the whole sum, whatever the execution.
+that needs only sums of messages also has `partial` and `finish`, the two halves of `update`.
+Messages can then be added up as clients finish, over blocks and over devices. `finish` draws the
+noise, once for the whole sum, whatever the execution.
 
 | case                                 | `weighted_mean`         | `dp_mean`                  |
 | ------------------------------------ | ----------------------- | -------------------------- |
@@ -35,8 +35,9 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """Rule that turns messages into one update. All its functions are pure and can be jitted.
+  """Rule that turns messages into one update.
 
+  `init`, `update`, `partial` and `finish` are pure and can be jitted; `check` and `through` cannot.
   If `private` is True, an algorithm releases only functions of the aggregator's output. It then
   refuses options that would release anything else (a realised count, a second mean).
   """
@@ -47,8 +48,9 @@ class Aggregator(NamedTuple):
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
   plan: Plan | None = None  # plan that draws the cohorts and sets the noise; None: unknown
-  check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
-  # Function from a `MapClients` to a `MapClients` that adds the sums of `partial` in another way.
+  # Function (messages, mask, weights) that raises UserError if too few messages count.
+  check: Callable[..., Any] | None = None
+  # Function from a `MapClients` to one that sums in another way, such as by secure aggregation.
   through: Callable[..., Any] | None = None
 
   def drawn_by(self, plan: Plan) -> Aggregator:
@@ -112,7 +114,7 @@ def finite(messages: ArrayTree, mask: Array) -> Array:
   no_claim="the mean without privacy",
 )
 def weighted_mean() -> Aggregator:
-  """Takes the mean sum_i w_i m_i / sum_i w_i over clients with a finite message and w_i > 0.
+  """Takes the mean sum_i w_i m_i / sum_i w_i of finite messages with a finite weight w_i > 0.
 
   No privacy: the influence of a client has no bound. Without clients the update is 0.
 
@@ -147,9 +149,9 @@ def dp_mean(
       which also serves for examples. Each row is one client here, so `normalize_by` is the
       EXPECTED number of clients in a cohort.
     l2_clip_norm: clip norm, or `Clip`, that `tx` was made for. Each message is then clipped as it
-      arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum` (and the rule's
-      count, if the norm adapts), so `loop_clients` never holds two messages at once. None passes
-      `tx` the stacked messages and their mask.
+      arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum`, so
+      `loop_clients` never holds two messages at once. If the norm adapts, `tx` also gets the count
+      by which it adapts. None passes `tx` the stacked messages and their mask.
 
   Guarantee: adding or removing one client (with any data, message and weight, NaN included)
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
@@ -282,7 +284,7 @@ def client_noise(
     weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
-    # The noise has a separate key, so that it shares no random stream with dropout or rounding.
+    # The noise has a key of its own, so it shares no random stream with the optimizer or rounding.
     state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))

@@ -1,8 +1,9 @@
 """The work of one client in a round, as three pure functions.
 
-`ClientAlgorithm(init, step, finish)` describes ONE client. The executors of `execution` run it
-for a cohort: in a Python loop, under vmap, shard_map or pmap, with the same result to rounding.
-They skip a step whose batch is all padding, so a client without examples sends exactly zero.
+`ClientAlgorithm(init, step, finish)` describes ONE client. The functions of `execution` run it
+for a cohort: in a Python loop, under vmap, shard_map or pmap, or over several processes. The result
+is the same to rounding. Steps that only pad a client's work are skipped or discarded, so a client
+without examples sends exactly zero.
 
 Variants of local training do not copy its loop. They fill in these hooks:
 
@@ -121,8 +122,8 @@ def by_examples(num_examples: Array) -> Array:
 
 
 def capped(cap: int) -> Weighting:
-  """Weights a client by min(n_i, cap) / cap, in (0, 1]: the public rule of McMahan et al.
-  2018 (DP-FedAvg).
+  """Weights a client of n examples by min(n, cap) / cap, in (0, 1]: the public rule of McMahan et
+  al. 2018 (DP-FedAvg).
 
   >>> [float(capped(10)(n)) for n in (5, 10, 10**6)]
   [0.5, 1.0, 1.0]
@@ -140,7 +141,7 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   """Returns (mean, sum) of the losses of the examples that are not padding.
 
   Raises:
-    UserError: `loss_fn` is not a loss of ONE example; it could mix examples of several clients.
+    UserError: `loss_fn` is not a scalar loss of ONE example, or could mix several examples.
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
@@ -277,9 +278,9 @@ def full_gradient(
 ) -> ClientAlgorithm:
   """Makes a client that sends the gradient of its mean loss at the server's parameters.
 
-  The mean is over all its batches, in one pass (`epochs=1`). The batch size only bounds memory. The
-  message is {"delta": -g}, a step of length 1, which aggregators and server optimizers take
-  unchanged.
+  The mean is over the examples of all batches of a round; one pass over the data (`epochs=1`) is
+  enough. The batch size only bounds memory. The message is {"delta": -g}, a step of learning rate
+  1, which aggregators and server optimizers take unchanged.
 
   >>> algorithm = full_gradient(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
   >>> received, local = Received(jnp.zeros(1)), None

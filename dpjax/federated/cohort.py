@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """Returns the smallest number >= n among 0, 1, 2, 3 and 4 to 7 times a power of two.
+  """Returns the smallest number >= n among 0 to 3, and a power of two times 4, 5, 6 or 7.
 
   Shapes are rounded up to these numbers. So clients of many sizes need few compilations, and at
   most a quarter more work.
@@ -76,7 +76,8 @@ class Cohort(NamedTuple):
   ids: np.ndarray  # [C] int64, places in the federation
   num_examples: np.ndarray  # [C] int64, number of examples of each client
   batches: Sequence[LocalBatches]  # [C]
-  data: Any = None  # arrays [n, ...] that `batches` hold row numbers of, if they do
+  # Arrays [n, ...] to which row numbers in `batches` refer; None if `batches` hold examples.
+  data: Any = None
   drawn: Drawn | None = None  # set by `cohorts`; None: made by hand
 
   @property
@@ -186,13 +187,13 @@ def cohorts(
 
   Each cohort is a function of (rng, round) alone, so a resumed run draws the cohorts that the
   interrupted run would have drawn. A Poisson cohort may be empty. Pass an empty cohort to `round`,
-  too, which adds the noise that the plan accounts for. Each cohort holds its plan and its round.
-  `round` refuses a cohort of another round. It also refuses a cohort of a private plan, unless the
-  aggregator adds the noise of that plan.
+  too, which adds the noise that the plan accounts for. Each cohort holds its plan and its round. If
+  the aggregator has a plan, `round` refuses a cohort of another plan or round. It always refuses a
+  cohort of a private plan, unless the aggregator adds the noise of that plan.
 
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
-      None, which an aggregator without a plan passes, is refused.
+      None, the plan of an aggregator without one, is refused.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:
@@ -227,7 +228,7 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
 
   Raises:
     UserError: the cohort is of a private plan, and the aggregator adds no noise, or noise of an
-      unknown plan; the cohort is of another plan than the aggregator's, or of another round.
+      unknown plan. If `plan` is known: the cohort is of another plan, or of another round.
   """
   if cohort.drawn is None:
     return

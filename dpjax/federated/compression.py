@@ -4,12 +4,14 @@ A `Compressor` turns a message into codes (integer arrays and a few floats) and 
 counts the codes as they would be packed; tests check that every code fits its width. Codes
 carry no random numbers: a shared rotation is drawn from a key that both sides know.
 
-| compressor    | bits for one leaf of d numbers        | expectation      | source                |
-| ------------- | ------------------------------------- | ---------------- | --------------------- |
-| `quantize(b)` | b d + 64                              | exact            | Alistarh et al. 2017  |
-| `top_k(r)`    | k (32 + ceil log2 d), k = max(1, r d) | `error_feedback` | Stich et al. 2018     |
-| `rotated(b)`  | b D + 64, D: next power of two >= d   | exact            | Suresh et al. 2017    |
-| `drive()`     | D + 32                                | smallest error   | Vargaftik et al. 2021 |
+| compressor    | bits for one leaf of d numbers        | biased | source                |
+| ------------- | ------------------------------------- | ------ | --------------------- |
+| `quantize(b)` | b d + 64                              | no     | Alistarh et al. 2017  |
+| `top_k(r)`    | k (32 + ceil log2 d), k = max(1, r d) | yes    | Stich et al. 2018     |
+| `rotated(b)`  | b D + 64, D: next power of two >= d   | no     | Suresh et al. 2017    |
+| `drive()`     | D + 32                                | yes    | Vargaftik et al. 2021 |
+
+`error_feedback` corrects a bias over the rounds, such as that of `top_k`.
 
 Compression gives no privacy. `dp_mean` clips the decoded messages, so its bound also holds where
 rounding has raised a norm. Wrap `client_noise` inside `compressed`: noise comes before coding.
@@ -86,7 +88,7 @@ def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
 
 
 def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
-  """Rounds numbers to levels at random, so that the expectation of the result is the number."""
+  """Rounds each number to a level at random, so that the expected result is the number."""
   low = jnp.min(x)
   high = jnp.max(x)
   # A leaf of equal numbers has no width, and 0 / 0 would be NaN.
@@ -168,7 +170,7 @@ def _random_signs(key: Array, size: int) -> Array:
 
 
 def rotate(key: Array, x: Array) -> Array:
-  """Returns H S x for random signs S, with x zero-padded to a power of two.
+  """Returns H S x [D]: x, zero-padded to a power of two D, with random signs S and `hadamard` H.
 
   The rotation H S makes the entries similar in size.
   """
@@ -207,8 +209,8 @@ def rotated(bits: int = 4) -> Compressor:
 def drive() -> Compressor:
   """DRIVE, one bit per coordinate: the signs of the rotated message R x, scaled by ||R x||_1 / D.
 
-  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). The error is about
-  1 - 2 / pi = 0.36 of the squared norm, whatever the message.
+  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). For large D the
+  error is about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.
   """
 
   def encode(key: Array, x: Array) -> Signs:
@@ -258,7 +260,7 @@ def compressed(
     wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
     key = jax.random.fold_in(local.key, ROUNDING_KEY)
     decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
-    # A client of weight 0 must send exactly 0.
+    # A client of weight 0 must send exactly 0, also if it still holds what earlier codes left out.
     counts = sent.weight > 0
     decoded = jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), decoded)
     if error_feedback:

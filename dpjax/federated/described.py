@@ -1,9 +1,7 @@
 """Facts about an algorithm or an aggregator, stated once, beside its code.
 
-Configs read these facts for their choices, and runs for the fields that they read. Attacks and
-audits read them for what they may ask for, `launch.audit` for its games, and `launch.list` for its
-lines. So a new algorithm is one file with `@algorithm(...)` and one line in
-`dpjax/federated/algorithms`.
+Configs, runs, attacks, audits and `launch.list` read these facts. So a new algorithm is one file
+with `@algorithm(...)` and one line in `dpjax/federated/algorithms/__init__.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ accountant proves for the sensitivity 2 C:
 | distributed   | 2 z C / sqrt(m)     | 2 z C sqrt(n/m) / n| needs secure summation  |
 
 m <= n is the number of clients that surely stay. The noise of those that drop out is missing, so
-each client adds enough for m to suffice. Client noise costs sqrt(n) times the server's.
+each client adds enough for m to suffice. With client noise, the mean has sqrt(n) times the noise
+that it has with server noise.
 """
 
 from __future__ import annotations

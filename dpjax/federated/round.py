@@ -10,7 +10,8 @@ FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_opt
 
 Everything that a round releases is a function of the aggregator's output alone, so a private
 aggregator covers it. Second quantities (SCAFFOLD's control, Mime's gradient) are part of the
-clipped message. A private aggregator refuses what cannot be part of it (a realised count).
+clipped message. With a private aggregator, an algorithm refuses to release what cannot be part of
+that message (a realised count).
 """
 
 from __future__ import annotations
@@ -204,10 +205,10 @@ def federated(
   Args:
     client: the work of a client; see `local_training`.
     server: the effect of the mean message on the server.
-    key: typed key of all randomness on clients (dropout, rounding, local noise). Each client of
+    key: typed key of all randomness on clients (rounding, local noise). Each client of
       each round gets another key from it.
-    aggregator: rule for the mean message; `weighted_mean()` by default, `central(plan, noise_key)`
-      for user-level privacy.
+    aggregator: rule for the mean message. The default is `weighted_mean()`;
+      `central(plan, noise_key)` gives user-level privacy.
     map_clients: execution of the clients; `auto_clients()` by default.
     memory: `(params) -> state of ONE client before its first round`. States are kept as
       `ClientStates`, on the host, for clients that have taken part. Devices hold the states of one
@@ -221,8 +222,8 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
-    UserError: raised by `round` if a client is twice in a cohort, or if a plan drew the cohort for
-      another round or for noise of another plan. Raised by `cohorts` if the aggregator has no plan.
+    UserError: raised by `round` for a cohort that `check_cohort` or `check_drawn` refuses, such as
+      one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator

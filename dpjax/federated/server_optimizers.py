@@ -9,8 +9,8 @@ v_-1 >= tau^2). Then in every coordinate:
     v_t = beta_2 v_(t-1) + (1 - beta_2) D_t^2                                   (FedAdam)
     x_(t+1) = x_t + learning_rate * m_t / (sqrt(v_t) + tau)
 
-There is no bias correction, and tau stands outside the root. The optimizers of Optax with
-these names differ in both, or in v_-1.
+There is no bias correction, and tau stands outside the root. The optimizers of Optax with these
+names differ: Adam and Yogi correct biases, Adagrad's epsilon is inside the root.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fed_opt(
   beta_2: float = 0.99,
   tau: float = 1e-3,
 ) -> optax.GradientTransformation:
-  """Returns a server optimizer of Reddi et al. 2021, algorithm 2, whose gradient is -D_t.
+  """Returns a server optimizer (Reddi et al. 2021, algorithm 2) that takes -D_t as its gradient.
 
   Args:
     name: "adam", "yogi" or "adagrad".
@@ -75,7 +75,7 @@ def fed_opt(
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),
-      # v_-1 = tau^2, as in the paper. Optax starts from other values.
+      # v_-1 = tau^2, as in the paper. In Optax v_-1 does not depend on tau.
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 

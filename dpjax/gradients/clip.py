@@ -2,8 +2,8 @@
 
 A rule determines how much a gradient of some length is shortened. `RULES` lists the known rules;
 a new rule is a class and a row of `RULES`. The clip norm may change between steps, at the privacy
-cost of a constant norm (`transforms/clip_scale.py`). It follows a public schedule. With a rule that
-`adapts`, it follows earlier releases of the mechanism (`transforms/adaptive_clipping.py`).
+cost of a constant norm (`transforms/clip_scale.py`). Then it follows a public schedule. With a rule
+that `adapts`, it follows earlier releases of the mechanism (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ClipRule:
   def visible(self, bound: float) -> float:
     """Returns a length L such that an error of 1e-7 L in a gradient's length changes no factor.
 
-    The fast route computes a length again if its error may be larger.
+    A length is computed again, without underflow, if its error may be larger.
     """
     return bound or 1.0
 

@@ -180,7 +180,7 @@ def clip_and_sum(
   *,
   rescale_to_unit_norm: bool = False,
 ) -> ClippedSum:
-  """Clips stacked per-example gradients and sums them.
+  """Clips stacked per-example gradients, and returns their sum with its bounds.
 
   Args:
     grads: params-shaped tree with leaves [B, *param], real floating point.

@@ -83,7 +83,7 @@ def rewritten(
   due = rewriting.is_due(closed.jaxpr)
   evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
   values = zip(closed.out_avals, evaluate(*arrays))
-  # A jaxpr may return a constant unchanged, which is no array.
+  # A jaxpr may return a constant unchanged. Then the result may be no array of JAX.
   is_array = lambda value: isinstance(value, jax.Array)
   results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
   outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
@@ -136,7 +136,7 @@ class Rewriting:
   """
 
   def __init__(self) -> None:
-    # Each answer is stored with its object. While this object lives, no other object has its id.
+    # Each result is stored with its jaxpr. While this jaxpr lives, no other object has its id.
     self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 

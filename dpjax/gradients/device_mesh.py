@@ -201,7 +201,8 @@ def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
 def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
   """Splits leaves [B, ...] as [B', ...] over the devices, where B' is the `whole_rows` of B.
 
-  Added rows are zero, or False in a mask, so they add nothing to a sum.
+  Added rows are zeros (of keys, the last key). In a mask they are False, so they add nothing to a
+  sum.
 
   >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
   (3, 2)

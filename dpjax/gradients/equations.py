@@ -22,11 +22,8 @@ Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 Jaxpr = Any  # jax.extend.core.Jaxpr
 
-CALLS = {
-  "jit": "jaxpr",
-  "pjit": "jaxpr",
-  "closed_call": "call_jaxpr",
-}  # parameter with the jaxpr
+# Primitives of calls, each with its parameter that holds the called jaxpr.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 REMATS = ("remat2", "checkpoint", "remat")
 REARRANGED = ("reshape", "squeeze", "expand_dims", "rev", "copy", "slice")
 
@@ -168,7 +165,7 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
 
 
 def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
-  """Evaluates an equation on the values of all its operands, in order, literals included."""
+  """Returns the results of an equation at the values of all its operands, literals included."""
   known = named(eqn, values)
   return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
 
@@ -179,7 +176,7 @@ def evaluated(
   values: Sequence[Any],
   step: Callable[[Eqn, list[Any]], Sequence[Any]] = results_of,
 ) -> list[Any]:
-  """Evaluates a jaxpr, equation by equation.
+  """Returns the results of a jaxpr, evaluated equation by equation.
 
   Args:
     jaxpr: an open jaxpr.
@@ -327,8 +324,8 @@ class Graph(NamedTuple):
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
-    """Returns the `Ends` of each result. A split into parts counts only if another value ends in
-    the same parts. The two products of a recurrent cell do: its gates are summed one by one."""
+    """Returns the `Ends` of each result. A split into parts counts only if another result ends in
+    the same parts. For example, both products of a recurrent cell end in its gates."""
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())

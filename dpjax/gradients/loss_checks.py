@@ -1,6 +1,6 @@
 """Checks that a loss takes one example, is a scalar, is differentiable and has no side effect.
 
-Each check traces the loss. Each error is one line that says how to write the loss instead.
+Most checks trace the loss. Each error is one line that says how to write the loss instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _HARMLESS = ("debug_callback", "debug_print")
 def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
   """Returns the traced loss of ONE example.
 
-  Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects.
+  Raises UserError unless `loss_fn(params, ONE example)` is a real scalar, without side effects and
+  without batching rules of its own.
   """
   example = _example(batch)
   closed, loss = _traced(loss_fn, params, example, batch)

@@ -1,23 +1,24 @@
 """Estimates the memory of a clipped sum, and chooses the microbatch that fits a budget.
 
-The parameters, the batch and the sum itself come on top of the table. With microbatches the sum
-counts twice, as its roundings are kept beside it.
+The parameters, the whole batch and the sum itself come on top of the table. With microbatches the
+sum counts twice, as its roundings are kept beside it.
 
 | route  | bytes for one example                          | bytes for any batch         |
 | ------ | ---------------------------------------------- | --------------------------- |
-| tapped | max(R + A' + G, A + G + H) + W                 | 4 P: loop of rare examples  |
-| vmap   | R + 2.6 P: the stacked gradients, and copies   |                             |
+| tapped | max(R + A' + G, A + G + H) + W + E             | 4 P: loop of rare examples  |
+| vmap   | R + 2.6 P + E: stacked gradients, and copies   |                             |
 
 R is what the forward pass keeps for the backward pass, by JAX's trace. A and G are operands and
 cotangents of all sites. Outside of a scan an operand is already a part of R; in a scan it is
 stacked once more (A'). H are products and gradients that are held for the sum, minus the arrays
-that can be freed for them. W is the largest array that is formed for a norm and then freed. P are
-the parameters in float32. The tapped route forms the gradients of rare examples one by one, and
-adds them to the sum. XLA reserves memory for that loop, also for batches without such examples.
+that can be freed for them. W is the largest array that is formed for a norm and then freed. In a
+loop over chunks it counts once for any batch. E is the example. P are the parameters in float32.
+The tapped route forms the gradients of rare examples one by one, and adds them to the sum. XLA
+reserves memory for that loop, also for batches without such examples.
 
-XLA may use memory again that the model counts twice. The estimate was compared with XLA's own count
-of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as large on
-the tapped route, and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
+XLA may use memory again that this estimate counts twice. The estimate was compared with XLA's own
+count of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as
+large on the tapped route, and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
 def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the size of a microbatch whose estimated temporaries fit in `budget` bytes.
 
-  The result is None if the whole batch fits. Otherwise it is the largest size that fits, or a
-  smaller size with less padding in the last pass, for at most twice the number of passes.
+  The result is None if the whole batch fits. Otherwise it cuts the batch into the fewest passes
+  that fit, or into at most twice as many if the last pass then has less padding.
 
   Raises:
     UserError: not even one example fits.

@@ -84,7 +84,8 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
       mask instead.
 
   Raises:
-    UserError: a leaf that is not real floating point; a mask that is not bool.
+    UserError: a leaf that is not real floating point; a mask that is not bool, or of another
+      length; gradients that are wrapped already.
 
   >>> grads = stacked({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape
@@ -312,8 +313,8 @@ def clipped_grad(
       is for the transform, and is ignored here.
     method: "vmap" stacks a gradient per example. "ghost" forms a gradient per example only for
       parameters without a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its
-      choices). "auto" is "ghost" wherever that can be faster, else "vmap". All give the same sum to
-      rounding.
+      choices). "auto" is "ghost" wherever that can be faster, else "vmap". If a convolution of
+      "ghost" could mix examples, all are "vmap". All give the same sum to rounding.
     microbatch_size: number of examples held in memory at a time; None for the whole batch. It
       changes memory, speed and rounding only, never the sensitivity.
     rescale_to_unit_norm: whether to divide each group by its bound, so that one example's

@@ -1,9 +1,9 @@
 """Mechanisms that answer one question privately, and the budget that they spend.
 
-Each mechanism is a frozen dataclass of public fields, called as `mechanism(key, data)`. Its
+Each mechanism is a frozen dataclass of public fields, called as `mechanism(key, data, ...)`. Its
 docstring states the guarantee and the neighbouring relation. `.event(relation)` is its event for
 `dpjax.accounting`. The relation defaults to add_or_remove_one, as in `dpjax.accounting`. A
-mechanism that is private only under another relation raises for this default.
+mechanism that is private only under another relation raises UserError for this default.
 
 | question                  | mechanism                                              |
 | ------------------------- | ------------------------------------------------------ |

@@ -2,10 +2,10 @@
 
 Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32). Outputs are
 rounded to a public grid; the module `finite` says what is not proved about this. Laplace noise ends
-at 133 scales. Gaussian noise ends here at 16.3 standard deviations, with 2^-191 of the mass beyond.
-This costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta` includes that
-cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails of a million
-coordinates would raise it by more than 0.1 %.
+at 133 scales. Gaussian noise ends here at 16.3 standard deviations, and misses 2^-192 of the mass.
+The missing mass costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta`
+includes that cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails
+of a million coordinates would raise it by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
-# Below this many standard deviations the normal distribution function is 0 in float64.
+# Below this argument the normal distribution function is 0 in float64.
 _NO_MASS = -1e3
 # Bound on the rounding error of a sum of logarithms, relative to the sum of their absolute values.
 _ROUNDING = 4e-16
 # Range in which the logarithm of a noise multiplier is searched.
 _LOG_RANGE = (-20.0, 35.0)
-# Logarithm of the mass of a Gaussian beyond the ends of the noise.
+# Logarithm of 2 * 2^-192: twice the mass that noise with finite tails misses.
 _LOG_TAIL = -191 * math.log(2)
 # Largest share of delta that the tails of one coordinate may cost. A million coordinates then cost
 # at most 0.1 % of delta.

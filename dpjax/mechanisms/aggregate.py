@@ -1,9 +1,9 @@
-"""Sample and aggregate: a function of disjoint shards, whose outputs are combined privately.
+"""Sample and aggregate: a function runs on disjoint shards, and its outputs are combined privately.
 
 The records are cut at random into `num_shards` disjoint shards of equal size; records left over are
 in no shard. So a record is in at most one shard. If it is exchanged, at most one output changes,
-whatever the function does. The function needs no sensitivity. Its outputs are clipped, because the
-mean of unbounded outputs would have no sensitivity.
+whatever the function does. The function needs no sensitivity. The mean clips its outputs, because
+a mean of unbounded outputs would have no sensitivity.
 
 Both mechanisms are private under replace_one only. Shards follow from the number of records: with
 one record more or fewer all of them could change, so add_or_remove_one is refused.
@@ -110,7 +110,7 @@ class SampleAndAggregateMean:
 
 @dataclasses.dataclass(frozen=True)
 class SampleAndAggregateVote:
-  """Releases the label with the largest number of shards' votes, by report-noisy-max as in PATE.
+  """Releases the label with the most votes of shards after noise, by report-noisy-max as in PATE.
 
   Guarantee: every released label is (epsilon, 0)-DP under replace_one. One shard moves at most two
   counts: one up by 1, another one down by 1.

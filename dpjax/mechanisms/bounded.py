@@ -1,12 +1,13 @@
 """Means, histograms and quantiles of bounded numbers.
 
-Values are clipped into public bounds first, so that a sensitivity exists; a NaN counts as the
-middle of the bounds. If one call releases several numbers, one epsilon covers all of them.
+Values of means and quantiles are clipped into public bounds first, so that a sensitivity exists; a
+NaN counts as the middle of the bounds. If one call releases several numbers, one epsilon covers all
+of them.
 
 Each clipped value is rounded by itself to a multiple of 2^-23 of the bounds' width. In float64 the
 unit is 2^-38 of the width, or 2^-30 for quantiles. This rounding raises no sensitivity. Sums and
-ranks are then integers, so that rounding of a sum cannot add to the effect of one record. There may
-be at most 2^24 records.
+ranks are then integers, so that rounding of a sum cannot add to the effect of one record. A mean or
+a quantile takes at most 2^24 records.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Clipped:
     return finite.units("values", numbers, self.lower, self.upper)
 
   def _at(self, share: jax.Array) -> jax.Array:
-    """Maps a relative position in [0, 1] back to a number in [lower, upper]."""
+    """Maps a relative position, 0 for `lower` and 1 for `upper`, back to a number."""
     return float(self.lower) + (float(self.upper) - float(self.lower)) * share
 
 
@@ -113,7 +114,7 @@ class BoundedMean(_Clipped):
     if self.neighboring_relation == "replace_one":
       # Raises if there is no record, and so no mean.
       self.noise(num_records=n)
-      whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
+      whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # noisy sum
       return self._at(whole / n)
     whole, fraction = finite.total(shares)
     count = jnp.full((), n, whole.dtype)

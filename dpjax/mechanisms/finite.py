@@ -12,12 +12,12 @@ Guarantees are proved for real numbers. With floats four things could break them
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one, exactly: `gaps`           |
 
-The step is the power of two between scale / 2^8 and scale / 2^7. One statement is NOT proved, since
-a cell of the grid holds only a limited number of floats. The chance of one grid point is that of
-rounded real noise up to a factor. It is 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9
-at 40 scales (2^-42 and 2^-38 in float64). This factor holds for ONE number. For d numbers, of one
-release or of several, the factor is about its sqrt(d)-th power. So float32 is too coarse for an
-epsilon much below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
+The step is the power of two between scale / 2^8 and scale / 2^7. It is NOT proved that a grid point
+has the chance that rounded real noise would give it: a cell of the grid holds only a limited number
+of floats. The two chances differ by a factor of 1 +- 2^-13 within four scales of the value, and of
+1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64). This factor holds for ONE number. For d
+numbers, of one release or of several, the factor is about its sqrt(d)-th power. So float32 is too
+coarse for an epsilon much below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _to_float32(value: np.ndarray) -> jax.Array:
 
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """Splits integers into floats (high, low) whose sum is exact. `low` is so small that its float
-  type can also hold multiples of `step`."""
+  """Splits integers into floats (high, low) whose sum is exact. Unless `step` is very small, `low`
+  leaves room for noise that `snap` rounds to a multiple of `step`."""
   # Types of 8 or 16 bits are too small for the split.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8

@@ -2,9 +2,9 @@
 
 A linear model that minimises squared error needs only two things of the data: the second moments of
 its inputs x and their products with the targets y. Both sums are released once, with one noise,
-under one joint sensitivity; every ridge, every repair of the noisy matrix and every threshold is
-post-processing (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"). Mehta et al.
-2022, arXiv:2211.13403, fit the last layer of image classifiers in this way.
+under one joint sensitivity. All else is post-processing: every ridge, every repair of the noisy
+matrix and every threshold (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"). Mehta
+et al. 2022, arXiv:2211.13403, fit the last layer of image classifiers in this way.
 
 Joint sensitivity
 -----------------
@@ -17,7 +17,8 @@ off the diagonal times sqrt(2). So |U(M)| is the Frobenius norm of M.
 
 1. add_or_remove_one, replace_special: |v|^2 = w^2 |z|^4 + |z|^2 |t|^2 <= w^2 + 1, and every row of
    norms 1 attains it.
-2. replace_one, with p, q the norms of z, z', r, u those of t, t', c = <z, z'>, s = <t, t'>:
+2. replace_one. Let p and q be the norms of z and z', and r and u those of t and t'. With
+   c = <z, z'> and s = <t, t'>,
 
      |v - v'|^2 = w^2 (p^4 + q^4 - 2 c^2) + p^2 r^2 + q^2 u^2 - 2 c s.
 
@@ -33,7 +34,7 @@ off the diagonal times sqrt(2). So |U(M)| is the Frobenius norm of M.
    and is 4 at m = 2. A row and its mirror image, (z, t) and (-z, t), attain the bound.
 
    Two separate releases at these scales would have the squared sensitivity 2 w^2 + 4. Twice the
-   bound of an added row, squared, is 4 w^2 + 4. For w > 1 / 2 both are larger than the bound here.
+   bound of an added row, squared, is 4 w^2 + 4. For w > 0 both are larger than the bound here.
 
 Instead of 1, the diagonal of U could have a weight a. The expected squared Frobenius norm of the
 noise on the matrix is proportional to max(a^2, 1 - (1 - a^2) / d) (1 / a^2 + (d - 1) / 2). It
@@ -452,8 +453,8 @@ def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
-  """Returns (whole numbers and fractions of the sums [2, m], divided by a unit; the unit, a power
-  of two near `std`)."""
+  """Returns (parts [2, m], unit). The parts are the whole numbers and the fractions of the sums,
+  divided by the unit, which is the largest power of two up to `std`."""
   # Raises if the standard deviation is out of range.
   Gaussian(std, 1.0)
   bits = 2 * BITS

@@ -48,7 +48,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 class NoisyMeans(abc.ABC):
   """Private statistics that are means of one or more vectors of each example.
 
-  Each kind of vector has a clip norm, public or a private median, and the clipped sum gets Gaussian
+  Each kind of vector has a clip norm, public or chosen privately, and the clipped sum gets Gaussian
   noise. A vector may depend on what was released before it. All releases together cost no more than
   ONE Gaussian sum with the noise multiplier that `event` states.
   """
@@ -193,7 +193,7 @@ def gaussian_of_pure(epsilon: float) -> float:
   Binary randomised response dominates every such mechanism. Its trade-off function is piecewise
   linear with a corner at 1 / (1 + e^epsilon). At mu = -2 Phi^-1(1 / (1 + e^epsilon)) the Gaussian
   trade-off function G_mu, convex with G_mu(0) = 1 and G_mu(1) = 0, passes through that corner. So
-  G_mu lies below that of randomised response.
+  G_mu lies below the trade-off function of randomised response.
   Source: Liu, Sun, Kong and Jiang 2022, "Identification, amplification and measurement: a
   bridge to Gaussian differential privacy".
 
@@ -266,7 +266,7 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   """
   margin = 1 - _GRID * (rows.shape[1] + 64)
 
-  def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
+  def share(row: jax.Array) -> jax.Array:  # entries as shares of [-1, 1]
     norm = jnp.maximum(_norms(row), _TINY)
     clipped = row / norm * jnp.minimum(norm / clip_norm, margin)
     return jnp.clip((clipped + 1) / 2, 0.0, 1.0)

@@ -101,8 +101,8 @@ class RandomizedResponse:
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Returns the event of one response. For k > 2 labels, its composed epsilon is smaller than for
-    a mechanism that is only known to be (epsilon, 0)-DP."""
+    """Returns the event of one response. For k > 2 labels, several responses together have a
+    smaller epsilon than mechanisms that are only known to be (epsilon, 0)-DP."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

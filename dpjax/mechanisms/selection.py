@@ -112,9 +112,9 @@ class Exponential(_Selection):
 
 @dataclasses.dataclass(frozen=True)
 class PermuteAndFlip(_Selection):
-  """Visits candidates r in random order, and takes one with probability exp((u_r - max u) / scale).
+  """Visits candidates r in random order, and takes r with probability exp((u_r - max u) / scale).
 
-  u_r is the utility of candidate r.
+  u_r is the utility of candidate r. The first candidate that is taken is the answer.
 
   Guarantee: (epsilon, 0)-DP, and for every data set an expected utility at least that of
   the exponential mechanism.

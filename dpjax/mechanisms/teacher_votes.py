@@ -39,7 +39,7 @@ _MARGIN = 1 + 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class GNMax:
-  """Returns the class with the largest noisy count: votes [..., K] -> labels [...].
+  """Returns the class with the largest noisy count: counts of votes [..., K] -> labels [...].
 
   Guarantee: each label costs no more than a Gaussian mechanism of noise multiplier std / sqrt(2),
   if one record changes at most one teacher's vote under `neighboring_relation`.
@@ -95,7 +95,7 @@ class GNMax:
 
 @dataclasses.dataclass(frozen=True)
 class ConfidentGNMax:
-  """Returns a label if enough teachers agree, else -1: votes [..., K] -> labels [...].
+  """Returns a label if enough teachers agree, else -1: counts of votes [..., K] -> labels [...].
 
   A noisy check tests whether the largest count reaches `threshold`. The check of each query costs
   epsilon, even if the query gets no label. `GNMax` gives a label only if the check succeeds.

@@ -1,4 +1,4 @@
-"""Private linear map that makes features equally spread in all directions.
+"""Private linear map that scales down the directions in which features are spread most.
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
 clip norm of every gradient, and say little about the class. If these few directions are scaled
@@ -10,8 +10,8 @@ statistics of the data, whose cost the event includes:
   are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671, and SOAP, Vyas et
   al. 2024, arXiv:2409.11321);
 - the variance of each coordinate in that basis;
-- after scaling by these variances, the covariance of the largest coordinates (Analyze Gauss, Dwork
-  et al. 2014).
+- the covariance of the coordinates of most variance, after scaling by these variances (Analyze
+  Gauss, Dwork et al. 2014).
 
 Each statistic is a mean of one vector per example. The vectors are clipped, and their sum gets
 noise, as in `channel_statistics`.
@@ -58,7 +58,7 @@ class Spread(NamedTuple):
   channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
   positions: jax.Array  # [P (P + 1) / 2] second moments, summed over channels
   variances: jax.Array  # [P * C] of coordinates in the eigenvectors of these two matrices
-  covariance: jax.Array  # [M (M + 1) / 2] of the M largest coordinates, after scaling
+  covariance: jax.Array  # [M (M + 1) / 2] of the M coordinates of most variance, scaled
   clip_norms: jax.Array  # [5]: one for each of the fields above
   floor: jax.Array  # []: larger variances are scaled down to it; follows from `variances`
 
@@ -82,7 +82,7 @@ class _Map(NamedTuple):
   channels: Any = None  # [C, C], eigenvectors in columns
   positions: Any = None  # [P, P]
   scales: Any = None  # [P * C] in (0, 1]
-  largest: Any = None  # [M] coordinates
+  largest: Any = None  # [M] places of the coordinates of most variance
   root: Any = None  # [M, M] symmetric
 
 
@@ -97,7 +97,7 @@ class Whitening(NoisyMeans):
       they are ninth deciles, since medians would cut off too much of the longest vectors.
     clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
       ones.
-    num_directions: number of coordinates whose covariance is released; at most P * C.
+    num_directions: number of coordinates whose covariance is released; P * C if that is smaller.
     floor_rank: rank of the variance that is the floor, counted from the largest one. Larger
       variances are scaled down to the floor. With fewer features than this rank, the floor is the
       smallest variance. It is never below the std of the noise on a variance.
@@ -141,7 +141,8 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can keep earlier releases constant. None stands for those of this call.
+    So a test of one sum can keep earlier releases constant. If `before` is None, earlier fields are
+    those of this call.
     """
     key = self.own_key(key)
     examples = _examples(x)
@@ -345,7 +346,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """Applies the map to one example, [..., C] -> same shape; all zeros if a result is not finite."""
+  """Applies the map to one example, [..., C] -> same shape; zeros if the result is not finite."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
   evened = turned.ravel() * known.scales

@@ -158,7 +158,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
 
 
 def sources(model: Any) -> dict[Path, Origin]:
-  """Maps the path of each parameter to the tensors of Hugging Face's BERT that it is made from."""
+  """Returns the `Origin` of each parameter, by path, in the tensors of Hugging Face's BERT."""
   origins = {
     ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
     ("positions",): same("embeddings.position_embeddings.weight"),

@@ -47,7 +47,7 @@ _NEWEST_PICKLE = 5
 
 
 class _Stored(NamedTuple):
-  """Array as a file stores it, with bytes that are not yet numbers (b"" for Orbax)."""
+  """Array as a file stores it. Its bytes are not yet numbers; for Orbax they are not read: b""."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -68,8 +68,8 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
 
   Raises:
     UserError: the path is missing, or is no checkpoint of Flax or Orbax; an array is missing,
-      unknown, of another shape, not of floating point numbers, or not finite; the file is a pickle,
-      a link or a pipe. The message is one line.
+      unknown, of another shape, not of floating point numbers, or not finite; the file is a pickle
+      or a pipe; the folder holds a link or a pipe. The message is one line.
 
   >>> from flax import serialization
   >>> import tempfile
@@ -249,7 +249,7 @@ def _extension(code: int, data: bytes) -> Any:
 
 
 def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
-  """Yields (path, entry) of every leaf. The entry of a damaged array in chunks is None."""
+  """Yields (path, entry) of every leaf. The entry of an array whose chunks are damaged is None."""
   # This is a loop, since tables may be nested deeper than Python allows recursion.
   unread = [(path, tree)]
   while unread:

@@ -115,9 +115,9 @@ class Cnn(nn.Module):
 class ConvNet(nn.Module):
   """SAME convolutions, 2x2 max-pools after some of them, dense layers: images -> logits.
 
-  Convolution i + 1 has `filters[i]` channels and stride `strides[i]` (all 1 when empty). A pool
-  of stride 2 follows each convolution whose number, from 1, is in `pool_after`. Then come dense
-  layers of `dense_sizes` and a linear head. Images may have any size.
+  Convolution i + 1 has `filters[i]` channels and stride `strides[i]` (1 if `strides` is empty). A
+  pool of stride 2 follows each convolution whose number, from 1, is in `pool_after`. Then come
+  dense layers of `dense_sizes` and a linear head. Images may have any size.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees
@@ -188,9 +188,9 @@ _THREE_POOLS: dict[str, Any] = {"pool_after": (1, 2, 3)}
 class RadpCnn(ConvNet):
   """The networks of Kang and Wang (2024, table 2): images -> logits.
 
-  The paper prints "kernels 4x4, 8x8, 16x16". These numbers are taken as numbers of filters here.
-  They double, and kernels of these sizes would exceed the pooled image. All kernels are 3x3 SAME.
-  Use relu for the network whose relevance is propagated.
+  The paper prints "kernels 4x4, 8x8, 16x16". These numbers are taken as numbers of filters here:
+  they double from layer to layer, and kernels of these sizes would exceed the pooled image. All
+  kernels are 3x3 SAME. Use relu for the network whose relevance is propagated.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees

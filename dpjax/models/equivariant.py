@@ -1,9 +1,9 @@
 """Convolutional networks that rotate and mirror with their images (Cohen & Welling 2016).
 
-A feature map of a group G of turns and mirrors has one channel for every feature and every
-element of G, [B, H, W, C * |G|], with the element varying fastest. All elements share a layer's
-weights: turning the image exactly turns the maps and permutes those channels. There are fewer
-parameters with larger gradients, which suits noise (Hölzl et al. 2023, arXiv 2301.13104).
+A feature map of a group G of turns and mirrors is [B, H, W, C * |G|]. It has one channel for every
+feature and every element of G, with the element varying fastest. All elements share a layer's
+weights. So turning the image turns the maps and permutes their channels, up to rounding. There are
+fewer parameters with larger gradients, which suits noise (Hölzl et al. 2023, arXiv 2301.13104).
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
 
 @functools.cache
 def left_quotients(group: str) -> np.ndarray:
-  """Returns the index of the element g^-1 h at entry (g, h), [|G|, |G|]. Row g says how the element
-  g permutes the maps of the group.
+  """Returns a table [|G|, |G|], whose entry (g, h) is the index of the element g^-1 h.
+
+  Row g says how the element g permutes the maps of the group.
 
   >>> left_quotients("C4")[1].tolist()  # a quarter turn back
   [3, 0, 1, 2]
@@ -73,14 +74,14 @@ class GroupConv(nn.Module):
   Images are padded with zeros. The output is [B, H / stride, W / stride, features * |G|].
 
   Args:
-    lifting: whether the input is an image, [B, H, W, C], or a map of the group,
+    lifting: True if the input is an image, [B, H, W, C]; False if it is a map of the group,
       [B, H, W, C * |G|].
     stride: 1, with an odd kernel size, or 2, with an even kernel size and even H and W. So kernels
       are centred on their outputs.
 
   Guarantee: if an element of the group turns or mirrors the image, the output is turned or mirrored
-  in the same way and permuted, exactly. The kernel of an element g is the kernel of the identity,
-  acted on by g.
+  in the same way and permuted, up to rounding. The kernel of an element g is the kernel of the
+  identity, acted on by g.
 
   >>> x = jnp.zeros((1, 4, 4, 1))
   >>> layer = GroupConv(2, group="C4", lifting=True)
@@ -166,8 +167,8 @@ class EquivariantCnn(nn.Module):
   group. Convolution i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
   convolution j if j is in `pool_after`. Then come the maximum over the group, the mean over
   positions, and a linear head. If an element of the group acts on the image, the logits stay the
-  same. With `invariant=False` the head gets all positions instead of their mean, and the logits may
-  depend on the orientation.
+  same up to rounding. With `invariant=False` the head gets all positions instead of their mean, and
+  the logits may depend on the orientation.
 
   Args:
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (no symmetry: an ordinary network).

@@ -93,7 +93,8 @@ def save_gpt2(
   read them. Metadata hold the number of heads and the epsilon of the norms.
 
   Args:
-    first_id: id of the model that becomes id 0 of the file, as in `load_gpt2`.
+    first_id: the model's id that becomes id 0 of the file, as in `load_gpt2`. Lower ids are left
+      out.
 
   Raises:
     UserError: the parameters are of another model; the library is not installed.

@@ -156,7 +156,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
-  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance 1.
+  """Returns the map [p, min(count, p)] to the largest principal axes, each scaled to variance <= 1.
 
   Args:
     centred: float64 array [n, p] of mean 0.
@@ -194,7 +194,7 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
       alike = points[rows] @ centres.T
       best = alike.argmax(axis=1)
       nearest[rows] = best
-      # The weight of a point is its inner product with the word.
+      # The weight of a point is its inner product with its word.
       weights[rows] = np.take_along_axis(alike, best[:, None], axis=1)[:, 0]
     # Each column has one entry, so the points of a word are summed in order. `np.add.at` gives the
     # same bits in ten times the time.
@@ -251,7 +251,8 @@ def patch_features(
   """Computes the patch features of a whole data set.
 
   Args:
-    x: images [n, H, W, C] in [0, 1], with as many colours as the images that `network` is from.
+    x: images [n, H, W, C] in [0, 1], of as many colours as the images that `network` was learnt
+      from.
     network: result of `learned_patches`.
     mirrored: whether to average over an image and its mirror image (left is right), in twice the
       time.

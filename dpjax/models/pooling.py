@@ -20,8 +20,8 @@ _VARIANCE_FLOOR = 1e-5
 def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
   """Takes the maximum over windows of [B, H, W, C], along H and W.
 
-  With stride == window the ragged edge is kept (SAME: 7 -> 4); with any other stride only
-  whole windows count (VALID: 14 -> 13 for window 2, stride 1).
+  With stride == window, an incomplete window at the end counts, too (SAME: 7 -> 4). With any other
+  stride only whole windows count (VALID: 14 -> 13 for window 2, stride 1).
 
   >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1))[0, :, :, 0].tolist()
   [[4.0, 5.0], [7.0, 8.0]]
@@ -42,8 +42,9 @@ def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
 
 
 def bin_averages(size: int, bins: int) -> np.ndarray:
-  """Returns the float32 matrix [bins, size] that averages an axis of `size` entries over bins. Two
-  bins of an odd size share the middle entry, as in torch's AdaptiveAvgPool2d.
+  """Returns the float32 matrix [bins, size] that averages an axis of `size` entries over bins. If
+  `bins` does not divide `size`, neighbouring bins may share an entry, as in torch's
+  AdaptiveAvgPool2d.
 
   >>> bin_averages(3, 2).tolist()
   [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
@@ -58,7 +59,7 @@ def bin_averages(size: int, bins: int) -> np.ndarray:
 
 def standardized_roots(values: jax.Array) -> jax.Array:
   """Returns the square roots of values >= 0, standardised to mean 0 and variance 1 along the last
-  axis.
+  axis. If their variance is near 1e-5 or smaller, the result has a smaller variance than 1.
 
   >>> standardized_roots(jnp.array([[0.0, 4.0]])).round(3).tolist()
   [[-1.0, 1.0]]

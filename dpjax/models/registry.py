@@ -25,8 +25,8 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  # Class whose parameters are the options; or its name in dpjax.models, if it is to be imported on
-  # demand.
+  # Class whose constructor arguments are the options; or its name in dpjax.models, if it is to be
+  # imported on demand.
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
@@ -193,8 +193,8 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   logits.
 
   Args:
-    name: one of `names()`; or `package.module:name`, a user's own class of modules, or a
-      function that returns a module, called with num_classes and the options.
+    name: one of `names()`, or a user's path `package.module:name`. The path names a class of
+      modules or a function that returns a module, which is called with num_classes and the options.
     num_classes: width of the logits; for "transformer" the size of the vocabulary.
     **model_options: fields of the model, see `options(name)`.
 

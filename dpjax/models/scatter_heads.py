@@ -28,7 +28,8 @@ def group_standardize(
   """Brings each group of channels of each example to zero mean and unit variance.
 
   This is GroupNorm without learnt scale or offset: [B, h, w, C] -> [B, h, w, C]. A group is
-  C / num_groups consecutive channels at all positions; None leaves x as it is.
+  C / num_groups consecutive channels at all positions. num_groups=None leaves x as it is.
+  `epsilon` is added to the variance before its square root.
 
   Raises:
     UserError: num_groups does not divide C.

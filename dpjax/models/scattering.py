@@ -448,7 +448,7 @@ def typical_scales(
   Args:
     shape: (H, W, C) of an image.
     colours: "rgb" or "opponent". With "opponent", light has (1 + 2 * .9) / (1 - .9) times the
-      variance of either other channel, as if red, green and blue had correlations of .9.
+      variance of either other channel. This ratio holds for red, green and blue of correlation .9.
 
   Returns:
     [num_channels(J, L) * C], positive, in the order of `scattering`; not to be written to.

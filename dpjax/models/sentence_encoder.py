@@ -109,7 +109,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
   Raises:
     UserError: the weights or the libraries are not installed, or other weights are installed.
 
-  Guarantee: a row of the result is a function of the same text alone.
+  Guarantee: row i of the result is a function of text i alone.
 
   >>> sentence_features(["a lovely day", "what a film"]).shape  # doctest: +SKIP
   (2, 384)

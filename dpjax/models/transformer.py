@@ -90,7 +90,8 @@ class Transformer(nn.Module):
   arXiv:1604.06174), with the same results.
 
   Raises:
-    UserError: tokens are not integers of shape [B, T] with T <= max_length.
+    UserError: a size is out of range; tokens are not integers of shape [B, T] with
+      T <= max_length.
 
   >>> sizes = dict(num_layers=1, num_heads=2, features=8, max_length=4)
   >>> model = Transformer(vocab_size=11, **sizes)

@@ -56,8 +56,8 @@ class VisionTransformer(nn.Module):
   Face's configs.
 
   Raises:
-    UserError: the input is not images [B, H, W, C]; a size is out of range; `patch_size` does not
-      divide `image_size`; `num_heads` does not divide `features`.
+    UserError: the input is not images [B, H, W, 1 or 3]; a size is out of range; `patch_size` does
+      not divide `image_size`; `num_heads` does not divide `features`.
 
   >>> model = VisionTransformer(
   ...   num_classes=3, image_size=8, patch_size=4, num_layers=1, num_heads=2, features=8

@@ -89,7 +89,7 @@ def tensors(
     if entry["dtype"] not in _DTYPES:
       known = ", ".join(_DTYPES)
       raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
-    # If two tensors have the same name, nothing says which one to use.
+    # If two tensors have the same bare name, nothing says which one to use.
     if short in held:
       raise UserError(f"{label}: holds a tensor twice, by two names: {short}")
     array = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
@@ -103,7 +103,8 @@ def content_of(path: str | os.PathLike[str], label: str) -> bytes:
   """Reads a whole file of weights.
 
   Raises:
-    UserError: the file is missing, is a pipe or a device, or is larger than the machine's memory.
+    UserError: the file is missing, is a folder, a pipe or a device, or is larger than the machine's
+      memory.
   """
   no_pipe(path, label)
   memory = allocator.machine_memory()
@@ -174,7 +175,7 @@ def parameters(
     for path, source in last.items()
     for name, shape in zip(source.names, source.shapes(wanted[path]))
   )
-  # Without a head in the file, or with a head for other classes, the first parameters stay.
+  # If the file has no head, or one of another shape, the head keeps its first parameters.
   if not head_fits:
     for path, source in last.items():
       loaded.pop(path)
@@ -189,7 +190,7 @@ def parameters(
         raise UserError(f"{label}: {have}, the model wants {shape}")
       finite(held[name], name, label)
     value = source.combine([held[name].astype(np.float32) for name in source.names])
-    # A parameter that is folded from a variance near or below zero may overflow or be NaN.
+    # A parameter that is folded from a negative variance may overflow or be NaN.
     finite(value, "/".join(path), label)
     flat[path] = jnp.asarray(value)
   return {"params": traverse_util.unflatten_dict(flat)}

@@ -278,7 +278,7 @@ def round_randomly(
   """Rounds each coordinate of `vector` [d] up or down at random, to int64 [d].
 
   The whole vector is rounded again until its norm is at most `rounded_norm_bound(l2_norm, dim=d,
-  beta=beta)`. This biases the result very slightly.
+  beta=beta)`. After 1000 tries it is rounded toward zero. This biases the result very slightly.
 
   Args:
     l2_norm: bound on the vector's norm, in steps of the grid: scale * clip norm.
@@ -351,7 +351,7 @@ def wrap_probability(
     largest_sum: bound on the absolute value of every coordinate of the sum before noise, such as
       num_clients * rounded_norm_bound(...).
     variance: variance of the whole noise on one coordinate.
-    noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam" (Chernoff:
+    noise: "discrete_gaussian" (2 exp(-t^2 / (2 v)), [1] corollary 17) or "skellam" (Chernoff:
       2 exp(sqrt(v^2 + t^2) - v - t asinh(t / v))). These are bounds for one coordinate, with
       v = variance and t = modulus // 2 - largest_sum.
 

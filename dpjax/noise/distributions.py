@@ -1,7 +1,7 @@
 """From random bits to noise: one pure function for each distribution, in float32 and float64.
 
 Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
-is exponential. u is read from its first bit that is not zero. Near 1, 1 - u is read in this way
+is exponential. u is read from its first word that is not zero. Near 1, 1 - u is read in this way
 instead. So tails reach further than with a uniform float, and E has the full resolution of its type
 at every size.
 
@@ -141,7 +141,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   Each probability is off by a factor of at most 1 + 2^-97.
 
   `jax.random.randint` is not used: in JAX 0.10 it is not uniform for spans above 2^16, where
-  2^32 mod span overflows. Its probabilities are up to span / 2^32 apart, which no epsilon covers.
+  2^32 mod span overflows. Its probabilities differ by up to span / 2^32, which no event covers.
 
   Args:
     words: `INTEGER_WORDS` arrays of uint32, the most significant first.

@@ -61,7 +61,7 @@ class NoiseShape:
       )
 
   def check_levels(self, accountant: str) -> None:
-    """Raises UserError if a sampled run would need too many privacy loss distributions."""
+    """Raises UserError for too many noise levels if `accountant` is "pld": each needs a PLD."""
     check_levels(self.schedule, accountant)
 
 

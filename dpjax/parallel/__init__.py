@@ -1,6 +1,7 @@
 """Runs of several processes: how they meet, exchange arrays and detect a lost process.
 
-`targets` compiles programs for machines that are absent.
+`client_states` stores the states of clients between rounds. `targets` compiles programs for
+machines that are absent.
 """
 
 from typing import TYPE_CHECKING

@@ -53,8 +53,8 @@ def platform() -> str:
   target = current()
   if target is not None:
     return target.chip.platform
-  # The config is asked first: it may let a machine with an accelerator compute on its CPU. The
-  # CPU's compiler drops operations that others keep, such as optimization barriers.
+  # The config is asked first: it may let a machine with an accelerator compute on its CPU. Programs
+  # depend on the platform: the CPU's compiler drops operations that others keep, such as barriers.
   config: Any = jax.config
   device = config.jax_default_device
   if device is None:

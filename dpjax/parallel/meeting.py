@@ -87,8 +87,8 @@ class Meeting:
   def _last_word(self, connection: socket.socket) -> bytes:
     """Waits for a peer's end, and returns its first message that is no sign of life.
 
-    Returns b"" if the peer closes without a farewell. After `peer_timeout` seconds of silence
-    returns a report of the loss.
+    Returns b"" if the peer closes without a farewell. After `peer_timeout` seconds of silence, or
+    after too long a line, returns a report of the loss.
 
     Silence is counted in receive timeouts of this process. So a process that was itself suspended
     does not take the others for dead when it wakes up.
@@ -195,7 +195,8 @@ def meet(
 
   Raises:
     UserError: a bad argument, a port in use, a peer that does not come, that has the same
-      id, or that wants another run. All processes that are there raise the same message.
+      id, or that wants another run. If a peer is the cause, all processes that are there raise the
+      same message.
   """
   at = lobby.address(coordinator)
   validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)

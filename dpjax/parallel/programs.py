@@ -6,11 +6,12 @@ TPU's small fast memory as if it were the large one. Here:
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |
 | flops         | two for each product of a matrix product or convolution, padding left out   |
-| memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
+| memory bytes  | a kernel's operands (each once) and results, if they lie in device memory   |
 | slices        | only the slice or the update, where a kernel slices or updates an array     |
-| a loop        | its body times its trips; once if no trips are stated (`unknown_loops`)     |
+| a loop        | its body times its trips; once if its trips are unknown (`unknown_loops`)   |
 | a conditional | the branch with the fewest unknown loops; among equals, the largest number  |
-|               | of memory bytes. Constants and rarely taken branches are left out           |
+|               | of memory bytes. Branches that return constants, or are rarely taken, are   |
+|               | left out                                                                    |
 
 Elementwise operations count as no flops: they run beside the matrix units, bound by memory.
 """
@@ -52,7 +53,7 @@ class ProgramCounts(NamedTuple):
   kernels: int = 0  # that run; in a loop, once per trip
   fusions: int = 0  # in the text, outside of other fusions
   loops: int = 0  # in the text
-  unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
+  unknown_loops: int = 0  # of these, those whose trips are unknown: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
     """Returns the work of a body that runs `trips` times. Fusions and loops are counted once."""
@@ -421,7 +422,8 @@ class _Reader:
     return size
 
   def _share(self, inner: _Computation, parameter: str) -> float:
-    """Returns the share of a parameter that a fusion reads: the sum over its users, at most 1."""
+    """Returns the share of a parameter that a fusion reads: the sum over the parameter's users, at
+    most 1."""
     users = inner.users(parameter)
     shares = []
     for user in users:

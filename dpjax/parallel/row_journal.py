@@ -200,7 +200,7 @@ class Journal:
     self._named = [_segments(index)]
 
   def keep(self, index: np.ndarray) -> None:
-    """Removes the files that neither this index nor the previous one uses."""
+    """Removes the closed files that neither this index nor the previous one uses."""
     self._named = [*self._named, _segments(index)][-KEPT:]
     processes.on_first(self._pruned)
 

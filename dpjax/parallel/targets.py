@@ -363,7 +363,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
 
 
 def compiled(lowered: Any, target: Machine) -> Compiled:
-  """Compiles a program that `jax.jit(f).lower(...)` lowered for devices of a target.
+  """Compiles a program that was lowered for devices of a target, and returns its figures.
 
   Raises:
     NotFitting: the program needs more memory than a TPU has. The compiler for GPUs never refuses:

@@ -68,7 +68,7 @@ class CyclicPoissonSampler(PaddedSampler):
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
     prob = size.sampling_prob * cls.steps_apart(size)
-    # A value that is below 1 by rounding alone means that the whole group takes part.
+    # A value above 1, or below 1 by rounding alone, means that the whole group takes part.
     return 1.0 if prob > 1 - 1e-9 else prob
 
   @property

@@ -186,7 +186,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   # The probes are the first row, the last row, and both in falling order with a repeat. The third
   # probe shows sorting.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
-  # A second read shows whether data are random at each read, or rows depend on each other.
+  # A second read tells data that are drawn anew at each read from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
   for batch, other, rows in zip(*looks[0]):
     if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):

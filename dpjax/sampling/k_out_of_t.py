@@ -1,4 +1,4 @@
-"""k-out-of-t random allocation: each example is in k steps of every pass, all sets alike."""
+"""k-out-of-t random allocation: each example is in k random steps of every pass of t steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
   A pass that stops early costs as much as a whole pass. A smaller event would hold only if no
-  output decides when the pass stops. It would not be a sum of the costs of steps.
+  output decides when the pass stops, and would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: number t of steps of a pass.
@@ -131,7 +131,7 @@ class _Pass:
 
   def _begin(self) -> None:
     self._rng = generator(*self._place)
-    self._left = np.full(self._num_examples, self._selected)  # steps of each set to come
+    self._left = np.full(self._num_examples, self._selected)  # [n] steps yet to take
     self._next = 0
     self._joined = np.zeros(0, np.int64)
 

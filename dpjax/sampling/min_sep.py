@@ -111,7 +111,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
     (1.0, 0.25)
     """
-    # By rounding, the quotient may be above 1.
+    # Rounding may put 1 - (min_sep - 1) rate below `rate`. Then the quotient would be above 1.
     return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))
 
   @property

@@ -43,7 +43,7 @@ class Sizing(NamedTuple):
   sampling_prob: float  # average chance that one example is in a batch
   num_examples: int  # public
   num_steps: int = 1
-  padded_batch_size: int = 1  # so large that no draw exceeds it; a plan fits a smaller one
+  padded_batch_size: int = 1  # so large that no draw exceeds it; a plan then shrinks it
   capacity: int | None = None  # requested by the config; None: not requested
   separation: int | None = None  # requested steps between two participations of an example
   num_selected: int | None = None  # requested steps of an example in each pass
@@ -164,9 +164,9 @@ class Sampler(abc.ABC):
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
-    """Returns the closest sampling probability to `prob` that batches can have.
+    """Returns a sampling probability close to `prob` that batches can have.
 
-    By default that is `prob`. For whole passes it is the largest possible probability up to `prob`.
+    By default it is `prob`. For whole passes it is the largest possible probability up to `prob`.
 
     Args:
       prob: requested sampling probability.
@@ -176,8 +176,8 @@ class Sampler(abc.ABC):
     del num_examples
     if not cls.takes_whole_passes:
       return prob
-    # A longer pass takes each example less often, so rounding up is on the private side. A pass
-    # that is whole up to rounding errors is kept.
+    # A longer pass takes each example less often, so its length is rounded up. A pass that is
+    # whole up to rounding errors is kept.
     whole = whole_passes(prob, times)
     return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
 
@@ -238,7 +238,7 @@ class Sampler(abc.ABC):
     return -math.inf
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """Returns this sampler with the smallest padded batch size that is enough.
+    """Returns this sampler with the smallest padded batch size that draws rarely exceed.
 
     This size is a multiple of 8. A draw exceeds it with log-probability at most
     `log_overflow_prob`. Raises UserError for a sampler without a capacity.
@@ -273,7 +273,7 @@ def assumption(part: object) -> str:
 
 
 def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-  """Calls `sampler.draw`, and checks the result of a user's own sampler.
+  """Returns what `sampler.draw` returns; the draw of a user's own sampler is checked.
 
   Raises:
     UserError: the result is no array of at most `padded_batch_size` distinct indices.
@@ -300,7 +300,7 @@ class UnamplifiedSampler(Sampler):
   """A sampler that claims no amplification by its random choice of steps."""
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a step that contains the example."""
+    """Returns `inner`: a step that contains the example costs as much as without sampling."""
     return inner
 
 
@@ -324,7 +324,7 @@ class SizedSampler(Sampler):
 class PaddedSampler(Sampler):
   """Base class of samplers in which examples join a batch independently, each with chance `rate`.
 
-  Batches are padded to a field `capacity`. A draw above the capacity is never cut: it raises an
+  Batches are padded to `capacity` rows. A draw above the capacity is never cut: it raises an
   error. `dpjax.Plan` refuses to start unless delta covers the chance of this error.
   """
 
@@ -414,7 +414,7 @@ class PassSampler(Sampler):
     return self.steps_per_pass
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of the whole pass if `step` is its first step, else a no-op."""
+    """Returns the event of the whole pass at its first step, else a no-op; None without a proof."""
     validate.integer_at_least(0, step=step)
     whole = self.event(inner)
     # A record may be in any step of the pass, so the whole cost is accounted at the first step.

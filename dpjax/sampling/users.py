@@ -9,9 +9,9 @@ example: it is sampled, clipped and accounted as a whole.
   for batch in plan.batches(blocks, rng=2): ...       # [64 users, 8 examples, ...]
 
 Guarantee: the examples of user u influence u's block alone. So whatever u's data are, the clipped
-sum moves by at most C when u joins or leaves, and by at most 2 C when u's data are exchanged. By
-construction each example belongs to one user, and which of u's examples are kept depends on u
-alone.
+sum moves by at most the clip norm C when u joins or leaves, and by at most 2 C when u's data are
+exchanged. By construction each example belongs to one user, and which of u's examples are kept
+depends on u alone.
 """
 
 from __future__ import annotations

@@ -46,5 +46,5 @@ class WithReplacementSampler(FixedSizeSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_data(num_examples)
     draws = generator(seed, step).integers(num_examples, size=self.batch_size)
-    # The order inside a batch has no meaning. The indices are sorted, as in other batches.
+    # The order inside a batch has no meaning. The indices are sorted, as in Poisson batches.
     return np.sort(draws)

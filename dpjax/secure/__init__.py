@@ -6,10 +6,10 @@
 | `summation`       | the mean of a federated round            | any of `sums`; or nothing, in a   |
 |                   |                                          | simulation that says so           |
 | `homomorphic`     | regression and inference on ciphertexts  | CKKS                              |
-| `mpc`             | products, training, prediction on shares | two parties that do not collude   |
-| `vertical`        | regression, split networks, alignment    | ciphertexts and masks:            |
-|                   | over parties with different columns      | `vertical.disclosure` names leaks |
-| `vertical_models` | models over two parties' columns         | the same                          |
+| `mpc`             | products, training, prediction on shares | shares; parties must not collude  |
+| `vertical`        | regression, split networks, alignment    | ciphertexts and masks; a split    |
+|                   | over parties with different columns      | network sends plain activations   |
+| `vertical_models` | models over two parties' columns         | shares, as in `mpc`               |
 
 Hiding is not differential privacy: the RESULT still tells about the data, unless noise is
 added inside (`distributed_noise`).

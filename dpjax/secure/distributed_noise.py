@@ -20,8 +20,8 @@ and Steinke 2021, arXiv:2102.06387, algorithm 1).
 
 The guarantee holds against the server, and against anyone who sees what the server releases. It
 requires that everybody follows the protocol (honest but curious), and that the secure sum hides all
-but the sum. A client that tells the server its share takes 1 / min_survivors of the variance away,
-and so does a client that adds no share.
+but the sum. A client that tells the server its share of the noise takes 1 / min_survivors of the
+accounted variance away, and so does a client that adds no share.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Chance, in one round, that ANY coordinate exceeds its planned bound. The noise and the
-# rotated vector have this chance each.
+# Planned chance, in one round, that ANY coordinate exceeds its bound. The noise and the rotated sum
+# of vectors have this chance each.
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-# `fold_in` is compiled into one call, since it makes several calls otherwise.
+# `fold_in` is compiled into one program. Otherwise it runs several small ones.
 _fold_in = jax.jit(jax.random.fold_in)
 
 
@@ -114,7 +114,7 @@ class SkellamSum:
     max_clients: int,
     min_survivors: int,
   ) -> SkellamSum:
-    """Returns the mechanism with the finest grid that the modulus allows.
+    """Returns the mechanism with the finest grid that the modulus and the exact sampler allow.
 
     Args:
       noise_multiplier: std of the sum of `min_survivors` shares, divided by l2_clip_norm.
@@ -126,16 +126,16 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=bits)
     validate.integer_at_least(1, min_survivors=min_survivors)
     validate.integer_at_least(min_survivors, max_clients=max_clients)
-    # Up to max_clients clients add shares that are sized for min_survivors, so there may be more
-    # noise than that of min_survivors.
+    # Up to max_clients clients add shares that are sized for min_survivors. So a sum may have more
+    # noise than min_survivors shares.
     most = noise_multiplier * math.sqrt(max_clients / min_survivors)
     scale = discrete.scale_for(
       l2_clip_norm=l2_clip_norm,
       noise_multiplier=most,
       num_clients=max_clients,
       bits=bits,
-      # By a union bound, the noise of every coordinate stays within this many standard
-      # deviations, except with chance _CHANCE.
+      # By a union bound, Gaussian noise stays within this many standard deviations in every
+      # coordinate, except with chance _CHANCE. `wrap_probability` bounds it for Skellam noise.
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
@@ -154,7 +154,7 @@ class SkellamSum:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Largest norm of a client's integers, before noise."""
+    """Largest norm that the rounding allows for a client's integers, before noise."""
     return discrete.rounded_norm_bound(self.scale * self.l2_clip_norm, dim=self.padded_dim)
 
   @property
@@ -187,7 +187,7 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
-    # A spread of 1 bounds every coordinate; a smaller spread fails with chance _CHANCE.
+    # A spread of 1 bounds every coordinate; a smaller one fails with a chance of at most _CHANCE.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
@@ -263,8 +263,8 @@ def skellam_mean(
   whoever runs it sees all messages.
 
   Raises:
-    UserError: a protocol with a smaller `min_survivors` or fewer bits than the mechanism, or one
-      that shows somebody the sum before it is reduced (BFV).
+    UserError: a protocol with a smaller `min_survivors` or fewer bits than the mechanism, one that
+      adds no integers modulo 2^bits, or one that shows somebody the sum before it is reduced (BFV).
   """
   validate.integer_at_least(0, seed=seed, rotation=rotation)
   _check_protocol(protocol, mechanism)

@@ -12,11 +12,11 @@ A secure sum adds integers modulo a power of two, so a client sends
 | a weight is above 1                | it counts as 1, the public bound                       |
 | a weight is 0, negative or NaN     | the client sends zeros, of weight 0                    |
 | rounding a weight                  | to nearest multiple of 1 / largest, and not to 0       |
-| rounding a coordinate              | to nearest, of the rounded weight times the value: the |
+| rounding a coordinate              | its product with the rounded weight, to nearest: the   |
 |                                    | mean errs by `Encoding.error_bound(weights)` at most   |
 
-The weight is one more integer of the message. A server whose secure sum hides the rest learns the
-sum of the weighted messages and the sum of the weights, but no message and no weight of one client.
+The weight is one more integer of the message. With a secure sum the server learns the sum of the
+weighted messages and the sum of the weights, but no message and no weight of one client.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class Encoding:
 
   Guarantee: max_clients * largest < 2^(bits - 1), so a sum of max_clients messages never wraps
   around. The mean of messages within `largest_value` stays within it, and errs by
-  `error_bound(weights)` at most. If all weights are 1, that is `resolution` / 2 and the rounding of
-  one float. With equal weights w < 1 the half step weighs about 1 / w times as much: small weights
-  need more `bits`. Weights that differ may more than double the bound, since each is rounded.
+  `error_bound(weights)` at most. If all weights are 1, the bound is `resolution` / 2, plus
+  2^-21 `largest_value` for the rounding of floats. With equal weights w < 1 the half step weighs
+  about 1 / w times as much: small weights need more `bits`. Weights that differ may more than
+  double the bound, since each is rounded.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)
@@ -90,22 +91,23 @@ class Encoding:
   def largest(self) -> int:
     """Largest integer that one client sends: for a coordinate, and for a weight of 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
-    # Values are clipped in float32. If it rounds the bound up, the next smaller float is the bound.
+    # Values are clipped in float32. If float32 rounds the bound up, the float below is taken.
     held = np.float32(most)
     return int(np.nextafter(held, np.float32(0)) if int(held) > most else held)
 
   @property
   def resolution(self) -> float:
-    """Step of the grid, in the message's units."""
+    """Step between values that a client of weight 1 can send, in the message's units."""
     return self.largest_value / self.largest
 
   def error_bound(self, weights: ArrayLike) -> float:
-    """Returns the largest error of a coordinate of the weighted mean, in the message's units.
+    """Returns a bound on the error of a coordinate of the weighted mean, in the message's units.
 
-    Proof. Client i of C, with value v_i and weight w_i, sends W_i = max(1, round(w_i L)) and
-    round(v_i W_i / m), with L `largest` and m `largest_value`. C half steps over sum W_i are
-    C m / (2 sum W_i). The weights W_i / L in place of w_i move the mean by
-    |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and |v_i - mean| <= 2 m. Floats add 2^-21 m.
+    It is 0 if there are no weights. Proof. Client i of C, with value v_i and weight w_i, sends
+    W_i = max(1, round(w_i L)) and round(v_i W_i / m), with L `largest` and m `largest_value`.
+    C half steps over sum W_i are C m / (2 sum W_i). The weights W_i / L in place of w_i move the
+    mean by |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and |v_i - mean| <= 2 m. Floats add
+    2^-21 m.
 
     Args:
       weights: [C] weights of the clients that count, in (0, 1]. A larger one counts as 1.
@@ -143,7 +145,7 @@ class Encoding:
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = trees.at_least_float32(jnp.where(counted, jnp.minimum(weights, 1.0), 0.0))
     # The weight is rounded first, and multiplies the value. A message then counts with the
-    # weight that is sent, and the mean stays within the clients' range, up to half a step.
+    # weight that is sent. So the mean stays between the clients' values, up to half a step.
     whole = jnp.clip(jnp.round(weights * self.largest), 1, self.largest)
     whole = jnp.where(counted, whole, 0)  # [C]
 
@@ -155,7 +157,7 @@ class Encoding:
       kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
-      # The product may be rounded above the weight, and then the mean would leave its range.
+      # The product may be rounded above the weight. The mean would then exceed `largest_value`.
       return _unsigned(jnp.clip(scaled, -limit, limit))
 
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
@@ -180,7 +182,7 @@ class Encoding:
 
   def _centred(self, total: Array) -> Array:
     """Returns the residue modulo 2^bits that is in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
-    # Bits are shifted up, and down again as signed numbers, so that unused bits follow the sign.
+    # Bits are shifted up, and down again as signed numbers: unused bits then copy the sign bit.
     unused = 32 - self.bits
     shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)
     return jnp.right_shift(shifted, unused).astype(jnp.float32)
@@ -193,7 +195,8 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
   """Returns the integers of one client as [d + 1] uint32, or uint64 if a protocol has 64 `bits`.
 
   Negative integers wrap around in the PROTOCOL's modulus, so that its total is a function of the
-  sum alone. In a smaller modulus the total would count the clients with negative integers.
+  sum alone. Reduced by a smaller modulus, each negative integer would add that modulus to the
+  total, which would then tell how many clients have negative integers.
 
   >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(2**32 - 1)), 64)
   array([                   1,                    1, 18446744073709551615],

@@ -141,7 +141,7 @@ def secure_mean(
   hides nothing. The mean is NOT differentially private.
 
   Raises:
-    UserError: an encoding wider than the protocol's modulus.
+    UserError: an encoding with more bits than the protocol's modulus.
 
   >>> aggregator = secure_mean(PlainSum(), Encoding(max_clients=4, largest_value=4.0))
   >>> messages = jnp.array([[1.0], [3.0], [jnp.nan]])
@@ -176,7 +176,8 @@ Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
 
 
 class Way(NamedTuple):
-  """Parts of a summed round: `bind` builds the clients' run, `sum` carries it out and sums."""
+  """Two parts of a round: `bind` builds the function that runs the clients. `sum` calls it, and
+  sums the clients' messages."""
 
   bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
   sum: Summing
@@ -221,7 +222,7 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the way in which the inner execution adds the integers itself.
+  """Returns the `Way` in which the inner execution adds the integers itself.
 
   The protocol is only asked for its cost and its refusals.
   """
@@ -238,7 +239,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
 
 
 def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the way in which each client's message passes through the protocol."""
+  """Returns the `Way` in which each client's message passes through the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
@@ -252,7 +253,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      # The protocol also asks for clients that dropped out. It gets zeros, which are never sent.
+      # A protocol may also ask for clients that dropped out. It gets zeros, which are never sent.
       encoded_row = encoded(places[client]) if client in places else like
       return to_vector(encoded_row, protocol.bits)
 
@@ -266,14 +267,14 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
 def carried_out(
   protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
 ) -> Summed:
-  """Runs the protocol over the clients that upload.
+  """Runs the protocol over the clients that upload, and returns its result.
 
-  `vector` is also called for drop-outs, but nobody sees what it returns for them.
+  The protocol may also call `vector` for drop-outs, but nobody sees what it returns for them.
 
   Raises:
-    RoundRefused: the protocol fails with these drop-outs.
-    UserError: there are several processes, each of which would draw its own masks; or the protocol
-      has summed other clients than those who uploaded.
+    RoundRefused: the protocol fails in a round with drop-outs.
+    UserError: it fails in a round without them; there are several processes, each of which would
+      draw its own masks; or the sum is over other clients than those who uploaded.
   """
   if jax.process_count() > 1 and not is_simulated(protocol):
     raise UserError(
@@ -321,8 +322,8 @@ def forgiving(
 ) -> FederatedAlgorithm:
   """Returns the same algorithm, in which a refused round only uses up its number.
 
-  The next round follows. The aggregator's state must count rounds, as those of `secure_mean` and
-  `skellam_mean` do.
+  The next round follows. The aggregator's state must count rounds, as it does for `secure_mean`
+  and `skellam_mean`.
 
   The refused round stays accounted: a ledger counts rounds, not successes.
 

@@ -197,7 +197,7 @@ def _step(
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
   error = secureml.error_of(party, scores, rows.y, recipe)
   back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]
-  # A bit is not a fixed-point number, so the product keeps its scale.
+  # The bit is a whole number, so the product has the scale of `back`, and needs no truncation.
   back = multiply(party, back, hidden.bit, truncated=False)
   width = network.bottom_a.bias.shape[0]
 

@@ -8,18 +8,18 @@ Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
 gives C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
 
-The table shows what each example adds to both queries. C is the first norm, and s_t = C_t / C:
+The table shows what each example adds to both queries. C is the first clip norm, and s_t = C_t / C:
 
 | query            | one example's term           | norm at most | noise          |
 | ---------------- | ---------------------------- | ------------ | -------------- |
 | gradient / s_t   | clip(g / s_t, C)             | C            | z_sum C        |
 | centred count    | 1[norm <= C_t] - 1/2         | 1/2          | count_noise_std|
 
-Both are released together, as one vector, in which each is divided by its noise. One example moves
-this vector by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
-paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double,
-and so does the vector: the accountant's usual conversion covers this. Under replace_special
-the empty record adds nothing to either query, as padding does.
+Both are released together, as one vector. In it each query is divided by the std of its noise. One
+example moves this vector by at most 1 / z, z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of
+the paper). That ONE Gaussian mechanism is the step's event. Under replace_one a record may move
+each query, and so the vector, twice as far: the accountant's usual conversion covers this. Under
+replace_special the empty record adds nothing to either query, as padding does.
 
 Norms are compared with the same C_t that clips. The noise of the sum is proportional to C_t. The
 count is divided by the public expected batch size. C_t is a function of private outputs, so it may
@@ -51,8 +51,8 @@ _COUNT_SHARE = 1 / 20
 class AdaptingClip(gradients.Flat):
   """Base class of rules whose clip norm follows a private query, released with each step's sum.
 
-  Gradients are clipped flat to the current norm; the `Clip` states the first norm. A subclass
-  defines the query, the noise that covers query and sum, and how the norm changes.
+  Gradients are clipped flat to the current clip norm; the `Clip` states the first one. A subclass
+  defines the query, the noise that covers query and sum, and how the clip norm changes.
   """
 
   adapts: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class AdaptingClip(gradients.Flat):
     Args:
       scale: the current multiple, [].
       noisy: the noisy query / batch size.
-      clip: the `Clip` with the first norm.
+      clip: the `Clip` with the first clip norm.
     """
     raise NotImplementedError
 
@@ -109,13 +109,13 @@ def check_factors(min_factor: float, max_factor: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows a quantile of the gradients' norms.
+  """Rule of a `Clip` whose clip norm follows a quantile of the gradients' norms.
 
-  The `Clip` states the first norm. At each step gradients are clipped flat to the current norm.
+  The `Clip` states the first clip norm. At each step gradients are clipped flat to the current one.
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
-    learning_rate: learning rate of the geometric update; 0 keeps the norm.
+    learning_rate: learning rate of the geometric update; 0 keeps the clip norm.
     count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public number by which the count is divided; None for `normalize_by`.
@@ -199,8 +199,8 @@ def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
 
 
 def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """Returns the number of rows within the clip norm, minus half of all rows, []. Counts of parts
-  of a batch add up to that of the batch, exactly for fewer than 2^23 rows."""
+  """Returns the number of examples within the clip norm, minus half the number of examples, [].
+  Counts of parts of a batch add up to that of the batch, exactly for fewer than 2^23 rows."""
   return _count(summed, rows_that_count(summed, mask))
 
 
@@ -275,7 +275,7 @@ def adaptive_clip_and_noise(
     # Sum and query get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    # Only the noisy query moves the norm, so the new norm is post-processing.
+    # Only the noisy query moves the clip norm, so the new one is post-processing.
     scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
     noisy_mean = trees.scale(noisy["sum"], state.scale / normalize_by)

@@ -1,4 +1,4 @@
-"""Protection of the numbers in a state by which noise is scaled, by the checksum of the noise.
+"""Protects the numbers in a state that scale its noise, by the checksum of the noise.
 
 Some transforms multiply their noise by numbers that follow from earlier outputs: the scale of an
 adaptive clip norm, the sizes of coordinates. If these came from elsewhere, such as the data, the
@@ -7,7 +7,7 @@ includes a digest of these numbers:
 
 | what happens to the numbers                        | what follows                        |
 | -------------------------------------------------- | ----------------------------------- |
-| they are exchanged, mapped, or those of another run | `UserError`; NaN where it is traced |
+| they are changed, or come from another run         | `UserError`; NaN where it is traced |
 | a whole earlier state is used again                | cannot be detected                  |
 
 A state with such numbers is a named tuple. Its field `inner` holds the noise, and its method
@@ -72,8 +72,8 @@ def digest(numbers: ArrayTree) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
       if leaf.dtype.itemsize != 4:
-        # The numbers of a state have 4 bytes each. Other code cast this one, so its digest may be
-        # any wrong number.
+        # The numbers of a state have 4 bytes each. Other code has cast this one, so its digest may
+        # be wrong in any way.
         leaf = leaf.astype(jnp.float32)
       if jnp.issubdtype(leaf.dtype, jnp.floating):
         # NaN has many bit patterns, which must all have the same digest.

@@ -62,8 +62,8 @@ def clip_and_noise(
     normalize_by: public constant that the noisy sum is divided by, such as the EXPECTED
       batch size; never the realised one.
     key: a typed key, `jax.random.key(...)`. There is no default.
-    noise_shape: `NoiseShape` in which only `shares` may be set. This is a tree like the clip norms,
-      with each group's share of the privacy budget. Shares are scaled to sum 1. Group g then gets
+    noise_shape: `NoiseShape` in which only `shares` may be set: a tree like the clip norms, with
+      each group's share of the privacy budget. Shares are scaled to sum 1. Group g then gets
       noise of standard deviation z C_g / sqrt(share_g), at the same z for the accountant (see
       `transforms/group_noise.py`).
     num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.

@@ -95,8 +95,8 @@ def is_placeholder(params: Any) -> bool:
   """Returns whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
   With this call Optax finds the parts of a state that are shaped like the parameters, for example
-  to reset Adam's moments. In this call, init leaves sums of gradients and earlier noise out of the
-  state, so that Optax does not change them.
+  to reset Adam's moments. In this call the `init` of a private transform leaves sums of gradients
+  and earlier noise out of the state, so that Optax does not change them.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 
@@ -222,7 +222,8 @@ def clipped_sum(
 
   Raises:
     UserError: bare arrays, no mask, no batch axis, gradients that are not real floating
-      point, a row that comes twice (NaN under jit), or a sum clipped to a larger bound.
+      point, a row that comes twice (NaN under jit); a sum that was clipped to a larger bound, was
+      changed (NaN under jit), is several sums, or is below float32.
 
   >>> grads = gradients.stacked(jnp.array([[3.0, 4.0]]))
   >>> clipped_sum(grads, None, jnp.array([True]), 1.0).total

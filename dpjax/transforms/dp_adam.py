@@ -1,8 +1,8 @@
 """DP-Adam with the noise removed from its second moment (DP-AdamBC).
 
 Adam divides by the root of a moving average of g^2. For a private gradient g = signal + N(0, s^2)
-this average is about E[signal^2] + s^2. In private training the second term dominates. Then every
-coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s is
+this average is about E[signal^2] + s^2. In private training the second term usually dominates. Then
+every coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s is
 public, so it can be subtracted, at no privacy cost (post-processing): Tang, Shpilevskiy and Lecuyer
 2024, "DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'.
 """
@@ -24,7 +24,7 @@ class DpAdamState(NamedTuple):
 
   count: jax.Array  # int32
   mu: Any
-  nu: Any  # biased upwards by noise_std^2
+  nu: Any  # of the square; it contains the variance of the noise
 
 
 def scale_by_dp_adam(

@@ -1,4 +1,4 @@
-"""Private Langevin dynamics: the plan's privacy noise also serves as the sampler's noise.
+"""Private Langevin dynamics: the plan's privacy noise also serves as the noise of the dynamics.
 
 Stochastic gradient Langevin dynamics (Welling and Teh 2011) on the energy
 U(theta) = sum_i loss_i(theta) + (prior_precision / 2) |theta|^2, with step size h at temperature

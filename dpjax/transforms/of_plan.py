@@ -1,7 +1,8 @@
 """Binds a private transform to the plan that accounts for it.
 
 In a notebook two plans may exist at once. Then the noise of one plan could be accounted for by
-the other plan. A batch could also be larger than any draw of the plan's sampler. Both are refused:
+the other plan. A batch could also be larger than any draw of the plan's sampler. Both are refused,
+as far as they can be seen:
 
 | what is given                                     | what follows                        |
 | ------------------------------------------------- | ----------------------------------- |
@@ -10,7 +11,7 @@ the other plan. A batch could also be larger than any draw of the plan's sampler
 | the state of the same plan with another number of | it is accepted, unless the sampler  |
 | steps                                             | bounds participation                |
 | more examples than the sampler ever draws         | `UserError`; NaN where it is traced, |
-|                                                   | in the state's own numbers, too     |
+|                                                   | also in the state's scale of noise  |
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def _mask_of(updates: Any, mask: Any) -> Any:
 
 
 def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
-  """Returns the update if there are at most `padded_batch_size` examples. Otherwise raises
-  UserError, or returns NaN under jit."""
+  """Returns the update if `mask` is unknown or has at most `padded_batch_size` examples. Otherwise
+  raises UserError, or returns NaN under jit."""
   # At most `padded_batch_size` rows cannot hold too many examples, whatever the mask.
   if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy

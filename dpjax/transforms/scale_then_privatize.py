@@ -10,7 +10,8 @@ what it is given, so its sensitivity and its event do not change. The product wi
 post-processing. Steps compose adaptively as before. s_t never follows from gradients without noise.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
-sqrt(v) + eps. Here a floor takes the place of eps, and s_t is divided by its root mean square. So
+sqrt(v) + eps, where v is a moving average of squared outputs. Here a floor takes the place of eps,
+and s_t is divided by its root mean square. So
 the clip norm keeps its meaning, and the noise has the same total variance. On the digits data set,
 at one clip norm, scaling with the defaults does not help.
 """
@@ -74,7 +75,7 @@ class ScalingState(NamedTuple):
 
   inner: Any
   mean_squares: Any
-  floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
+  floor: jax.Array  # float32; stored here, so that a state alone gives s_t
 
   def beside_noise(self) -> dict[str, Any]:
     """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
@@ -97,7 +98,7 @@ class ScaledLoss:
   @property
   def start(self) -> Params:
     """Returns d = 0, at which the gradient is taken."""
-    # Half precision is widened, since its range is too narrow for the quotient.
+    # Half precision is widened, since its range is too narrow for gradients divided by s_t.
     return jax.tree.map(
       lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), self._params
     )
@@ -131,10 +132,11 @@ def scale_then_privatize(
   Args:
     tx: `clip_and_noise`, or another private transform with the same inputs.
     b2, floor: as for `CoordinateScaling`.
-    takes_scaled_sums: whether to accept a `ClippedSum`, too. It should be that of a `ScaledLoss`.
-      Another sum costs no more privacy, but was clipped in other units.
+    takes_scaled_sums: whether to accept a `ClippedSum`, too. The sum should be that of a
+      `ScaledLoss`. Another sum costs no more privacy, but was clipped in other units.
 
-  Guarantee: that of `tx`, as the module proves. At the first step nothing is scaled.
+  Guarantee: that of `tx`, by the proof at the top of this module. At the first step nothing is
+  scaled.
 
   Raises:
     UserError: a `ClippedSum` without `takes_scaled_sums`, since its examples were clipped before
@@ -213,7 +215,7 @@ def _scales(mean_squares: Any, floor: Any) -> Any:
   # The count is a float, since 2^31 coordinates or more do not fit in int32.
   count = float(sum(leaf.size for leaf in leaves))
   mean = sum(jnp.sum(leaf) for leaf in leaves) / count
-  # Nothing is scaled before the first output, after outputs of zero, or if squares overflow.
+  # Nothing is scaled before the first output, if all outputs were zero, or if squares overflow.
   is_known = (mean > 0) & jnp.isfinite(mean)
   relative = jax.tree.map(
     lambda v: jnp.where(is_known, jnp.sqrt(v / jnp.where(is_known, mean, 1.0)), 1.0),

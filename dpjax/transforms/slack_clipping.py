@@ -45,7 +45,7 @@ _MOST_SLOTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows the slack: the clip norm minus the gradients' norms.
+  """Rule of a `Clip` whose clip norm follows the slack: the clip norm minus gradients' norms.
 
   The rule costs as much as flat clipping at the same noise multiplier.
 

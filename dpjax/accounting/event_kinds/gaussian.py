@@ -27,7 +27,7 @@ class GaussianKind(AdditiveNoiseKind[dpa.GaussianDpEvent]):
 
   def largest_loss(self, part: dpa.GaussianDpEvent) -> float:
     shift = 1 / part.noise_multiplier
-    # The loss is normal with mean shift^2 / 2 and deviation shift.
+    # The loss is normal, of mean shift^2 / 2 and standard deviation `shift`.
     return shift**2 / 2 + 10 * shift
 
   def mu_squared(self, part: dpa.GaussianDpEvent) -> tuple[float, bool]:

@@ -36,8 +36,8 @@ ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
 # Smallest probability of a Poisson sample for which dp_accounting does not overflow.
 LEAST_PROB = 1e-200
 
-# The Renyi divergence of one sampled step has a rounding error of about 3e-16. So it may come out
-# zero or negative, which dp_accounting would read as "costs nothing".
+# Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
+# out zero or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
 # Smallest and largest noise multiplier, whose squares neither overflow nor underflow, and smallest
 # square of a probability.
@@ -66,7 +66,7 @@ class EventKind(Generic[Event]):
     selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
     points_per_deviation: number of grid points per standard deviation of a step's privacy loss. A
-      grid of width h adds about h^2 / 4 to the variance; 60 points add about 1e-4 of the variance.
+      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 1e-4 of it.
   """
 
   name: ClassVar[str]
@@ -117,7 +117,7 @@ class EventKind(Generic[Event]):
     return self.scheme, self.proof
 
   def repeated(self, part: Event) -> Iterable[DpEvent]:
-    """Returns the events that the part repeats; each of them needs a proof, too."""
+    """Returns the events that the part repeats, by default none. Each one needs a proof."""
     del part
     return ()
 
@@ -144,7 +144,7 @@ class EventKind(Generic[Event]):
     return part
 
   def rdp(self, part: Event) -> np.ndarray:
-    """Returns the Renyi divergences at `ORDERS` of one run of the part, [len(ORDERS)]."""
+    """Returns the Renyi divergences at `ORDERS` of the part, run once, [len(ORDERS)]."""
     relation = dpa.NeighboringRelation[self.rdp_relation]
     with quiet():
       curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
@@ -161,7 +161,7 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def largest_loss(self, part: Event) -> float:
-    """Returns roughly the largest loss on the grid: the loss at 10 standard deviations of noise."""
+    """Returns roughly the largest loss on the grid, such as that at 10 deviations of the noise."""
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
@@ -194,9 +194,9 @@ class EventKind(Generic[Event]):
   def joining_prob(self, part: Event) -> float | None:
     """Returns the largest probability that a record takes part in the part's steps, or None.
 
-    A part accounts for one step, or for `Sampler.steps_per_event` steps. A record is in at most one
-    of these steps. `launch.check` compares counted draws with this number. None means that it
-    counts no draws.
+    A part accounts for one step, or for `Sampler.steps_per_event` steps, of which a record may then
+    join at most one. `launch.check` compares counted draws with this number. None means that it
+    compares none.
     """
     del part
     return None
@@ -222,7 +222,7 @@ def register(*kinds: EventKind[Any]) -> None:
 
   Raises:
     UserError: an object that is no `EventKind`; or a name, a class of events or a scheme of dpjax
-      itself. The epsilon of your kind would be printed as proved, although your formula gave it.
+      itself. Otherwise your claim would take the place of a proof of dpjax.
   """
   for kind in kinds:
     if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
@@ -239,8 +239,8 @@ def register(*kinds: EventKind[Any]) -> None:
         )
     rows = kind.rows()
     if is_user_defined(kind):
-      # A kind that defines no scheme is not amplified. It has the scheme "none", whose row it must
-      # not change.
+      # A kind that defines no scheme has the scheme "none", for no amplification. It must not
+      # change the row of this scheme.
       rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
       taken = [
         scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
@@ -457,7 +457,7 @@ def describe(event: DpEvent, unit: str) -> str:
 
 def amplified(loss: float, prob: float) -> float:
   """Returns log(1 + prob (e^loss - 1)), without overflow and never below 0."""
-  # A square of a probability may underflow to 0, so `prob` has a lower limit.
+  # `prob` may be the square of a probability, which may underflow to 0. So it has a lower limit.
   prob = max(prob, _LEAST_SQUARE)
   # expm1 keeps the digits of a small loss. A large one would overflow exp.
   if loss < 1:

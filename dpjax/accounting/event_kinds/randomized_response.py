@@ -73,8 +73,9 @@ def pure_dp_event(epsilon: float) -> DpEvent:
 
   Guarantee: binary randomised response at `epsilon` dominates every (epsilon, 0)-DP mechanism
   (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1). So compositions of the event bound
-  compositions of these mechanisms. Laplace noise of scale 1 / epsilon does NOT dominate them: it is
-  more private at every delta > 0. Epsilon must hold under the relation of the accounting.
+  compositions of these mechanisms. Laplace noise of scale 1 / epsilon does NOT dominate them: its
+  delta is smaller at every value below epsilon. Epsilon must hold under the relation of the
+  accounting.
 
   >>> import math
   >>> pure_dp_event(math.log(3))

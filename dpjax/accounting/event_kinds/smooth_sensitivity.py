@@ -33,7 +33,7 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, Proved]:
-    # A smooth sensitivity holds for one relation alone, so no event is converted to another.
+    # A smooth sensitivity holds for one relation alone, so the event is never converted.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 

@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
-  """A Poisson draw of n records at rate q, cut to B at random.
+  """The accounting of a Poisson sample at rate q from n records, cut to B of them at random.
 
   In the neighbour one record x is zeroed, but keeps its place.
   Let K ~ Bin(n - 1, q) be the number of OTHER records that are drawn. If K < B, nothing is cut,

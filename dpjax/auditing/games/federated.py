@@ -105,9 +105,9 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Returns the numbers of a leaf: [n, features].
+  """Returns the numbers of a leaf that the adversary sees: [n, features].
 
-  If a leaf has `_MANY` numbers or more, they are the first two, and the log of the others' spread.
+  For `_MANY` numbers or more, these are the first two, and the log of the others' spread.
   """
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
@@ -152,8 +152,8 @@ def _draws_at_once(choices: bool = False) -> MapClients:
   An execution fetches diagnostics and client states. In the first round they are known while
   tracing, since noise comes after them. In the last round nobody sees them. So zeros may replace
   values that are not known. `choices` is for an algorithm that reads single messages (without
-  `partial`), or whose clients choose by what was released. It runs one block, whose messages stay
-  traced arrays of all draws.
+  `partial`), or that sets client states by what was released. With it one block runs, and its
+  messages stay traced arrays of all draws.
   """
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
@@ -279,7 +279,9 @@ def _algorithm(
   choices: bool = False,
   **options: Any,
 ) -> Games:
-  """Returns the games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
+  """Returns a function (kind, aggregate) -> games of the algorithm that `kind` makes.
+
+  `kind` takes `aggregator=`, `map_clients=` and `key=`.
 
   Args:
     map_clients: function that makes the execution that users run. The first draws use it, and
@@ -403,7 +405,7 @@ _loop = lambda worlds, **options: _algorithm(
 
 
 def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
-  """Returns the games of an algorithm, with the arguments that its facts list as `played`.
+  """Returns the function of `_algorithm`, with the arguments that the facts list as `played`.
 
   Args:
     changes: arguments that replace those of `played`; None leaves an argument out.
@@ -418,7 +420,7 @@ def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
 
 _CLUSTERS: dict[str, Any] = {
   "params": np.array([[1, 0], [-1, 0]], np.float32),
-  # The server asks clients for losses, then chooses their clusters.
+  # Clusters follow from losses of released models, so client states differ between draws.
   "choices": True,
 }
 # Algorithms for which one joining client is not the only worst case. Their games have more inputs,

@@ -31,7 +31,7 @@ from dpjax.auditing.lower_bounds import Scores, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
-# Number of events that the adversary tries, on its own draws.
+# Number of thresholds that the adversary tries, on its own draws.
 _THRESHOLDS = 400
 # Number of draws in one call of `Game.outputs`.
 AT_ONCE = 1_024
@@ -255,7 +255,7 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """Returns bounds on epsilon [levels, 4]. The events {score >= level} and its complement give two
+  """Returns bounds on epsilon [levels, 4]. The event {score >= level} and its complement give two
   bounds each: either input may have the larger rate."""
   n = len(scores.inside)
   m = len(scores.outside)
@@ -375,8 +375,8 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns the log-ratio of the frequencies of each difference of two entries; 0 for rare ones.
 
-  Independent noise hardly ever gives one difference of two numbers five times. If noise is drawn
-  twice, only the few differences of exact values remain.
+  Independent noise hardly ever gives one difference of two numbers five times. If two entries
+  share their noise, it cancels, and only the few differences of exact values remain.
   """
   zero = zero[:_LEARNT]
   one = one[:_LEARNT]

@@ -509,7 +509,7 @@ _VOTES = 16
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game whose queries all have the same counts [K]; `num` tells `event` how many run."""
+  """Returns a game of equal queries with counts [K]; `num` gives `event` the numbers of queries."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)

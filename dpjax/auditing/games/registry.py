@@ -159,7 +159,7 @@ def _exported(package: ModuleType) -> dict[str, Any]:
 
 
 def _accountants() -> dict[str, Any]:
-  """Returns what states an epsilon or event in accounting, `amplified_delta` and budget ledgers."""
+  """Returns budget ledgers, `amplified_delta`, and what states epsilons or events in accounting."""
   accountants = _only(states_epsilon, public(dpjax.accounting))
   accountants |= _only(
     lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)

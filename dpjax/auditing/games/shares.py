@@ -27,8 +27,8 @@ _SHARE = 0.7
 Rows = list[tuple[float, float]]  # (x, y) of each row
 # Case -> noise multiplier, settings of the training, rows of two neighbours.
 _WORLDS: dict[str, tuple[float, dict[str, Any], tuple[Rows, Rows]]] = {
-  # The penalty holds the weights near 0, where each mistake counts alike, so this is nearly the
-  # worst pair.
+  # The penalty holds the weights near 0. There the errors of labels 0 and 1 are about 1/2 and -1/2,
+  # which makes this pair nearly the worst.
   "the label of the only row": (
     1.0,
     {"num_rows": 1, "l2_penalty": 1000.0, "num_steps": 3, "feature_norm": 4.0},

@@ -54,7 +54,7 @@ _FRESH_NUMBER = 2**30
 
 
 class Plant(NamedTuple):
-  """A fault, as numbers. The default values are no fault."""
+  """A fault: what differs from the honest subject. With the default values nothing differs."""
 
   noise: float = 1.0  # what is drawn / what is stated
   clip: float = 1.0  # the bound on a record / the one that is stated
@@ -173,7 +173,7 @@ _OF_RECORDS = (
   *("RandomizedResponse", "LeastSquares", "ClassSums"),
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
-# Mechanisms whose number of records is private, so that public data have another number of records.
+# Mechanisms whose number of records is private, so public data have `_PUBLIC_RECORDS` records.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _COUNTED += ("LeastSquares", "ClassSums")
 _PUBLIC_RECORDS = 2
@@ -186,7 +186,8 @@ class BrokenMechanism:
 
   Args:
     kind: class of mechanisms.
-    name: name of the mechanism, which decides what its data are; "" for the answer to a query.
+    name: name of the mechanism. If it is not in `_OF_RECORDS` or `_OF_SHARDS`, such as "", the data
+      are the answer to a query.
     plant: the fault.
     settings: settings of the honest mechanism.
 

@@ -56,11 +56,11 @@ class _Expected:
   """Moments of a sampler's draws from n examples, derived from the accounted event."""
 
   n: int
-  rate: float  # of one example
+  rate: float  # chance that one example is in a batch
   size_variance: float
-  overlap_mean: float  # |S_t and S_{t+1}|
-  overlap_variance: float  # of the mean over many t, times their number
-  capacity: int | None = None  # where larger draws are cut
+  overlap_mean: float  # mean number of examples that batches t and t + 1 share
+  overlap_variance: float  # variance of the mean overlap over many t, times their number
+  capacity: int | None = None  # larger draws are cut to this size; None: none are cut
 
 
 def _expected(event: Any, n: int) -> _Expected | None:
@@ -233,7 +233,7 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
   if distribution.capacity is not None and max(sizes) >= distribution.capacity:
     # No size above the capacity exists.
     larger = 0.0
-  # `log1p` is exact for a small chance, where 1 - chance would be rounded to 1.
+  # `log1p` is accurate for a small chance, where 1 - chance would be rounded to 1.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
   return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
 
@@ -302,9 +302,11 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
 
 def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
   """Tests that every example is in `times` of the `length` steps of each pass, and that all sets of
-  steps are equally likely. Steps of different passes are independent, each a Poisson sample."""
+  steps are equally likely. By this scheme steps of different passes are independent, and each is a
+  Poisson sample."""
   passes = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # With several steps for each example, drawing a late step takes as long as all steps before it.
+  # With several steps for each example, drawing a late step takes as long as drawing all steps
+  # before it.
   if times > 1:
     passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
   # One step of each pass is drawn, since the steps of one pass are not independent. Its place in
@@ -318,9 +320,10 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # An example takes part in `times` steps. Consecutive ones form stretches. A stretch of r steps
-  # has r - 1 neighbouring pairs. So the number of pairs is `times` minus the number of stretches,
-  # which is hypergeometric (Wald and Wolfowitz 1940, "runs"). These are its mean and variance.
+  # An example takes part in `times` steps of a pass. Consecutive ones form stretches, and a stretch
+  # of r steps has r - 1 neighbouring pairs. So an example has `times` such pairs minus one for each
+  # of its stretches. The number of stretches is hypergeometric (Wald and Wolfowitz 1940, "runs").
+  # `following` is the mean number of pairs, and `spread` its variance.
   following = times * (times - 1) / length
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))
@@ -444,7 +447,8 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
 
 
 def sampler_seed(subject: Subject) -> Row:
-  """Tests that batches depend on the whole seed, and never repeat within the run."""
+  """Tests that batches depend on the whole seed, and repeat within the run only where that is
+  likely."""
   name = "sampler from its seed"
   n = len(subject.train)
   plan = subject.plan

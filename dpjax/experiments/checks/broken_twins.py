@@ -2,8 +2,8 @@
 
 The games are only worth something if they can find faults. Each row of the table is one subject
 with one fault (`dpjax.auditing.games.twins`), and names the game that refuted it. Games are played
-in their order, with few draws at first. The significance of 0.1 % is divided among all of them, so
-at most one sound subject in a thousand would be called broken.
+in their order, with few draws at first. The significance of 0.1 % is divided among all plays of a
+subject's games, so at most one sound subject in a thousand would be called broken.
 """
 
 from __future__ import annotations

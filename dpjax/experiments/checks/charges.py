@@ -29,12 +29,12 @@ from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
-# Smallest limit on the number of steps that `own_sum` compares, for a model of any size.
+# Number of steps that `own_sum` compares at least, for a model of any size, if the run has them.
 _OWN_STEPS = 4
 # Number of noise values that `own_sum` draws before it skips steps.
 _OWN_WORK = 20_000_000
 # Number of noise values that `own_sum` may draw where it skips steps of a transform with a large
-# state. There a skipped step draws noise, too, if the state depends on it.
+# state. There a skipped step draws noise, too, if the state depends on this noise.
 _SKIPPED_WORK = 200_000_000
 # Lengths of the sums of two runs, in clip norms. Periods of 5 and 3 steps pair every length of one
 # run with every length of the other.
@@ -48,20 +48,20 @@ _SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
 _COMMON_MULTIPLE = 720_720
 # Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200
-# Number of records whose digests are compared.
+# Largest number of records in the data sets whose digests are compared.
 _RECORDS = 500
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
-# Largest product of an order and `shift` whose moment is summed, in standard deviations.
+# Renyi orders above 40 are left out if order times `shift` exceeds this number.
 _FARTHEST = 60.0
 # Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 
 
 def _derived_epsilon(subject: Subject) -> float | None:
-  """Returns epsilon, derived from public fields of sampler and noise by dp_accounting alone; None
-  if this file has no second derivation for the sampler."""
+  """Returns epsilon, derived a second time from public fields of the plan, by the accountants of
+  dp_accounting; None if this file has no second derivation for the plan."""
   plan: Any = subject.plan
   scheme = plan.sampler.scheme
   if scheme == "fixed_size" and plan.neighboring_relation == "replace_one":
@@ -112,7 +112,7 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 def _epsilon_of_exchange(plan: Any) -> float | None:
   """Returns epsilon of batches without replacement if a record is exchanged.
 
-  Returns None for a plan with statistics, for which nobody composes both again.
+  Returns None for a plan with statistics, whose cost is not composed with such batches here.
   """
   if plan.statistics is not None:
     return None
@@ -213,7 +213,8 @@ def _exchanged(plan: Any) -> int:
 
 
 def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
-  """Returns (event, count) for bounded participation, from the dense strategy matrix C."""
+  """Returns (event, number of times that the event is composed) for bounded participation, from the
+  dense strategy matrix C."""
   shape = plan.noise_shape
   matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
   matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
@@ -287,8 +288,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
 
 
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
-  """Returns (a random sum within the clip bound, mask) for a step of run `number`, 0 or 1. Length,
-  number of examples, norms and losses differ between the two runs."""
+  """Returns (a random sum within the clip bound, mask) for a step of run `number`, 0 or 1. Each
+  run has its own sequences of lengths of the sum, numbers of examples, norms and losses."""
   plan = subject.plan
   leaves = jax.tree.leaves(subject.params)
   length = min(plan.l2_bound, 1e6) / math.sqrt(max(1, trees.size(leaves)))
@@ -307,8 +308,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """Returns norms [T] of unexplained differences between two runs with one noise key. The runs
-  differ in their sums, batch sizes and parameters."""
+  """Returns norms [T]: how much the updates of two runs with one noise key differ beyond their
+  sums. The runs differ in their sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
@@ -328,7 +329,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     seen = []
     after = []
     for number, state in enumerate(states):
-      # Only the state of a skipped step is used, so XLA draws no noise for it.
+      # Only the state of a skipped step is used, so XLA draws only noise that the state needs.
       if gaps.any():
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
       offered, mask = _offered(subject, number, step)
@@ -353,8 +354,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
 
 def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
-  """Yields how far the update of step 0 moves if the same sum comes from a batch of another size,
-  with all rows used or none. Noise must not depend on the batch."""
+  """Yields how far the update of step 0 moves if the same sum comes from a batch without used rows,
+  or from a batch of another size. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
 
@@ -384,7 +385,8 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 def own_sum(subject: Subject) -> Row:
   """Tests that every update is the sum of its step plus noise, divided by a public number. Noise
   must depend on neither sum nor batch, and no earlier sum may enter a later update."""
-  plan = subject.plan  # not on a release key's grid
+  plan = subject.plan
+  # This is no key of a release, so the noisy sums are not rounded to a grid.
   key = jax.random.key(SEED)
   steps = _own_steps(subject, key)
   off = np.array([*_unasked(subject, key, steps), *_of_another_size(subject, key)])
@@ -496,7 +498,7 @@ def divisor(subject: Subject) -> Row:
 def _other_integers(value: int, name: str) -> Iterator[int]:
   yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
   yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
-  if name == "seed":  # the one field by which runs are repeated in number
+  if name == "seed":  # many runs differ in their seed alone
     yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
     yield from range(value + 1, value + _SEEDS)
     # If there are at most a few thousand possible keys, two of these seeds almost surely share one.
@@ -518,8 +520,8 @@ def _other_entries(value: Any) -> Iterator[Any]:
 
 
 def _changed(value: Any, name: str = "") -> Iterator[Any]:
-  """Yields other values of a field: a small change, a power of two, a whole number, another
-  sign. A key that depends on only a part of the value is equal for at least one of them."""
+  """Yields other values of a field, such as a slightly larger number or another sign. If a key
+  depends on only a part of the value, some of these values should give the same key."""
   if isinstance(value, bool):
     yield not value
   elif isinstance(value, int):
@@ -544,7 +546,7 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-  """Yields the config with one field changed, for each field that affects the run."""
+  """Yields (field, config with only this field changed), for each field that affects the run."""
   values = to_dict(config)
   # `pretrained` is left out, since a changed name would need a file that exists.
   elsewhere = (*config.where, "pretrained")
@@ -676,7 +678,7 @@ def key_reuse(subject: Subject) -> Row:
 
 def white_box_audit(subject: Subject) -> Row:
   """Audits the run's own sampler, transform and steps with gradient canaries. The bound
-  must stay below the claim."""
+  must not exceed the claim."""
   name = "white-box audit"
   plan = subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):

@@ -92,7 +92,7 @@ def dp_sgd_closed_form(noise_multiplier: float, num_steps: int, delta: float) ->
 
 
 def gaussian_formula(epsilon: float, delta: float, *, constant: float = 1.25) -> float:
-  """UNGUARDED. sigma / sensitivity = sqrt(2 ln(constant / delta)) / epsilon.
+  """UNGUARDED. Returns sigma / sensitivity = sqrt(2 ln(constant / delta)) / epsilon.
 
   Args:
     constant: number in the logarithm. Document 000, section 4.2, takes 1.25 for epsilon < 1, as
@@ -248,7 +248,9 @@ def _subsampling(delta: float) -> list[Comparison]:
     text = f"{_COHORT} of {_CLIENTS}, sigma={_CLIENT_NOISE:g}, T={rounds}"
     poisson = composed(poisson_sampled_event(each, sampling_prob=q), rounds)
     rows.append(_row(where, f"{text}, Poisson", claimed, poisson, delta))
-    # Sigma is relative to the sensitivity, so without sampling both relations cost the same.
+    # Sigma is relative to the sensitivity, so without sampling both relations cost the same. The
+    # event's multiplier is relative to the clip norm; under replace_one the sensitivity is twice
+    # that norm.
     fixed = fixed_size_event(
       gaussian_event(2 * _CLIENT_NOISE), num_examples=_CLIENTS, batch_size=_COHORT
     )

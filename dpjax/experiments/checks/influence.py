@@ -210,7 +210,7 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 
 def one_term(subject: Subject) -> Row:
-  """Tests that each example alone contributes its gradient, shortened as the rule's paper says, and
+  """Tests that each example alone contributes its gradient, scaled as the rule's paper says, and
   never longer than the clip norm."""
   bounds = subject.plan.l2_clip_norm
   off = []
@@ -362,16 +362,14 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
 
 
 def any_mask(subject: Subject) -> Row:
-  """Tests that the sum equals the sum of the terms of single examples, for every mask and every
-  length of gradients. No term may depend on the number, lengths or labels of other terms."""
+  """Tests that the sum equals the sum of the terms of single examples, for many masks and for
+  gradients of very different lengths. No term may depend on the number, lengths or labels of other
+  terms."""
   worst = 0.0
   where = ""
   shortest = math.inf
   for name, total, params, batch in _regimes(subject):
-    alone = [
-      total(params, batch, np.arange(BATCH) == i)  # the last slot is one of them
-      for i in range(BATCH)
-    ]
+    alone = [total(params, batch, np.arange(BATCH) == i) for i in range(BATCH)]
     terms = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
     for mask in _masks():
       off = _off(total(params, batch, mask), terms, mask) / _EXACT
@@ -440,8 +438,8 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """Tests that the sum of a full batch equals the sums of its parts of `BATCH` rows, since large
-  batches may use another algorithm.
+  """Tests that the sum of a batch of full size equals the sums of its parts of `BATCH` rows, added
+  up. Large batches may use another algorithm.
 
   One gradient is far longer than the clip norm. Padding holds NaN or other examples.
   """
@@ -528,7 +526,7 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
 
   def spoil(tree, value, whole):
     leaves, treedef = jax.tree.flatten(tree)
-    spoilt = leaves[:1] if not whole else leaves  # one entry of one leaf, or all of it
+    spoilt = leaves[:1] if not whole else leaves  # one entry of one leaf, or row 0 of all
     put = lambda leaf: (
       leaf.at[0].set(value) if whole else leaf.at[(0,) * leaf.ndim].set(value)
     )
@@ -566,7 +564,7 @@ def no_memory(subject: Subject) -> Row:
   later = _LATER_CALLS[is_large]
 
   @jax.jit
-  def in_one_trace(params, first):  # what the trace of a call leaves, the later ones see
+  def in_one_trace(params, first):  # later calls see what the trace of an earlier one left
     totals = [total(params, first)]
     return [*totals, *(total(params, batch) for _ in range(traced))]
 
@@ -578,7 +576,7 @@ def no_memory(subject: Subject) -> Row:
     ]
 
   ways = [in_one_trace, in_turn(jax.jit(total))]
-  if subject.gradient_of is None:  # of the caller's own: it may keep arrays
+  if subject.gradient_of is None:  # a `clipped_grad` of the caller's own may keep arrays
     ways = [in_turn(total), *ways]
   worst = 0.0
   for after in ways:

@@ -6,8 +6,8 @@ significance of 0.1 % is divided among the subject's games and their claims, so 
 row hold together at 99.9 %. A pass is evidence, not a proof.
 
 The ceiling of a bound is the bound of an equal number of draws whose outputs always differ. A claim
-above its ceiling CANNOT be refuted, whatever is broken. So every game gets 10,000 draws, and up to
-25,000 where a claim needs them. Claims that need more draws need a larger `minutes`.
+above its ceiling CANNOT be refuted, whatever is broken. So every game gets at least 10,000 draws,
+and up to 25,000 where a claim needs them. Claims that need more draws need a larger `minutes`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _subject(package: str, subject: str, seconds: float, seed: int) -> dict[str,
 
 
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
-  """Plays as many draws as the time allows, but at least `_least` and at most `MOST`."""
+  """Returns the results of as many draws as the time allows, but at least `_least` and at most
+  `MOST`."""
   draws = round(PILOT / game.draws)
   # The first play compiles, so it is not timed.
   play(game, num_draws=draws, seed=seed + 1_000_000)

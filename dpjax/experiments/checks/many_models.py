@@ -31,7 +31,8 @@ from dpjax.validate import UserError
 
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
-_MOST_MEMBERS = 2000  # records of the auditor's, at most, and a tenth as many blanks
+# Largest number of the auditor's own records. A tenth as many blanks are added to them.
+_MOST_MEMBERS = 2000
 # Smallest number of models for which bootstrap intervals are computed.
 _FOR_BOOTSTRAP = 50
 # Number of padding rows beyond the records, so that the capacity passes its check.
@@ -77,8 +78,8 @@ class FinalModels:
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains the models, writes `out`/final_model.json and returns its content.
 
-  Raises UserError for a data set without images of classes, or with too few records; a folder that
-  cannot be written, or that holds the result of other settings or versions.
+  Raises UserError for a data set without images of classes, or with too few records. Raises it also
+  for a folder that cannot be written, or that holds the result of other settings or versions.
   """
   started = time.perf_counter()
   folder = pathlib.Path(out)

@@ -1,8 +1,8 @@
 """Checks that noise is Gaussian, and as large as accounted at every step. It must be independent of
 the noise of all other steps, leaves, coordinates and keys.
 
-Every statistic is a z-score (or a p-value turned into one) with fixed seeds. A sound run reaches 6
-with a chance of 2e-9 for each tested number.
+Most statistics are z-scores, or p-values turned into z-scores, with fixed seeds. In a sound run,
+each z-score reaches 6 with a chance of 2e-9.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
     2 / (9 * total)
   )
-  # An effect at one step recurs in every run, so adding the runs makes it stand out.
+  # An effect at one step recurs in every run of the plan, so adding the runs makes it stand out.
   # Without an effect, the scaled sums are standard normal.
   normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
   if len(normal) < 16 or total < 16:
@@ -246,14 +246,15 @@ def _nan_first(pair: tuple[float, str]) -> tuple[bool, float]:
 
 
 def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
-  """Returns the z-score of the most correlated pair of a row of a and a row of b.
+  """Returns the z-score of the largest correlation between a row of `a` and a row of `b`.
 
-  It is exact for Gaussian noise, by a union bound over pairs, and 0 if d < 3.
+  For Gaussian noise the p-value of one pair is exact; a union bound covers all pairs. The z-score
+  is 0 if d < 3.
 
   Args:
     a: [n, d].
     b: [m, d].
-    skip: (row numbers of a [n', 1], row numbers of b [1, m]) -> pairs to leave out; or None.
+    skip: (row numbers of `a` [n', 1], row numbers of `b` [1, m]) -> pairs to leave out; or None.
   """
   dimension = a.shape[1]
   worst = 0.0
@@ -310,7 +311,7 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
 
 def _matches(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   """Returns [2]: the number of values of the shorter array that also occur in the longer one, and
-  the number expected by chance. Both are sorted and hold absolute values."""
+  the number expected by chance. Both arrays must be sorted absolute values."""
   a, b = (a, b) if a.size >= b.size else (b, a)
   gap = _TOLERANCE * b
   hits = np.searchsorted(a, b + gap, "right") > np.searchsorted(a, b - gap, "left")

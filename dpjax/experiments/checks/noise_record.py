@@ -2,7 +2,8 @@
 
 A transform runs on empty sums for as many steps as the plan has. A sample of coordinates is kept
 of each step, and every value of a few steps. So noise that fades late, or repeats after a thousand
-steps, is found for a model of any size.
+steps, is found for a model of any size. Only in a long plan whose transform has a large state, the
+late steps are left out.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ _LONG = 20_000
 _WHOLE = 50_000
 # Number of values whose tails are counted, enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000
-_AT_ONCE = 2_000_000  # of them in memory
+_AT_ONCE = 2_000_000  # number of these values in memory at a time, unless one step has more
 # Values beyond these numbers of standard deviations are counted, below and above 0.
 THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)
-_COMPARED = 200_000_000  # values of all pairs of blocks
+# Limit on pairs of blocks x values of a block. 2,000 values of a block are compared even above it.
+_COMPARED = 200_000_000
 
 
 class Record(NamedTuple):
-  """Noise in units of the sum. Correlation, schedules and shares are undone."""
+  """Noise in units of the sum. Correlation, schedules and shares of layers are undone."""
 
   steps: np.ndarray  # [T] which steps these are, ascending
   sampled: list[np.ndarray]  # of each leaf that gets noise: [T, k] values of k coordinates
@@ -66,14 +68,14 @@ class Record(NamedTuple):
   # and sum. The first three agree for two steps with the same values in any order and with any
   # signs.
   marks: list[np.ndarray] | None = None
-  runs: int = 1  # of the plan, one after the other under keys of their own
+  runs: int = 1  # number of runs of the plan that were joined, each under its own key
 
 
 class Tails(NamedTuple):
   """Counts, extremes and sums of powers of noise values in standard deviations, over many runs of
   the plan and all leaves."""
 
-  count: int  # values
+  count: int  # number of values
   lowest: float
   highest: float
   beyond: np.ndarray  # [2, len(THRESHOLDS)] values below -threshold, and above it
@@ -98,7 +100,8 @@ def plain_keys(run: int) -> jax.Array:
 
 
 def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
-  """Runs the transform on empty sums through the steps of the plan, and never further.
+  """Returns the noise of a transform that runs on empty sums through the steps of the plan, and
+  never further.
 
   If the plan has too many steps, some are left out. A short plan is run several times, each time
   with another key, until there are enough values.
@@ -298,7 +301,7 @@ def _updater(subject: Subject, key: jax.Array):
 
 
 def walks(subject: Subject, key: jax.Array) -> bool:
-  """Whether the state is small, so that skipping a step costs almost nothing."""
+  """Returns whether the transform's state is small, so that a skipped step costs almost nothing."""
   leaves = jax.tree.leaves(_updater(subject, key)[0])
   return sum(int(np.size(leaf)) for leaf in leaves if not trees.is_key(leaf)) <= _SMALL
 
@@ -347,7 +350,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     state, kept, seen = carry
     gap, row, factor = inputs
     if gaps.any():
-      # Only the state of a skipped step is used, so XLA draws no noise there.
+      # Only the state of a skipped step is used, so XLA draws only noise that the state needs.
       state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)
     drawn, state = step(state)
     leaves = [drawn[i] for i in live]

@@ -34,8 +34,8 @@ class _Rows:
 
 
 def _checked_rows(data: Any) -> _Rows:
-  """Returns the data as rows. Raises UserError unless rows are trees of arrays, with one entry
-  for each row."""
+  """Returns the data as rows. Raises UserError unless there are two or more, as trees of arrays of
+  numbers with one entry for each row."""
   needs = "data: must have len() and data[indices], a tree of stacked arrays"
   kind = type(data).__name__
   try:
@@ -44,8 +44,8 @@ def _checked_rows(data: Any) -> _Rows:
     taken = rows[np.zeros(min(size, 2), int)] if size else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(taken)]
   except Exception as error:
-    # The message is left out, as in training. That of pandas' KeyError holds the indices, which are
-    # a secret draw there.
+    # The error's message is left out, as in training, where it could reveal a secret draw: the
+    # message of pandas' KeyError holds the indices.
     raise UserError(f"{needs}; got {kind} ({type(error).__name__})") from None
   if size < 2:
     raise UserError(f"{needs}; got {kind} of {size} records, must be at least 2")
@@ -96,10 +96,10 @@ def check(
 ) -> CheckTable:
   """Checks the parts of a private training that a user put together.
 
-  It measures, with this loss and these data, each fact about code that an epsilon depends on: how
-  far one example moves the sum, padding, empty batches, examples that are not finite, leaks
-  between examples; distribution, tails and independence of the noise over all steps and leaves;
-  sampling scheme and seed; the accountant; the bound from gradient canaries.
+  It measures, with this loss and these data, facts about code that an epsilon depends on. Of the
+  gradient: how far one example moves the sum, padding, empty batches, examples that are not finite,
+  leaks between examples. Of the noise: distribution, tails and independence over all steps and
+  leaves. Of the rest: sampling scheme and seed, the accountant, the bound from gradient canaries.
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`, of any library (linen, nnx, Equinox, plain JAX).
@@ -112,12 +112,12 @@ def check(
       `training.dp_sgd` is compared with its parts.
     example_key: typed key, needed if the loss draws from `example.key` (dropout, augmentation).
     method, microbatch_size: see `dpjax.clipped_grad`.
-    clipped_grad, transform, algorithm: parts of your own, `(params, batch, mask) ->
-      ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
-      of `plan.clipped_grad(loss_fn)`, `plan.transform` and `training.dp_sgd`. An algorithm needs
-      `optimizer`, and takes `plan.slices` batches for a step. Its first steps are compared with
-      the parts, 5 to 64 of them by the size of the model. With `example_key` the batches bring
-      `example.key`, which the algorithm must hand to the loss as it is.
+    clipped_grad: `(params, batch, mask) -> ClippedSum`, in place of `plan.clipped_grad(loss_fn)`.
+    transform: `noise key -> optax transformation`, in place of `plan.transform`.
+    algorithm: `noise key -> Algorithm`, in place of `training.dp_sgd`. It needs `optimizer`, and
+      takes `plan.slices` batches for a step. Its first steps are compared with the parts: 5 to 64
+      steps, by the size of the model, or all steps of a shorter plan. With `example_key` the
+      batches bring `example.key`, which the algorithm must hand to the loss as it is.
 
   Returns:
     A table: `.ok`, `.failed`, `.rows`; its repr has a line for each check. A pass is evidence,

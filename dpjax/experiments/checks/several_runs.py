@@ -28,7 +28,7 @@ from dpjax.validate import UserError
 
 # Relative difference that other versions of NumPy or SciPy may make to the epsilon of a ledger.
 _ROUNDING = 1e-6
-_TOLD = 3  # folders in an error line
+_TOLD = 3  # largest number of folders that a message names
 # Largest number of steps of a ledger that is composed, which takes minutes. A longer run is added
 # as it is stated.
 _MOST_STEPS = 10_000_000
@@ -301,7 +301,8 @@ def _with_ledger(
 
 
 def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> float:
-  """Returns a bound on the chance that the other records fill a batch; 1 if no bound is known.
+  """Returns a bound on the chance that the other records fill a batch: 0 without aborts, 1 if no
+  bound is known.
 
   One more record is in a full batch with the sampling probability q, independently of the others,
   and then the run aborts. So the chance of a full batch is at most abort_prob / q.

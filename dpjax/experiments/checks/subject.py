@@ -56,7 +56,7 @@ class Subject(NamedTuple):
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any] | None  # (params, x [B, ...]) -> outputs [B, ...]
-  run_keys: Callable[..., RunKeys] | None  # (config, digest of other data than its own)
+  run_keys: Callable[..., RunKeys] | None  # (config, digest of other data) -> keys
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`

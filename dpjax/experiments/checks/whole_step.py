@@ -19,10 +19,11 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
-_SLACK = 2e-3  # relative to what a step moves: another program, rounded otherwise
-_FEWEST = 5  # steps: one of each kind of batch
+# Tolerance relative to the distance that a step moves, since the two programs round differently.
+_SLACK = 2e-3
+_FEWEST = 5  # number of steps: one for each kind of batch
 _MOST = 64
-_WORK = 1e8  # batch sizes times parameters of all steps
+_WORK = 1e8  # limit on padded batch size x number of parameters x number of steps
 
 
 def _num_steps(subject: Subject) -> int:

@@ -227,7 +227,7 @@ def _written(value: Any, name: str) -> None:
 
 
 def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
-  """Raises UserError for a momentum, an averaging weight or a penalty outside its range."""
+  """Raises UserError for a momentum, averaging weight, penalty or noise floor outside its range."""
   options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
   averaged = options("b1")
@@ -249,7 +249,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
 
   Args:
     name: name of the field that holds `num_steps`.
-    num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest number.
+    num_steps: number of steps or rounds; `rules.MOST_SHAPED` is the largest accepted one.
     privacy: settings with the method and noise levels.
   """
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))

@@ -88,7 +88,7 @@ def _at_once(config: TrainConfig) -> Unused:
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   """Returns {field: condition} for fields that data of this name leave unread.
 
-  `of_dataset` returns fields that only the loaded data leave unread.
+  Whether the data are text may be known only after loading; see `of_dataset`.
 
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
@@ -108,7 +108,8 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 
 
 def of_model(model: ModelConfig) -> Unused:
-  """Returns the fields of the model that it does not read, and options that it does not take."""
+  """Returns {field: condition} for fields that the model does not read, and options that it does
+  not take."""
   features = models.needs_features(model.name)
   of_scattering = features == "scattering"
   return (

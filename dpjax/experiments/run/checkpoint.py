@@ -201,7 +201,8 @@ class Checkpoints:
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
-      # Rows are removed after the rename: the previous step needs its rows until then.
+      # Rows are removed after the rename. After a kill before it, the two steps on disk are older,
+      # and need their rows.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step
@@ -313,7 +314,8 @@ class Checkpoints:
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
   def _believed(self, meta: Any) -> dict[str, Any]:
-    """Returns the meta data that `save` got. Raises UserError if they belong to another step."""
+    """Returns the meta data that `save` got. Raises UserError if they are no mapping, or belong to
+    another step."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)

@@ -72,7 +72,7 @@ class Rehearsal(NamedTuple):
 
   phase: Phase
   timing: Timing
-  before: float  # seconds until it begins
+  before: float  # seconds until the phase begins
 
   @property
   def seconds(self) -> float:
@@ -169,7 +169,7 @@ def aligned(lines: dict[str, str]) -> str:
 
 
 def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
-  """Times the first phase of a run on zeros, which have the shape of the data.
+  """Times the first phase of a run on zeros of the data's shape. Returns the phase and its seconds.
 
   Args:
     loaded: result of `kind.load_data(config, features=False)`.

@@ -1,9 +1,9 @@
 """`--dry_run --target=tpu:v5e:2x4`: a run's step, compiled for a machine that is not here.
 
-The compiler's numbers are exact for the compiled program: memory of a device, data sent between
-devices, operations and bytes. The hours are a roofline bound: at the chip's published peaks, the
-compiled step cannot run faster, and most runs are slower. The hours leave out evaluation,
-checkpoints, reading of data and the work of a federated server.
+The numbers are those of the compiled program: memory of a device, data sent between devices,
+operations and bytes. A loop of unknown length counts as one turn. The hours are a roofline bound:
+at the chip's published peaks, the compiled step cannot run faster, and most runs are slower. The
+hours leave out evaluation, checkpoints, reading of data and the work of a federated server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CompiledPlan(NamedTuple):
 def compiled(
   make_phase: Callable[[Any], Phase], config: Any, target: Machine
 ) -> CompiledPlan:
-  """Compiles the step of a run for a target.
+  """Compiles the step of a run for a target. Returns the compiled step and whether it fits.
 
   Args:
     make_phase: function from a config to its phase on zeros, called within

@@ -67,7 +67,8 @@ class Guarantee:
     None  # public number of records; delta should be far below 1 / n
   )
   budget: float | None = None  # largest epsilon; a run that would exceed it is refused
-  failed_assumptions: tuple[str, ...] = ()  # of a claim, or of the run that simulates
+  # Assumptions that fail: those of a claim, or those of the run that simulates a deployment.
+  failed_assumptions: tuple[str, ...] = ()
   # Profile of the larger deployment, whose steps differ from the steps of the simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 

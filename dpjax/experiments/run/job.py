@@ -1,8 +1,8 @@
 """A run before any computation: `Job`, its phases, and checks of what the loop relies on.
 
-A kind of run is a function `build(config) -> Job`, which a user may write. What it and the job's
-functions return is checked at once, if possible before the first step. An error is one line that
-names the field.
+A kind of run is a function `build(config) -> Job`, which a user may write. What `build` and the
+job's functions return is checked at once, if possible before the first step. An error is one line
+that names the field.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class RunOutcome(NamedTuple):
   """The parameters of a finished training, and functions that write its result."""
 
   params: Any
-  result: Callable[[pathlib.Path], Result]  # folder -> the part of result.json of this kind
+  # Function from a folder to the part of result.json that this kind of run determines.
+  result: Callable[[pathlib.Path], Result]
   # Function that writes other files, before result.json.
   write: Callable[[pathlib.Path], None] = lambda folder: None
   # Function that writes files that are made from result.json.
@@ -127,8 +128,8 @@ class Job(NamedTuple):
   data_name: str  # for messages
   # Function that returns 32 bytes which identify the data: `dpjax.data.digest`, or another SHA-256.
   data: Callable[[], bytes]
-  start: Callable[[RunKeys], Schedule]  # builds the parts; UserError: the run is refused
-  release: bool = False  # its keys come from the operating system
+  start: Callable[[RunKeys], Schedule]  # builds the phases; UserError: the run is refused
+  release: bool = False  # whether its keys come from the operating system
   over_processes: bool = False  # whether several processes may share its steps
 
 
@@ -280,8 +281,8 @@ def begun(phase: Phase) -> ArrayTree:
 
 
 def stepped(phase: Phase, state: ArrayTree, draw: object) -> tuple[Any, Any]:
-  """Carries out one step, and returns (the next state, info). Raises UserError if the structure of
-  the state changes."""
+  """Carries out one step, and returns (the next state, info). Raises UserError if the step returns
+  no pair, or changes the structure of the state."""
   # A state of another structure would make JAX compile the step again, and no checkpoint could
   # restore it.
   before = jax.tree.structure(state)

@@ -85,8 +85,8 @@ def job_of(config: Config, data: object = None) -> Job:
   The function is in the module `build` beside the module that defines the config's type.
 
   Args:
-    data: result of `load_data` in the module `build`, which several runs may share. None: `build`
-      loads the data.
+    data: data that the function `load_data` of the same module returned. Several runs may share
+      them. None: the function `build` loads the data.
   """
   package, _, _ = type(config).__module__.rpartition(".")
   try:
@@ -119,11 +119,12 @@ def run(
   """Carries out a job, or its remaining steps, and returns the content of result.json.
 
   Args:
-    job: job to run. Equal configs and data give equal parameters, bit for bit, on the same
-      machine, software and execution.
+    job: job to run. Unless it is a release, equal configs and data give equal parameters, bit for
+      bit, on the same machine, software and execution.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
-    on_save: function that is called with each step that is saved, or from which a run resumes.
+    on_save: function that is called with the number of each saved step, and with the number of the
+      step from which a run resumes.
 
   Returns:
     Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events,
@@ -134,7 +135,8 @@ def run(
     UserError: a wrong config, missing data, a workdir of another config or of other data, a
       workdir in which another process runs, an overspent budget, a full disk, or processes whose
       data differ; in each case nothing is overwritten.
-    Interrupted: SIGINT, SIGTERM or SIGHUP arrived in one of the processes; the state is saved.
+    Interrupted: SIGINT, SIGTERM or SIGHUP arrived before the last step, in one of the processes;
+      the state is saved.
     PeerLost: another process of this run has ended.
   """
   with fields.own_names(job_lib.checked(job).config):
@@ -218,8 +220,8 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   if `meta`, the data that the folder stores, belongs to another run."""
   data = job_lib.data_of(job)
   code = run_keys.code_of(job.config)
-  # The digest is computed once: each computation searches the run's code, and all keys must follow
-  # from the same digest.
+  # The digest of the config is computed once: each computation searches the run's code, and all
+  # keys must follow from the same digest.
   digest = run_keys.digest_of(job.config, job.digest)
   bound = run_keys.bound_data(data, code)
   # The processes compare a value derived from `bound`. No message shows `bound`.
@@ -312,7 +314,8 @@ def _carried_out(
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-  """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not end in the middle of a step.
+  """Collects SIGINT, SIGTERM and SIGHUP in a list, which it yields. So the run does not end in the
+  middle of a step.
 
   An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal. A signal during the
   last step stops nothing in the block. It is raised again after the block if more than this
@@ -406,7 +409,8 @@ class _Trainer:
         run_code.check_still(*self.code)
 
   def __call__(self, phase: Phase) -> Running:
-    """Carries out a phase to its end, from its newest checkpoint if there is one."""
+    """Carries out a phase to its end, from its newest checkpoint if there is one. Returns the ended
+    phase."""
     running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
       running.go(received)
@@ -437,7 +441,7 @@ class Running:
     self.step = 0
     self.reached = False  # whether `phase.enough` ended the phase
     self.saved_at = time.monotonic()
-    self.rows: dict[str, Any] | None = None  # `MetricsWriter.durable` at the checkpoint
+    self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
     self.checkpoints = checkpoint.Checkpoints(
       trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
@@ -498,7 +502,8 @@ class Running:
     self.trainer.on_save(self.step)
 
   def _check_ledger(self, guarantee: Guarantee) -> None:
-    """Raises UserError unless the ledger holds exactly the events of this run's steps so far."""
+    """Raises UserError unless the ledger holds the events of this run's steps so far, up to
+    the last digits of floats."""
     wanted = self._charges(guarantee)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
@@ -543,7 +548,8 @@ class Running:
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
-    """Records one more step in the ledger, also for an empty batch, whose noise was released."""
+    """Counts one more step, and records it in the ledger if the phase has a guarantee. A step
+    with an empty batch counts, too: its noise was released."""
     guarantee = self.phase.guarantee
     if guarantee is not None:
       self.ledger = self.ledger.charge(
@@ -556,8 +562,8 @@ class Running:
     self.step += 1
 
   def _measured(self) -> Scores:
-    """Returns the scores and, if there is one, epsilon of the steps so far. Each epsilon takes
-    as long to compute as that of a whole run."""
+    """Returns the scores, and epsilon of the steps so far unless there is no guarantee. Epsilon
+    takes as long to compute as for a whole run."""
     phase = self.phase
     row = job_lib.scored(phase, self.state)
     if phase.guarantee is None or phase.guarantee.kind == "none":

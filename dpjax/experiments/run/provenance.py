@@ -52,7 +52,7 @@ def versions() -> dict[str, str | None]:
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:
-  """Describes the devices of this process, or the first `used` ones and their mesh.
+  """Describes the devices of all processes of a run, or the first `used` ones and their mesh.
   Examples: "1 x NVIDIA H200", "1 x cpu, 2 cores", "8 x NVIDIA H200, data:4,model:2"."""
   devices = jax.devices()
   text = f"{used or len(devices)} x {devices[0].device_kind}"

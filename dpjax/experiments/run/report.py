@@ -185,8 +185,9 @@ def _draw_epsilon(
 def _between(steps: list[int], values: list[float], result: Row) -> dict[int, float]:
   """Returns {step: epsilon}, also between evaluations, by the run's accountant.
 
-  Returns {} if the result does not determine epsilon: the ledger is missing or has steps of several
-  kinds, or the accountant's epsilon at the last evaluation differs from the epsilon of its row.
+  Returns {} for fewer than two evaluations, or if the result does not determine epsilon: the ledger
+  is missing or has steps of several kinds, or the accountant's epsilon at the last evaluation
+  differs from the epsilon of its row.
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant = result.get("accountant")

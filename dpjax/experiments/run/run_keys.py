@@ -8,10 +8,10 @@ record.
 
 The digest of the data, and any value that follows from it without noise, would confirm a guess of
 the data. So the digest leaves this process only in checkpoints, which also hold the noise key and
-are as secret as the data. The initial parameters depend on the seed alone. A ledger names a key by
-the config, not by the key (`ledger_name`). Anyone who knows a run's seed and guesses its data can
-repeat the run, and compare bit for bit. So train models that you publish in release mode, in which
-keys come from the operating system (`fresh`).
+are as secret as the data. The initial parameters depend on the seed alone. The ledger of a seeded
+run names the noise key by the config alone (`ledger_name`). Anyone who knows a run's seed and
+guesses its data can repeat the run, and compare bit for bit. So train models that you publish in
+release mode, in which keys come from the operating system (`fresh`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpjax.experiments.run import config_names
 from dpjax.types import Config
 from dpjax.validate import UserError
 
-# Keys of the JSON data that a run stores in its checkpoints (`to_meta`).
+# Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
 _RELEASE_KEYS = "release_streams"
 _USER_CODE = "user_code"
@@ -52,15 +52,17 @@ class RunKeys(NamedTuple):
   noise: jax.Array
   local: jax.Array  # for random draws inside one example or one client
   sampler: int  # 128 bits, in release mode 256
-  order: int  # 64 bits of seed and data alone: equal for runs that differ in their config
+  # 64 bits. Outside of release mode they follow from seed and data alone, so runs that differ in
+  # other fields of their config have the same order.
+  order: int
 
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
   """Returns 32 public bytes that identify a config and the code that carries it out
   (`dpjax.run_code`).
 
-  Edited code, of the user or of dpjax, and another version of JAX give another digest: with the
-  same noise, the difference of two runs would be the difference of their exact sums.
+  Edited code, of the user or of dpjax, and another version of JAX give another digest, and so other
+  noise. With the same noise, the difference of two runs would be that of their exact sums.
 
   Args:
     kind: kind of run.
@@ -113,7 +115,7 @@ def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
 
   Args:
     config: `config_digest` of the run.
-    data: `dpjax.data.digest` of all its training data.
+    data: digest of the run's training data, from `dpjax.data.digest` or `bound_data`.
   """
   bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
   # One half of the digest determines the keys, and the other half the sampler, so keys and sampler

@@ -68,7 +68,7 @@ def _numbers(array: np.ndarray, label: str) -> np.ndarray:
 def in_place_of(
   like: Params, arrays: Mapping[str, np.ndarray], label: str, fresh: tuple[str, ...] = ()
 ) -> Params:
-  """Returns the arrays in the structure of `like`. Leaves named in `fresh` stay unchanged.
+  """Returns the arrays in the structure of `like`. The leaves in `fresh` keep the values of `like`.
 
   Raises:
     UserError: leaves or shapes of another model, or numbers that the dtypes of `like` cannot hold.
@@ -92,15 +92,15 @@ def in_place_of(
 
 
 def _cast(array: np.ndarray, dtype: Any, label: str) -> np.ndarray:
-  """Casts the array to the dtype of the model. Raises UserError, beginning with `label`, if
-  it does not fit."""
+  """Returns the array in the dtype of the model, with a warning if it had another one. Raises
+  UserError, beginning with `label`, if that dtype cannot hold a number."""
   if array.dtype == dtype:
     return array
   with np.errstate(over="ignore"):
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
     raise UserError(f"{label}: holds numbers beyond {dtype}, the type of the model's own")
-  # A cast rounds, so the parameters may differ from the trained parameters in their last bits.
+  # A cast may round: the parameters may differ from the trained parameters in their last bits.
   writers.warn(f"{label}: is {array.dtype}, cast to {dtype}")
   return cast
 
@@ -120,10 +120,10 @@ def _beside(path: str) -> dict[str, Any]:
 
 
 def begun(path: str | None, params: Params) -> Params:
-  """Returns the first parameters of a run: the arrays of the file `path`, or `params` without it.
+  """Returns the first parameters of a run: those of the file `path`, or `params` if it is None.
 
-  If the shapes of the last layer, `head`, differ (for other classes), that layer stays as in
-  `params`.
+  If the last layer, `head`, has other shapes in the file (for other classes), that layer stays as
+  in `params`.
 
   Raises:
     UserError: the file is no params.npz, or belongs to another model.

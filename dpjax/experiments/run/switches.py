@@ -42,7 +42,8 @@ def settled(
 
   Args:
     config: config with the switch.
-    explicit: fields that were set together with the switch. These, and fields in them, are kept.
+    explicit: the switch and all fields that were set together with it. These, and fields in them,
+      are kept.
     unread: function from a config to the fields that its run does not read.
     was_read: function that says whether a field was read before the switch. A field that was not
       read is kept, so that the run is refused.
@@ -172,7 +173,8 @@ def summary(
 
 
 def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
-  """Returns the set fields of values that a switch replaced, if the new values lack the fields."""
+  """Returns the fields that were set in a value which a switch replaced, and that the new value
+  lacks."""
   if not steps:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
@@ -248,7 +250,8 @@ def _check(
   before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
 ) -> None:
   """Raises UserError for a config whose run would be refused, before the line of dropped fields is
-  printed. If a switch makes the columns of the file meaningless, the error says so."""
+  printed. If a switch makes the columns of the file meaningless, the error says so. Without dropped
+  fields and such columns, nothing is checked."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):

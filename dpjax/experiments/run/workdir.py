@@ -110,7 +110,7 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
       for name in (checkpoint.FOLDER, writers.EVENTS):
         shutil.rmtree(workdir / name, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
-        # A file system that refuses writes refuses deletions, too.
+        # A file system that refuses writes may refuse deletions, too.
         with contextlib.suppress(OSError):
           (workdir / name).unlink(missing_ok=True)
     raise
@@ -243,8 +243,8 @@ def finished(
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """Returns a SHA-256 of each file that a run wrote for readers, by name. Pictures that can be
-  redrawn are left out."""
+  """Returns the SHA-256 of each file directly in a run's folder, by name. Hidden files, config,
+  lock, result and report are left out."""
   paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
   wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]
   return {path.name: files.sha256(path) for path in wanted}

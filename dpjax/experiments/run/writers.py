@@ -1,8 +1,8 @@
 """Files that a run writes (metrics.jsonl, TensorBoard scalars, result.json), and its progress.
 
-Files are strict JSON, which lacks NaN and infinity: NaN is written as null, infinity as "inf" or
-"-inf". Files other than metrics and events are replaced atomically: after a kill, either the old
-file or the new file is complete.
+JSON is strict, without NaN and infinity: NaN is written as null, infinity as "inf" or "-inf". Files
+other than metrics and events are replaced atomically: after a kill, either the old file or the new
+file is complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "tensorboard"
 LOCK = "lock"
 RESULT = "result.json"
-# File names of the picture and the table of a run that has ended, which `report` writes.
+# Names of the files that `report` writes: a run's picture and its table.
 REPORT = ("report.png", "report.csv")
 RESULT_KEYS = (
   "task",
@@ -46,7 +46,7 @@ RESULT_KEYS = (
   "epsilon",  # None where there is none
   "delta",
   "neighboring_relation",
-  "unit",  # whose presence is hidden: example | user
+  "unit",  # what one record is: example | user
   "epsilon_kind",  # proved | claimed | simulated (of a larger deployment) | none
   "test_accuracy",
   "num_steps",
@@ -71,7 +71,7 @@ class Unwritable(UserError, OSError):
 
 def secret_folder(path: pathlib.Path) -> None:
   """Makes a folder for data as secret as the training data: only its owner may enter it. An
-  existing folder is closed to others."""
+  existing folder is closed to others; if that fails, a warning is printed."""
   make_folder(path.parent)
   if not path.is_dir():
     path.mkdir(mode=0o700)
@@ -205,7 +205,7 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   path = workdir / subfolder / LOCK
   make_folder(workdir)
   if subfolder:
-    secret_folder(path.parent)  # the state of a run
+    secret_folder(path.parent)  # it holds the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
   # Opening a pipe without a reader would never return, and locking a device would lock it
   # for all runs.
@@ -273,7 +273,7 @@ def read_json(path: str | os.PathLike) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  # These errors mean that the file is not UTF-8, or not JSON.
+  # The file is not UTF-8 or not JSON, or it is too large or too deeply nested to be read.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
@@ -347,8 +347,8 @@ class MetricsWriter:
   def durable(self) -> dict[str, Any]:
     """Flushes all lines so far to disk, so that they survive a loss of power. Returns their length
     in bytes and their SHA-256."""
-    # The checkpoint refers to these bytes. If it became durable first, a resume would be
-    # refused.
+    # The checkpoint refers to these bytes. If power were lost while only the checkpoint is durable,
+    # a resume would be refused.
     os.fsync(self._file.fileno())
     return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
@@ -444,7 +444,8 @@ class _Events:
     self._event = proto.Event
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
-    self._add(purge_step, session_log=start)  # hides earlier events from `purge_step` on
+    # TensorBoard then ignores what earlier event files hold for `purge_step` and later steps.
+    self._add(purge_step, session_log=start)
 
   def _add(self, step: int, **what: Any) -> None:
     self._file.write_event(self._event(wall_time=time.time(), step=step, **what))
@@ -540,7 +541,8 @@ def silent() -> Iterator[None]:
 
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """Returns a progress report on stderr: a bar, lines without a terminal, nothing in `silent`."""
+  """Returns a progress report on stderr: a bar on a terminal, lines elsewhere. In a block of
+  `silent`, it reports nothing."""
   # If the process has no stderr (`2>&-`), `sys.stderr` is None.
   if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)

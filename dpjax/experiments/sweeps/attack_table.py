@@ -87,10 +87,11 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
 
 @bounds.names_fields
 def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Runs `labelled.run_all`, and writes files beside sweep.json.
+  """Runs `labelled.run_all`, writes files beside sweep.json, and returns the rows.
 
   attacks.md and attacks.csv have one line for every method and defence. attacks.png shows ROC
-  curves beside the lines that the guarantees allow, and how often other attacks succeed.
+  curves (curves.csv) beside the lines that the guarantees allow, and how often other attacks
+  succeed.
 
   Raises:
     UserError: a wrong config; also the errors of `labelled.run_all`.

@@ -20,7 +20,7 @@ NOT_RELEASED = (
 
 
 def charge(rows: list[Row]) -> dict[str, Any]:
-  """Returns an upper bound on the epsilon of releasing all finished runs together.
+  """Returns upper bounds on epsilon and delta of releasing all finished runs together, in a dict.
 
   Basic composition (Dwork and Roth 2014, theorem 3.16): runs that are (epsilon_i, delta_i)-DP
   each are (sum epsilon_i, sum delta_i)-DP together. So is any choice among them. This needs

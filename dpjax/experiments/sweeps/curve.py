@@ -30,10 +30,10 @@ def sweep_report(
 ) -> None:
   """Writes `out_dir`/curve.csv and curve.png: the mean of y over seeds, at each x.
 
-  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. Runs
-  that guarantee no epsilon are drawn as a horizontal line, not at the epsilon in their config. A
-  run whose y is not finite (it diverged) is counted in the column `not_finite`, and left out of the
-  mean.
+  Bars span the smallest and the largest y of the seeds, and say nothing about other seeds. If x is
+  an epsilon, runs that guarantee none are drawn as a horizontal line, not at the epsilon in their
+  config. A run whose y is not finite (it diverged) is counted in the column `not_finite`, and left
+  out of the mean.
 
   Args:
     rows: one row for each finished run, with the keys `x`, `y` and `series`, and the keys of a
@@ -42,7 +42,7 @@ def sweep_report(
     x: key of the x values. The axis is logarithmic if the key ends in "epsilon", or if all values
       are positive and span a factor of 50. If a value is infinite, the values are drawn side by
       side, without a scale.
-    y: key of a number in the result. A diverged run has None or "inf", as JSON holds them.
+    y: key of a number in the result. A diverged run has None or "inf", for NaN or infinity.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the picture's key. A reference at
       epsilon 0 is a model that saw no private data, drawn as a horizontal line.

@@ -1,7 +1,6 @@
 """The picture of a sweep: lines over x, with a panel for each line if there are many lines.
 
-Lines of two neighbouring relations never share axes, because their epsilons cannot be compared.
-Each relation has separate panels.
+Lines of two neighbouring relations never share a panel, because their epsilons cannot be compared.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ _WHOLE = (3.0, 2.5)
 # best accuracy is at least _CROWDED, and the largest error is at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
-# The x axis is logarithmic if the largest x is at least this many times the smallest x.
+# An axis of epsilon is logarithmic. Another x axis is so if all x are positive, and the largest x
+# is at least this many times the smallest x.
 _WIDE = 50
 
 
@@ -365,7 +365,7 @@ def _scale(
   if axis.is_error or look.log_y:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    # An axis of less than a decade needs more ticks, so that heights can be read.
+    # An axis that spans at most a factor of 6 needs more ticks, so that heights can be read.
     few = (1.0, 2.0, 5.0)
     subs = few if high > 6 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
     axes.yaxis.set_major_locator(LogLocator(subs=subs))

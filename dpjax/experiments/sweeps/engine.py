@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   from _typeshed import DataclassInstance
 
 Row = dict[str, Any]
-LoadFn = Callable[[Any], Any]  # (config) -> what the runs on its data and model share
+LoadFn = Callable[[Any], Any]  # (config) -> what all runs on the same data and model share
 Axes = Mapping[str, Sequence[Any]]  # dotted field -> its values
 FILE = "sweep.json"
 

@@ -84,7 +84,7 @@ class SweepConfig:
   " @ " may name an epsilon, for which the variant has suitable settings.
 
   If `privacy.epsilon` is inf, in the grid or in a variant, the run has clipping but no noise. It
-  has no guarantee, and is drawn as a horizontal line.
+  has no guarantee, and is drawn as a horizontal line if x is an epsilon.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
@@ -357,7 +357,7 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
-    # Runs without a guarantee need no x, since they are drawn as horizontal lines.
+    # Runs without a guarantee need no x: on an axis of epsilon, they are drawn as horizontal lines.
     if placed or not _is_private(point.config):
       continue
     raise UserError(

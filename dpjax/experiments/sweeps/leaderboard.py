@@ -225,7 +225,7 @@ def _check_arguments(folders: Sequence[str], public_data: str, metric: str) -> N
 
 
 def _rows_in(folder: str) -> list[Row]:
-  """Returns `_rows`, and turns the errors of a damaged file into one line."""
+  """Returns the result of `_rows`, and turns the errors of a damaged file into one line."""
   try:
     return _rows(pathlib.Path(folder))
   except UserError:
@@ -294,7 +294,7 @@ def _row_of_run(folder: pathlib.Path) -> Row:
 def _check(row: Row, metric: str) -> None:
   """Raises UserError for a run that the board does not take, or whose result lacks a field."""
   for name, allowed, why in (
-    # A mean without the runs that diverged would be too good.
+    # A mean without the runs that failed could be too good.
     ("status", ("done",), ": every run of a claim must have ended"),
     ("epsilon_kind", ("proved", "claimed"), ""),
     ("unit", ("example",), ": the board compares epsilons of one image"),
@@ -309,7 +309,7 @@ def _check(row: Row, metric: str) -> None:
     ("epsilon", 0.0, _LARGEST_EPSILON),
     ("delta", 0.0, _LARGEST_DELTA),
     (metric, 0.0, 1.0),
-    # Above epsilon an attack has refuted the run.
+    # A lower bound above epsilon means that an attack refuted the run's guarantee.
     ("epsilon_audited_lower", 0.0, row.get("epsilon") or 0.0),
   ):
     if name == "epsilon_audited_lower" and name not in row:
@@ -386,7 +386,7 @@ def _data_set(rows: list[Row], asked: str | None) -> str:
       value=asked or rows[0]["dataset"],
     )
   held = rows[0]["dataset"]
-  # Data of dpjax cannot pass for others. `asked` is for data that a user declares.
+  # A data set of dpjax cannot be entered as another one. `asked` is for data that a user declares.
   known = _OURS.get(held, held if held in published.PUBLISHED else name)
   if known != name:
     raise UserError(

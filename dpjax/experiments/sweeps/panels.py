@@ -30,8 +30,8 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# If a panel would have more curves, its private curves are split over several panels. More colours
-# would be hard to tell apart.
+# If a panel would have more curves than this, its private curves are split over several panels.
+# More colours would be hard to tell apart.
 _MOST = 5
 # Width and height of a panel in inches. A panel with a key below it is wider.
 _WIDE = 1.7

@@ -49,8 +49,8 @@ def points(config: SecureConfig) -> list[Point]:
 
 @bounds.names_fields
 def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
-  line for each row) and secure.png (seconds and bytes).
+  """Runs `labelled.run_all` and returns the rows. Writes files beside sweep.json: secure.md,
+  secure.csv (one line for each row) and secure.png (seconds and bytes).
 
   A row that needs a missing extra is left out, and a note names it before the first row begins. The
   same command runs the row after the extra is installed.

@@ -97,7 +97,7 @@ def outcomes(
         yield doing.pop(pipe), _heard(pipe, processes[pipe])
         bar.update(1)
         give(pipe)
-      bar.update(0)  # the time goes on
+      bar.update(0)  # updates the time that the bar shows
 
 
 def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:

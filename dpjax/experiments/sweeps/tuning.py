@@ -148,9 +148,9 @@ def selection_cost(
     assumptions: assumptions of the runs that nobody can check. If there is one, epsilon is a claim.
 
   A run that draws a batch above its capacity aborts, and so does the selection. Let B be the
-  probability that one run aborts. By a union bound over the K runs, the selection aborts with
-  probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta. One run sets aside
-  (1 + e^epsilon_run) B.
+  probability that one run aborts, and K the random number of runs. By a union bound over the runs,
+  the selection aborts with probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta.
+  One run sets aside (1 + e^epsilon_run) B.
   """
   selection = config.selection
   event = accounting.repeat_and_select_event(
@@ -237,7 +237,7 @@ def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
   """Returns (the plan of the first setting, the assumptions of all settings). Raises UserError if
-  the settings might have different costs."""
+  the settings might have different costs, or if a setting has an audit or no guarantee."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")

@@ -26,7 +26,7 @@ from dpjax.types import Array
 # within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
-# Iterations end when the residual of the certificate is at most this number.
+# Iterations end early when the residual of the certificate is at most this number.
 _TOLERANCE = 1e-4
 
 
@@ -74,16 +74,16 @@ class _Look(NamedTuple):
 
 
 def _look(points: Any, kept: Array, point: Any) -> _Look:
-  """Returns the residual at `point` and the next step (Vardi and Zhang 2000).
+  """Returns the residual at `point`, the next step (Vardi and Zhang 2000) and the nearest message.
 
-  Each message at `point` itself cancels a pull of length one.
+  Each message at `point` itself lowers the length of the others' pull by up to 1.
   """
   away = jax.tree.map(lambda leaf, p: leaf - p[None], points, point)
   distances = row_lengths(away)
   apart = kept & (distances > _NEAR)
   inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
   pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
-  # `row_lengths` does not overflow, and a message may hold any float32 numbers.
+  # Near the minimum, squares of the pull may underflow, which `row_lengths` avoids.
   strength = row_lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
   free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
   scale = free / jnp.maximum(strength, TINY) / jnp.maximum(jnp.sum(inverse), TINY)
@@ -130,7 +130,8 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
 
   A whole message is one point. So the result does not depend on the basis, unlike that of `median`.
   The state is a `Certificate`. The sum of distances exceeds its minimum by at most
-  `residual` * n times the distance to the minimum. Iterations end at `residual` <= 1e-4.
+  `residual` * n times the distance to the minimum. Iterations end at `residual` <= 1e-4, or after
+  `num_iterations`.
 
   Args:
     num_iterations: largest number of iterations. A few dozen are usual; a minimum near a message

@@ -58,7 +58,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """
   validate.integer_at_least(0, num_byzantine=num_byzantine)
   validate.integer_at_least(1, num_selected=num_selected)
-  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # number of clients
+  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # smallest allowed n
 
   def attackers(counts: Counts) -> Array:
     """Returns g: the largest number of attackers among the messages that count."""
@@ -84,7 +84,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
     left = attackers(counts)
     near = jnp.arange(kept.shape[0]) < jnp.maximum(counts.kept - left - 2, left)
     # Scores are square roots of sums of squared distances. They have the same order as the sums,
-    # and are finite for every message of the majority.
+    # which could overflow. The scores are finite for every message of the majority.
     scores = row_lengths(jnp.where(near[None], distances, 0.0))
     ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)

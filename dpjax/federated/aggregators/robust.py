@@ -1,19 +1,19 @@
-"""Aggregators that a few arbitrary clients cannot steer. They need all messages at once.
+"""Common part of aggregators that a few arbitrary clients cannot steer. They need all messages.
 
 None of them is private by itself. Each leaves out padding, clients of weight 0 and messages
 that hold NaN or infinity. Each ignores how large weights are, since a weight is a way to steer.
 Each returns 0 if no message is left. n is the number of messages that are left. For `krum`, n is
 the number of clients in the round (mask True): clients that send NaN or nothing count among its f.
 
-`python -m launch.list aggregators` shows each source and how many arbitrary messages it
-tolerates. This holds for ANY float32 numbers: distances are computed without overflow, and sums
-are bounded by the range of the honest majority. f arbitrary messages of n can move the result
-this far (tests/federated/test_breakdown.py):
+`python -m launch.list aggregators` shows how many arbitrary messages each aggregator tolerates.
+These messages may hold ANY float32 numbers: distances are computed without overflow, and sums are
+bounded by the range of the honest majority. f arbitrary messages of n can move the result this far
+(tests/federated/test_breakdown.py):
 
 | aggregator               | at most                                                        |
 | ------------------------ | -------------------------------------------------------------- |
 | `median`, `trimmed_mean` | within the honest messages' range, coordinate by coordinate    |
-| `krum`                   | (1 + sqrt(n - f - 2)) honest diameters from an honest message  |
+| `krum`                   | (1 + sqrt(n - f - 2)) honest diameters from any honest message |
 | `geometric_median`       | 2 (n - f) / (n - 2 f) honest radii from the honest centre      |
 """
 
@@ -101,7 +101,7 @@ def robust(
     )
     counts = counts_of(messages, mask, weights)
     combined, after = combine(clean, kept, counts)
-    # If too few messages are left, the update is NaN, since 0 would look like a valid update.
+    # If some messages are left, but too few, the update is NaN: 0 would look like a valid update.
     wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), combined), after
@@ -120,7 +120,7 @@ def by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
   def leaf(values: Array) -> Array:
     # Messages that do not count are sorted to the end, beyond every used rank.
     ordered = jnp.sort(jnp.where(along(kept, values), values, jnp.inf), axis=0)
-    # Messages that do not count have weight 0, but 0 x infinity would be NaN.
+    # The ranks at the end have weight 0, but 0 x infinity would be NaN.
     ordered = jnp.where(jnp.isfinite(ordered), ordered, 0)
     return jnp.tensordot(weight_of_rank, ordered, axes=1)
 
@@ -143,8 +143,8 @@ def largest_entries(tree: Any) -> Array:
 
 
 def row_lengths(tree: Any) -> Array:
-  """Returns [C]: l2 norms of rows, without over- or underflow of squares; inf beyond
-  float32."""
+  """Returns [C]: l2 norms of rows, without over- or underflow of squares. The norm is 0 if no entry
+  exceeds TINY, and inf beyond float32 or for NaN."""
   largest = largest_entries(tree)
   usable = (largest > TINY) & jnp.isfinite(largest)
   # Rows are multiplied by a power of two first, since the reciprocal of a huge number would be

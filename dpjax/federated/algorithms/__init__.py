@@ -1,4 +1,4 @@
-"""Federated algorithms, one file each. A line below adds one; `round` is their common loop."""
+"""Federated algorithms. A line below adds one; the module `round` has their common loop."""
 
 from typing import TYPE_CHECKING
 

@@ -39,7 +39,7 @@ def fed_adam(
   """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
 
   Args:
-    options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and arguments of `fed_avg`.
+    options: `beta_1` (default 0.9), `beta_2` (0.99), `tau` (1e-3), and arguments of `fed_avg`.
   """
   return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
 

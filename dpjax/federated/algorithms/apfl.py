@@ -49,7 +49,7 @@ def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
 def apfl_client(
   loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
 ) -> ClientAlgorithm:
-  """Makes a client that trains w, which it sends, and v, which it keeps.
+  """Makes a client that trains w, the shared model, and v, its own. It sends the change of w.
 
   v follows the gradient of the loss of alpha v + (1 - alpha) w with respect to v."""
   shared = clients.local_training(loss_fn, client_tx)
@@ -115,8 +115,8 @@ def apfl(
 
   A local step moves w by the gradient at w, and v by alpha times the gradient at the mixture
   alpha v + (1 - alpha) w. Both gradients are taken at the values before the step. With
-  `alpha_learning_rate` > 0 the first step of a round also moves the client's alpha along
-  -<v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
+  `alpha_learning_rate` > 0 the first step of a round also moves the client's alpha by
+  -alpha_learning_rate <v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
   `state.memories.rows(clients)` returns v and alpha of `clients` (`PersonalMemory`). A client
   uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each

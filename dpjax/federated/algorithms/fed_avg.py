@@ -37,14 +37,14 @@ def fed_avg(
   memory: Callable[[Params], Any] | None = None,
   **local: Any,
 ) -> FederatedAlgorithm:
-  """Federated averaging (McMahan et al. 2017), on differences.
+  """Federated averaging (McMahan et al. 2017): the mean of the differences w_local - w_server.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
     client_tx: Optax optimizer of a client, fresh in every round, or a function of the
       client's key that returns one.
     server_tx: Optax optimizer of the server; None for plain averaging.
-    aggregator: rule for the mean; None for the weighted mean, `central(plan, noise_key)` for
+    aggregator: rule for the mean. None is the weighted mean; `central(plan, noise_key)` gives
       user-level privacy.
     map_clients: how clients are run; None chooses by platform.
     key: typed key of the clients' randomness, not of the server's noise.

@@ -52,7 +52,7 @@ def _steps_of(run: RunNumbers) -> dict[str, Any]:
   server="as `fed_avg`, times the mean number of steps",
   source="Wang et al. 2020",
   private_if="tau_eff is set",
-  # `tau_eff` is a public constant. None stands for the mean of the clients' step numbers.
+  # `tau_eff` is a public constant. None stands for the weighted mean of the clients' ||a||_1.
   options={"tau_eff": None},
   client_rule="sgd",
   from_run=_steps_of,
@@ -69,12 +69,13 @@ def fed_nova(
   tau_eff: float | None = None,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """FedAvg with differences divided by local steps. Clients with more steps then do not
-  pull the optimum towards their own optima (FedNova, Wang et al. 2020).
+  """FedAvg in which a client divides its difference by its number of local steps (with momentum, by
+  ||a||_1). Clients with more steps then do not pull the optimum towards their own optima (FedNova,
+  Wang et al. 2020).
 
   Args:
-    steps: function from a number of local steps to ||a||_1; None for plain SGD,
-      `momentum_steps(m)` for momentum m.
+    steps: function from a number of local steps to ||a||_1. None is for plain SGD;
+      `momentum_steps(m)` is for SGD with momentum m.
     tau_eff: public constant that the mean direction is multiplied by; None for the weighted
       mean of the clients' ||a||_1, which clients then send, too.
 

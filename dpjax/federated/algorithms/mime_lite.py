@@ -28,8 +28,8 @@ class _Mime(NamedTuple):
 def _mime_client(
   loss_fn: LossFn, base_tx: optax.GradientTransformation, weighting: Weighting
 ) -> ClientAlgorithm:
-  """Makes a client that trains with frozen statistics, and sends the difference and the full
-  gradient as ONE message."""
+  """Makes a client that trains with the optimizer's statistics frozen, and sends the difference and
+  the full gradient as ONE message."""
 
   def frozen(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return base_tx.update(updates, state, params)[0], state

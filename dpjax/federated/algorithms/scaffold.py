@@ -67,7 +67,7 @@ def scaffold(
 ) -> FederatedAlgorithm:
   """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
 
-  A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr), for
+  A client descends along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr), for
   K local steps of learning rate lr. The server adds |cohort| / num_clients of the mean change to c.
   All c and c_i start at 0. Clients without examples keep their c_i. `init(params, num_clients)`
   keeps a c_i for every client.
@@ -103,7 +103,7 @@ def scaffold(
 
   def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
     params, opt_state = inner.apply(params, state.opt_state, mean, size)
-    # If clients are sampled, the actual size is secret, so a public number replaces it.
+    # If clients are sampled, the actual size is secret. A private run uses a public size instead.
     share = (size if expected_cohort is None else expected_cohort) / num_clients
     control = trees.add(state.control, trees.scale(mean["control"], share))
     return params, ScaffoldServer(opt_state, control)

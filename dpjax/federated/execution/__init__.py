@@ -1,6 +1,7 @@
 """Executions of a cohort: one client after another, many at once, or over devices.
 
-The same `ClientAlgorithm` under four executions with one result (to rounding):
+The same `ClientAlgorithm` under four executions with one result (to rounding). `process_clients`
+divides a cohort among processes, each of which uses one of these executions.
 
 | execution           | what it is                                                 | good for   |
 | ------------------- | ---------------------------------------------------------- | ---------- |
@@ -10,15 +11,14 @@ The same `ClientAlgorithm` under four executions with one result (to rounding):
 | `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
 | `pmap_clients`      | the same by `pmap`, which JAX only maintains               | several    |
 
-A single device holds the whole data set and takes batches from it. Each of
-several devices gets the rows of its own clients with each block. A block is padded and sent while
-the one before it runs.
+A single device holds the whole data set and takes batches from it. Each of several devices gets the
+rows of its own clients with each block. A block is padded and sent while the one before it runs.
 
-Contributions are summed as they are made. Memory holds two blocks, with one message per client IN
+Messages are summed as they are made. Memory holds two blocks, with one message per client IN
 A BLOCK, whatever the size of the cohort. Only an aggregator that needs all messages at once (such
 as a median) gets them stacked. If one client holds much more than the others, blocks are cut so
-that their padded bytes stay within a budget. Noise is never added here: the aggregator adds it
-once, to the sum, from its one key.
+that their padded bytes stay within a budget. The server's noise is never added here: the aggregator
+adds it once, to the sum, from its one key.
 
 A client gets its own examples and none of the others'. Where batches hold row numbers of one
 shared data set, the execution takes the rows (`context.step`), and padding repeats the client's
@@ -70,7 +70,7 @@ def by_name(
   Args:
     name: one of NAMES.
     num_devices: number of devices, for "pmap" and "shard_map"; None: all.
-    num_threads: number of threads, for "loop" and "auto"; None: one for each core.
+    num_threads: number of threads, for "loop", and for "auto" on a CPU; None: one for each core.
     memory_budget_gb: largest size of a block's examples in 1e9 bytes, for "vmap", "pmap" and
       "shard_map"; None: 1.
 

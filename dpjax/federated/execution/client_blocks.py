@@ -40,7 +40,8 @@ class ClientBlock(NamedTuple):
   n: np.ndarray  # number of examples of each client
   mask: np.ndarray  # False: no client
   batches: LocalBatches  # leaves [K, S, B, ...]
-  client_data: Any = None  # [K, R, ...] that `batches` hold row numbers of, if gathered
+  # Rows [K, R, ...] to which numbers in `batches` refer; None if no rows are gathered.
+  client_data: Any = None
 
 
 class ByteBudget(NamedTuple):
@@ -53,8 +54,8 @@ class ByteBudget(NamedTuple):
     """Yields (places, padded number of clients) of pieces that together hold all `places`.
 
     There is one piece if all clients fit. Otherwise the number of clients of a piece on each device
-    is a power of two, for few shapes. The largest clients come first. A piece has at least one
-    client for each device, even if it exceeds the limit.
+    is a power of two, for few shapes. The largest clients come first. A piece is padded to at least
+    one client for each device, even if that exceeds the limit.
 
     Args:
       size: number of clients to which one whole piece would be padded.
@@ -192,8 +193,8 @@ def run_block(
   each = (memories, block.who, block.n, block.batches, block.client_data)
   # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Only convolutions of wide floats need `clients_apart`. Convolutions with groups of the batch are
-  # rewritten by `canonical_convolutions`.
+  # Only convolutions of numbers of more than 32 bits need `clients_apart`. `canonical_convolutions`
+  # rewrites convolutions with a `batch_group_count` above 1.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)

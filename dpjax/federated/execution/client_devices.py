@@ -54,7 +54,7 @@ def _devices(num_devices: int | None) -> list[Any]:
   return devices[:num_devices]
 
 
-OnDevice = Callable[[Context, Any, ClientBlock], Any]  # the clients of one device
+OnDevice = Callable[[Context, Any, ClientBlock], Any]  # runs the clients of one device
 Tree = Callable[[Any], Any]
 
 
@@ -108,14 +108,15 @@ def pmap_clients(
 
   Each device is sent the rows of its own clients, block by block. Once a round it is sent the
   server's parameters, the keys and the aggregator's state. The sum is the same on all devices
-  (`out_axes=None`). It is fetched once a round, so that noise is added to it once.
+  (`out_axes=None`). One copy of it is fetched once a round.
 
   Args:
     num_devices: number of devices of this process to use; None for all.
     clients_per_device: number of clients of a block on each device; None for an equal share of the
       cohort, up to 32.
     memory_budget: as in `vmap_clients`, over all devices together. The smallest block has one
-      client per device. So a client over the budget pads as many clients as there are devices.
+      client per device, padded to the largest. So a client over the budget takes its bytes on every
+      device.
 
   Raises:
     UserError: this process has fewer devices than `num_devices`.

@@ -1,7 +1,7 @@
-"""Clients one after another in Python, a few at a time in threads.
+"""Clients one after another in Python, or a few at a time in threads.
 
 The local steps of a client are a compiled loop whose length is an argument, so clients of any
-number of steps share a few programs. Its convolutions are written in the form that is fast in
+number of steps share a few programs. Convolutions of a step are written in the form that is fast in
 a loop (`gradients.canonical_convolutions`). A small convolution keeps only one core busy, so
 clients with convolutions may run in several threads. Each thread does the local work of one
 client. Messages are added in the order of the cohort, so that timing does not change the result.
@@ -61,8 +61,8 @@ class _Loop:
     if hasattr(os, "sched_getaffinity"):
       cores = len(os.sched_getaffinity(0))
     self._num_threads = cores if num_threads is None else num_threads
-    # One program is a few percent faster, but rounds differently from its parts. So it is
-    # used only if one thread was requested, not if the machine happens to have one core.
+    # One program is a few percent faster, but rounds differently from its parts. So clients with
+    # convolutions use it only if one thread was requested, not if the machine has one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody = shared.nobody(client, partial)
@@ -192,7 +192,8 @@ def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients
     jit: False runs every operation uncompiled, which is slow and the easiest to debug.
     num_threads: number of clients that run at once, if steps are compiled and hold a convolution;
       None: one for each core. Settings of one thread (such as `with jax.enable_x64(True)`) do not
-      reach other threads. All numbers except 1 give the same bits; 1 differs by rounding.
+      reach other threads. All numbers except 1 give the same bits. With a convolution 1 differs by
+      rounding.
   """
   if num_threads is not None:
     validate.integer_at_least(1, num_threads=num_threads)

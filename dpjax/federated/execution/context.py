@@ -20,7 +20,8 @@ class Context(NamedTuple):
   """Values that all clients of a round share. Each client sees only its own rows of the data."""
 
   received: Received
-  data: Any  # arrays [n, ...] that batches hold row numbers of; None: they hold examples
+  # Arrays [n, ...] to which row numbers in batches refer; None if batches hold examples.
+  data: Any
   memories: Any  # client states [C or more, ...] in the order of the cohort, or None
   key: jax.Array  # key of the round
   state: Any  # state of the aggregator, which only `partial` reads

@@ -6,8 +6,8 @@ generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
 `client_app` is the client; `rounds` makes a `flwr.serverapp.strategy.Strategy`. If clients draw
-nothing at random, the result is that of the same algorithm in process, to rounding. If they do
-(local noise, dropout, rounding), it is another draw from the same distribution. In one program:
+nothing at random, the result is that of the same algorithm in process, to rounding. If they draw
+(local noise, rounding), it is another draw from the same distribution. In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
     strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
@@ -33,11 +33,12 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 | ------------- | ----------------------------------------------------------------- |
 | a client      | the parameters and the number of the round                        |
 | the server    | a client's message and weight, its number, and when it answers    |
-| the server    | NOT: losses, norms, the text of an error, any key, example counts |
-|               | (except in the weights of `by_examples` and `capped`)             |
+| the server    | NOT: losses, norms before local noise, the text of an error, any  |
+|               | key, example counts (except in the weights of `by_examples` and   |
+|               | `capped`)                                                         |
 
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
-relies on that being secret. Everything random on a client is drawn from a key that its own
+relies on that being secret. Everything random on a client is drawn from a key that the client's own
 operating system makes for each answer. The key is neither sent nor kept. So a server cannot
 subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
 A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
@@ -97,8 +98,8 @@ def _arrays(tree: Any) -> Any:
 
 
 def _tree(record: Any, like: Any) -> Any:
-  """Returns the arrays of a record in the structure of `like`. Raises ValueError for other
-  shapes."""
+  """Returns the arrays of a record in the structure of `like`. Raises ValueError for other shapes
+  or dtypes."""
   leaves, treedef = jax.tree.flatten(like)
   arrays = record.to_numpy_ndarrays()
   facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
@@ -283,7 +284,7 @@ class _Server:
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any]) -> None:
-    """Accounts for the round, then aggregates, even if nobody answered."""
+    """Accounts for the round if the plan is private, then aggregates, even if nobody answered."""
     # The round is accounted before the sum, so that drawn noise is always accounted.
     if self._key_id is not None:
       self.ledger = self.ledger.charge(
@@ -392,7 +393,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Guarantee: the same as that of `fed_avg` with `central(plan, noise_key)`. It holds against the
   clients and anyone who sees the parameters; the server itself sees every message. `.server` holds
-  `.state`, `.ledger` (an entry for each round) and `.infos` (without privacy: do not release).
+  `.state`, `.ledger` (all rounds of a private plan) and `.infos` (not private: do not release).
 
   Raises:
     UserError: flwr is not installed; an argument is wrong; a round comes after the plan's last.

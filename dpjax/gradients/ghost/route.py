@@ -367,8 +367,8 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # The norm is that of the very arrays that are clipped and added. So both have the same
-    # rounding.
+    # The norm is that of the very arrays that are clipped and added. So norm
+    # and sum have the same rounding.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))

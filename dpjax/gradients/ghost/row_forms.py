@@ -598,7 +598,7 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """Length of an example's gradient, and two measures of the rows that are summed to it."""
+  """Length of an example's gradient, and two measures of the rows that it is a sum of."""
 
   length: Length
   # Sum of the lengths of the rows of both sides, []. Underflow in a row of one side is multiplied

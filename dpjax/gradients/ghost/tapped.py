@@ -130,7 +130,7 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def _plain(step: Step, values: list[Any], taps: Taps):
-  """Evaluates a plain equation, or a site."""
+  """Returns the results of a plain equation or a site, and no operands of inner sites."""
   del taps
   return equations.results_of(step.eqn, values), {}
 
@@ -232,7 +232,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
       entering = [*values[:first_carry], *unknown, *sliced]
     return _collect(step.inner, entering, params_at)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
-    # The step depends on data, or is a print, which has no result.
+    # The step depends on data, or has no result, such as a print.
     return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
 

@@ -61,9 +61,8 @@ _STRAY = 0.04
 _USUAL_REACH = 8.0
 # Largest limit on this reach. An example beyond the limit is added alone.
 _MOST_REACH = 32.0
-# About this many rows of a batch, or fewer, are multiplied in one sum if `_parts_of` splits the
-# batch, unless one example has more. With so many rows, `_STRAY` allows a reach of about 32 clip
-# norms.
+# A part of a batch, as `_parts_of` cuts it, has about this many rows or fewer, unless one example
+# has more. With so many rows, `_STRAY` allows a reach of about 32 clip norms.
 _ROWS_OF_SUM = 40_000
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
@@ -80,7 +79,7 @@ class Norms(NamedTuple):
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
-  """Returns the operands and cotangents that were recorded at the sites of these units."""
+  """Returns the losses, and what was recorded at the sites of these units."""
   chosen = [site.index for unit in units for site in unit.sites]
   kept = [site.index for unit in units if unit.standard for site in unit.sites]
   return Recorded(
@@ -164,7 +163,7 @@ def _over_examples(
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Returns operands and cotangents of these units' sites, and the axis of the examples.
+  """Returns operands and cotangents of these units' sites, and the axis of examples for each.
 
   The operands of a standardised kernel end with the results that its site keeps.
   """
@@ -600,7 +599,7 @@ def convolutions(
 ) -> tuple[jax.Array, ...]:
   """Computes `totals` of a unit that `convolves`, outside the branch of the norms.
 
-  The convolved products c_i g_i are formed from the same numbers in memory as the norms.
+  The products c_i g_i are formed from the same numbers in memory as the norms.
   """
   return _transposed(unit, flow, recorded, factors, on_settled)
 
@@ -647,8 +646,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   # The type of the cotangents decides, as for the norm. Factors may be in double precision because
   # of other leaves of the clip group.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
-  # The rarely taken branch copies operands. XLA reserves memory for it even if it is not taken, so
-  # it has more parts.
+  # The rarely taken branch copies operands, and XLA reserves memory for it even if it is not taken.
+  # So the batch is cut into more parts there.
   if finite is False and not site.loops:
     parts = max(d for d in range(1, max(parts, _PARTS) + 1) if count % d == 0)
   if parts == 1:

@@ -1,10 +1,10 @@
 """Groups of leaves and sites that belong together, and the rule for their norm.
 
-Leaves that reach a common site form one *unit* with all their sites. A unit takes its norm from
-rows (`row_forms`) if each of its sites has a row form, and its leaf reaches them unchanged, up to
-rearrangement. Several leaves must be joined into one array and share a clip norm. Any other unit
-forms the per-example gradients of its leaves. It holds them for the sum, or frees them after their
-norm.
+Leaves that reach a common site form one *unit* with all their sites. A unit can take its norm
+from rows (`row_forms`) if each of its sites has a row form, in one layout, and its leaf reaches
+them unchanged, up to rearrangement. Several leaves must be joined into one array and share a clip
+norm. Any other unit forms the per-example gradients of its leaves. It holds them for the sum, or
+frees them after their norm.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     )
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
-    # Sums and products with a broadcast parameter fuse with the sum over positions. Where
-    # the general rule forms large intermediates instead, a loop may pay.
+    # Sums and products with a broadcast parameter fuse with the sum over positions. Other
+    # equations may form large intermediate arrays, and then a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
     cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
     # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
@@ -220,7 +220,7 @@ def _mergeable(sites, forms) -> bool:
 
 
 def _same_blocks(sites, forms) -> bool:
-  """Returns whether rows at all sites are in blocks of one leaf, with the same sides."""
+  """Returns whether rows at all sites are in blocks of the same leaf, with the same sides."""
   first = forms[0]
   sides = (first.blocks, first.width, first.left_dims, first.right_dims)
   return all(

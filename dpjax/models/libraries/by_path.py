@@ -43,7 +43,7 @@ class Model(Protocol):
 
     Args:
       key: typed JAX key from which the first parameters are drawn.
-      x: batch [1, ...] of one example. Only its shape is used.
+      x: batch [1, ...] of one example. Only its shape may be used.
     """
     ...
 
@@ -79,7 +79,7 @@ def find(path: str) -> Callable[..., Any]:
   """Returns the class or function at a user's path, `package.module:name`.
 
   Raises:
-    UserError: the path cannot be imported, or it is a class whose objects no launcher takes as a
+    UserError: the path cannot be imported, or it names a class whose objects no launcher takes as a
       model.
   """
   part = names.find(path, "model")
@@ -130,8 +130,8 @@ def build(path: str, **options: Any) -> Any:
 
 
 def not_linen(name: str, kind: type) -> UserError:
-  """Returns the error for a model that is of no known library. The message shows only the type,
-  since the repr has many lines."""
+  """Returns the error for a model that is of no known library. The message shows only the model's
+  type, since its repr may have many lines."""
   shown = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
     f"must return a linen module, not {shown:.80}; but for launch.relevance, nnx, Equinox "
@@ -143,7 +143,7 @@ def not_linen(name: str, kind: type) -> UserError:
 
 
 def _has_made(value: object) -> Library | None:
-  """Returns the library of a module or of a class of modules; None for anything else.
+  """Returns the row of `LIBRARIES` for a module or a class of modules; None for anything else.
 
   No library is imported here: a library that was never imported cannot have made the value.
   """
@@ -183,8 +183,8 @@ def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _without_key(library: Library, path: str) -> UserError:
-  """Returns the error for a constructor without a key argument. First parameters would not follow
-  from the run's seed."""
+  """Returns the error for a constructor without a key argument. The first parameters of its modules
+  would not follow from the run's seed."""
   return UserError(
     f"must take an argument {library.argument}, as first parameters of a module of "
     f"{library.name} follow from the run's seed",

@@ -61,7 +61,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     """Returns whether training draws random numbers.
 
     Raises:
-      UserError: evaluation fails, for example because it needs a key, too.
+      UserError: the model fails in evaluation, without a key, but not in training.
     """
     try:
       jax.eval_shape(lambda params: self.apply(params, first), params)

@@ -57,7 +57,7 @@ class FunctionModel:
     return self._apply(self._parts.whole(params), x, **how)
 
   def draws(self, params: Params, first: ArrayTree) -> bool:
-    """Returns whether training draws random numbers. The call is traced, not computed."""
+    """Returns whether training draws random numbers. `apply` is traced, not computed."""
     return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
 
   def _name_of(self, path: Any, leaf: Array) -> str:

@@ -23,8 +23,8 @@ MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-# Number that is folded into an example's key. The result serves all random collections except
-# "dropout".
+# Number that is folded into an example's key. The result is the key "params", from which Flax
+# draws for all random collections except "dropout".
 _OTHER_KEY = 1
 
 
@@ -109,7 +109,8 @@ def _needs_key(run: Callable[[], Any]) -> bool:
 
 
 def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-  """Returns the parameters of a class or function. Native code counts as taking `**options` only.
+  """Returns the arguments of a class or function, by name. Native code counts as taking `**options`
+  only.
 
   >>> list(parameters_of(lambda num_classes, rngs: None))
   ['num_classes', 'rngs']
@@ -117,7 +118,7 @@ def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
   try:
     signature = inspect.signature(part)
     by_meta = isinstance(part, type) and type(part).__call__ is not type.__call__
-    # The metaclass of nnx takes any arguments, so the parameters are those of __init__.
+    # The metaclass of nnx takes any arguments, so the arguments of __init__ are returned.
     if by_meta and all(each.kind in _ANY for each in signature.parameters.values()):
       _, *arguments = inspect.signature(part.__init__).parameters.values()
       signature = inspect.Signature(arguments)

@@ -122,7 +122,7 @@ def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
 
 
 def keystr(path: Sequence[Any]) -> str:
-  """Returns the name that params.npz has for the leaf at a path."""
+  """Returns the name that params.npz has for the leaf at a path; "value" for the empty path."""
   return jax.tree_util.keystr(tuple(path), simple=True, separator=_SEPARATOR) or _ALONE
 
 
@@ -148,7 +148,7 @@ def _check_names(names: list[str], path: str) -> None:
 
 
 def depends_on_key(call: Callable[[Array], Any]) -> bool:
-  """Returns whether the result of `call(key)` depends on the key. Nothing is computed.
+  """Returns whether the result of `call(key)` may depend on the key. Nothing is computed.
 
   >>> depends_on_key(lambda key: 1.0), depends_on_key(jax.random.normal)
   (False, True)

@@ -61,7 +61,7 @@ def _check_dropout(run: Callable[[], Any], path: str) -> None:
 
 
 def check_collections(collections: Iterable[str], path: str) -> None:
-  """Raises UserError for a collection other than "params". A step would train its variables.
+  """Raises UserError for a collection other than "params". Steps would train its variables, too.
 
   >>> check_collections(["params", "cache"], "mine:Net")
   Traceback (most recent call last):

@@ -2,16 +2,16 @@
 
 A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white noise
 z, the steps get C^{-1} z. The noisy sums x + C^{-1} z are post-processing of the Gaussian mechanism
-C x + z. Its cost depends on the sum of those columns of C at whose steps ONE example takes part
-(`dpjax.accounting.participation_costs`).
+C x + z. The cost depends on the columns of C for the steps in which ONE example takes part, namely
+on their sum (`dpjax.accounting.participation_costs`).
 
 | strategy         | C                                 | memory, copies of the parameters |
 | ---------------- | --------------------------------- | -------------------------------- |
 | Independent      | the identity: white noise         | 0                                |
-| Tree             | binary trees, one after the other | log2(steps of a tree) + 1        |
+| Tree             | binary trees, one after the other | floor(log2(steps of a tree)) + 1 |
 | BandedToeplitz   | few diagonals, optimised          | bands - 1                        |
 | BufferedToeplitz | sums of decaying exponentials     | buffers                          |
-| InverseBanded    | a full matrix; C^{-1} is banded   | 0: earlier noise is drawn again  |
+| InverseBanded    | a full matrix; C^{-1} is banded   | bands - 1; 0 if noise is redrawn |
 """
 
 from typing import TYPE_CHECKING

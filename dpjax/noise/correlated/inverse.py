@@ -1,8 +1,8 @@
 """Strategies with banded C^{-1}: each step's noise is a sum of several white draws.
 
 The noise is y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k). No p_j is negative, and their sum is at
-most 1. A white draw is a function of key and step, so earlier draws are drawn again and none is
-kept.
+most 1. A white draw is a function of key and step, so earlier draws can be drawn again, and then
+none is kept.
 
 C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
 facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
@@ -11,11 +11,11 @@ facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 2. If c_0 .. c_k fall, all c_t fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
    c_(t-j-1)), a sum of terms that are not positive, by induction.
 
-By 1. examples whose steps are cyclic are accounted exactly. By 2. so are those whose steps are at
-least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling
-is proved: columns of C never end, so all steps of an example share rows, and
-`accounting.amplified_costs` refuses it. Balls in bins have a proof that needs no band
-(`accounting.balls_in_bins_proved`).
+By fact 1, examples whose steps are cyclic are accounted exactly. By fact 2, so are examples whose
+steps are at least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification
+by sampling is proved: columns of C never end, so all steps of an example share rows, and
+`accounting.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that needs no
+band (`accounting.balls_in_bins_proved`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MOST_BANDS = 4096
 # Largest total size of earlier noise that is kept by default. Up to this size, keeping noise is
 # cheaper than drawing it again.
 _KEPT_BYTES = 2**26
-# Largest number of draws, counted for each leaf, that are unrolled on an accelerator. Each takes
-# .2 s to compile.
+# Largest number of draws, bands times leaves, that are unrolled on an accelerator. Each takes .2 s
+# to compile.
 _UNROLLED = 128
 # Numbers of bands that `Bisr` tries if none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
@@ -449,7 +449,7 @@ class Bisr:
 
 @dataclasses.dataclass(frozen=True)
 class Bifr:
-  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the gamma with the least error.
+  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the best gamma for `objective`.
 
   >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
   (1.0, -0.5, -0.125)
@@ -509,7 +509,7 @@ class BandInvMf:
 
 @dataclasses.dataclass(frozen=True)
 class LambdaCgd:
-  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the decay with the least error.
+  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the best decay for `objective`.
 
   This is DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), with `decay` as its lambda.
 

@@ -22,7 +22,7 @@ class Correlation(Protocol):
   """
 
   @property
-  def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands; None: never
+  def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands; None: no band
   @property
   def toeplitz(self) -> bool: ...  # C[i, j] depends on i - j alone
   @property
@@ -169,7 +169,7 @@ class Tree:
   def next(self, white: ArrayTree, state: TreeState) -> tuple[Any, TreeState]:
     """Returns the new node's noise minus the noise of the nodes that it replaces, and the state."""
     place = state.draws % self.restart_every + 1
-    size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
+    size = 2 ** jnp.arange(self.buffers)  # [levels] steps that a node of the level sums
     low_bit = place & -place
     # The first step of a tree replaces no node, since all nodes belong to the previous tree.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)

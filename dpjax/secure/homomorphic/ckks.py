@@ -1,4 +1,4 @@
-"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of products is
+"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of successive products is
 planned.
 
 There are two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so
@@ -7,7 +7,7 @@ publishes: it adds, multiplies and rotates, and holds no secret key. Both halves
 
 Every product takes one prime of the chain. The primes are not powers of two, so each level has
 a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
-the scale of the next one. TenSEAL's vectors set the scale to a constant instead, which is off
+the scale of the level below. TenSEAL's vectors set the scale to a constant instead, which is off
 by up to 1e-5 of the value at each product.
 
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against anyone who sees
@@ -115,8 +115,8 @@ class Chain:
 class PublicKeys(NamedTuple):
   """Keys that a server needs to multiply and rotate.
 
-  Both keys are functions of the secret key, but hide it. There is no public key to encrypt by: the
-  holder of the secret key encrypts.
+  Both keys are functions of the secret key, but hide it. There is no public key to encrypt with:
+  the holder of the secret key encrypts.
   """
 
   relin: bytes
@@ -346,7 +346,7 @@ class SlotEvaluator:
 
   @_one_line()
   def product(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-    """Returns the unreduced product of two ciphertexts of a level, for `total` and `reduced`."""
+    """Returns the unreduced product of two ciphertexts of one level, for `total` and `reduced`."""
     self._has_level(left)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(left, right, out)
@@ -362,7 +362,7 @@ class SlotEvaluator:
 
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
-    """Reduces a sum of products by one level."""
+    """Relinearises and rescales a sum of products in place, and returns it: one level down."""
     # Relinearising and rescaling are slower than a product, so they run once for a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
@@ -376,7 +376,7 @@ class SlotEvaluator:
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Encodes plain numbers for `weighted` at that level, for repeated use."""
+    """Encodes plain numbers for `weighted` at `level`, for repeated use."""
     return self._coder.encode(values, level)
 
   @_one_line()
@@ -385,7 +385,7 @@ class SlotEvaluator:
     level down.
 
     If all numbers are zero, the result is the first ciphertext times 2^-scale_bits: SEAL refuses a
-    ciphertext that hides nothing.
+    ciphertext that hides nothing. Raises UserError if there are no pairs.
     """
     raw = first = None
     for cipher, values in pairs:

@@ -3,7 +3,7 @@
 | who            | learns                                                                   |
 | -------------- | ------------------------------------------------------------------------ |
 | image owner    | the logits; beside them sums of hidden values, see below                 |
-| model owner    | how many images; nothing of them or of the logits                        |
+| model owner    | how many queries; nothing of the images or of the logits                 |
 
 Guarantee: the images have 128 bits of CKKS against a model owner that follows the protocol. The
 MODEL has none: slots that are no logits hold sums over weights, and the noise of a result tells
@@ -17,8 +17,8 @@ The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
 | `pixels` | one pixel of thousands in each | thousands at once: least time for each image   |
 
 Measured on MNIST with 64 hidden units, on 2 busy CPU cores: `packed` answers four images in .2 s,
-81 kB an image. `pixels` takes 40 s for up to 4,096 images, so it is faster from about 900 images on
-(`configs/secure/inference_mnist.py`).
+81 kB an image. `pixels` takes 40 to 46 s for up to 4,096 images, so it is faster from about 900
+images on (`configs/secure/inference_mnist.py`).
 
 Source: Gilad-Bachrach et al. 2016 (CryptoNets: square activations, a pixel a ciphertext);
 Juvekar et al. 2018 (GAZELLE, hybrid products: as many rotations as there are outputs, by
@@ -119,12 +119,12 @@ def _power(number: float) -> int:
 
 
 class _Packed:
-  """Layout in blocks of B slots. Each block holds one image, after h empty slots.
+  """Layout in blocks of B slots. Each block holds h empty slots, and then one image.
 
-  A product with a matrix W adds up W[q, p mod h] x[q] in slot p, for q in [p, p + h). That needs h
-  rotations of x: b baby steps, which are the same for each of h / b giant steps. The slots p,
-  p + h, ... of a block then hold parts of one output. The head does the same with rotations to the
-  right.
+  h is the number of hidden units, rounded up to a power of two. A product with a matrix W sums
+  W[q, p mod h] x[q] over q in [p, p + h), for each slot p. That needs h rotations of x: b baby
+  steps, which serve each of h / b giant steps. The slots p, p + h, ... of a block then hold parts
+  of one output. The head does the same with rotations to the right.
   """
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
@@ -143,7 +143,7 @@ class _Packed:
     self.classes = classes
     self.images_each = CHAIN.slots // self.block
     self.questions = self.answers = 1
-    # b baby and h / b giant steps are fewest if b is about the root of h.
+    # b baby and h / b giant steps are fewest if b is about the square root of h.
     self.baby = _power(self.h**0.5)
     self.parts = (self.block // self.h, _power((self.h + self.k) / self.k))
     folds = rotations_of([self.h, self.k], self.parts)
@@ -163,7 +163,7 @@ class _Packed:
     for _ in range(1, min(self.baby, self.h)):
       turned.append(on.rotate(turned[-1], 1))
     whole = None
-    # Giant steps begin with the farthest: each turn moves all previous parts by b slots.
+    # Giant steps begin with the farthest: each rotation moves all previous parts by b slots.
     for row in reversed(first):
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
@@ -231,7 +231,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """Returns the network unchanged, since encoding one number takes no time."""
+    """Returns the network unchanged: single numbers are encoded fast enough for each query."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:

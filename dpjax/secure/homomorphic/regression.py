@@ -6,9 +6,9 @@ are the owner's alone. The owner then encrypts, and a server computes
   A = X^T X / n + ridge I,   b = X^T y / n,   w <- w - eta (A w - b),   w = 0 at first.
 
 Such a step is w <- M w + c with M = I - eta A and c = eta b, so 2 t steps from zero are
-w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more successive product: the result
-after k doublings is exactly that of 2^k steps of gradient descent (`descended` is the same in
-float64).
+w_2t = w_t + M^t w_t. Squaring M doubles the steps for ONE more successive product. Up to the errors
+of CKKS, the result after k doublings is that of 2^k steps of gradient descent (`descended` is the
+same in float64).
 
 | who                | learns                                                                |
 | ------------------ | --------------------------------------------------------------------- |
@@ -187,7 +187,7 @@ class DataOwner:
     return np.concatenate(held)[:num_rows] * self._y_scale + self._y_mean
 
   def closed_form(self) -> np.ndarray:
-    """Returns the exact weights [d], in float64."""
+    """Returns the exact weights [d] of standardised columns, in float64."""
     rows = statistics(self._x, self._y)
     # The data are centred, so the bias is 0.
     return closed_form([rows], ridge=self.plan.ridge)[:-1]
@@ -207,7 +207,7 @@ class DataOwner:
 
 
 class RegressionServer:
-  """The party that computes on public keys and ciphertexts, without a secret key."""
+  """The party that computes on ciphertexts with public keys, without a secret key."""
 
   def __init__(self, plan: RegressionPlan, keys: PublicKeys):
     self.plan = plan
@@ -215,7 +215,7 @@ class RegressionServer:
     self.refresh_bytes = 0  # sent and received in refreshes
 
   def fit(self, upload: Upload, refresh: Refresh) -> bytes:
-    """Computes E(w), ready for one more product; requests `plan.refreshes` refreshes."""
+    """Returns E(w), which allows one more product; requests `plan.refreshes` refreshes."""
     diagonals, w = self._first_step(upload)
     for done in range(self.plan.doublings):
       last = done + 1 == self.plan.doublings
@@ -228,12 +228,12 @@ class RegressionServer:
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
-    """Returns the encrypted predictions E(y_hat), in standardised units, one for each of `rows`."""
+    """Returns E(y_hat) in standardised units: one ciphertext for each ciphertext of `rows`."""
     on = self._evaluator
     plan = self.plan
-    # A rotation by one moves a weight to the last lane of the previous column. Every window of
-    # `rows_each` slots that begins in that column contains this lane. A second rotation moves the
-    # sums back to the weight's own column.
+    # A rotation by one moves each weight to the last slot of the previous column. Every window of
+    # `rows_each` slots that begins in that column contains this slot, so each sum over a window is
+    # the weight. A second rotation moves the sums back to the weight's own column.
     spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
     spread = on.lowered(self._column(spread, plan.width - 1), 1)
     return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
@@ -265,7 +265,7 @@ class RegressionServer:
     return diagonals, w
 
   def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:
-    """Returns the sums of the products over rows, times a factor, in the first slot of each column.
+    """Returns the sums over rows of the products, times a factor, in the first slot of each column.
 
     The other slots are 0.
     """
@@ -348,7 +348,9 @@ class Regressed(NamedTuple):
 def regress(
   x: np.ndarray, y: np.ndarray, new: np.ndarray, plan: RegressionPlan
 ) -> Regressed:
-  """Runs both parties in one process, as a rehearsal with measurements. They exchange bytes.
+  """Runs both parties in one process as a rehearsal, and returns results and measurements.
+
+  The parties exchange bytes.
 
   Args:
     x: [n, d] features.

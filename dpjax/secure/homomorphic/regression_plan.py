@@ -25,7 +25,8 @@ class RegressionPlan:
     num_rows, num_features: shape of X.
     ridge: penalty on standardised weights. With the number of columns it bounds the condition
       number, which nobody can look up in a ciphertext.
-    tolerance: largest distance to the closed form after the last step.
+    tolerance: largest distance of the weights to the closed form after the last step, apart from
+      the errors of CKKS.
     chain: parameters of CKKS.
     most_refreshes: largest number of rounds in which the owner encrypts again.
 
@@ -126,14 +127,15 @@ class RegressionPlan:
 
   @property
   def planned_error(self) -> float:
-    """Error of the weights against the closed form, from unfinished descent and from noise.
+    """Estimated error of the weights against the closed form, from unfinished descent and noise.
 
     Let M = I - eta A (see `step_size`). An error E of M^t moves the limit by (I - M^t)^-1 E w. The
     entries of E come from rounding products, and from rounding the factor of the sums over rows.
     Eigenvalues of M are at most 1 - eta * ridge.
     """
     slowest = 1 / (self.step_size * self.ridge)
-    moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)
+    # A bound on the sum over t = 1, 2, 4, ... of 1 / (1 - l^t), with l = 1 - eta * ridge.
+    moved = 2 * slowest + self.doublings
     entry = self.chain.error + self.num_rows * self.chain.encoding_error
     norm = 2 * entry * math.sqrt(self.num_features)
     return self.tolerance + norm * self.largest * moved

@@ -6,17 +6,17 @@ The sign of x is computed as follows. All numbers from the dealer serve one comp
 1. c = x + r is opened for a dealt mask r, so it tells nothing. (A product with a random factor,
    which other designs open, tells the size of x.)
 2. x = c - r has the highest bit c_63 ^ r_63 ^ borrow, where borrow = [c mod 2^63 < r mod 2^63].
-   The parties hold the bits of r as shares by exclusive or. At each place the bits of c and r
+   The parties hold the bits of r as XOR shares. At each place the bits of c and r
    generate a borrow, pass one on or stop it. Six layers of ANDs combine the places in pairs, as in
    a parallel-prefix adder. Each layer takes one dealt triple.
-3. The bit is opened under a dealt random bit s, which makes v = b ^ s public. In the ring b is then
-   v + s - 2 v s, which each party computes alone. The dealer deals r s, too: so b x, with
-   x = c - r, costs no product.
+3. The bit b = [x >= 0] is opened under a dealt random bit s, which makes v = b ^ s public. In the
+   ring b is then v + s - 2 v s, which each party computes alone. The dealer deals r s, too: so b x,
+   with x = c - r, costs no product.
 
-Each party sends 8 messages for a value, of 43 bytes in all. One honest-but-curious party learns
-nothing if masks from ChaCha20 are as good as uniform. (SecureML uses garbled circuits; Catrina and
-de Hoogh 2010, "Improved primitives for secure multiparty integer computation", compare a masked
-value.)
+Each party sends 8 messages for a comparison, with 43 bytes for each value. One honest-but-curious
+party learns nothing if masks from ChaCha20 are as good as uniform. (SecureML uses garbled circuits;
+Catrina and de Hoogh 2010, "Improved primitives for secure multiparty integer computation", compare
+a masked value.)
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def argmax(party: Party, x: Shares) -> Shares:
   """Returns shares of the place of the largest value along the last axis, by a tournament.
 
   Args:
-    x: [..., n] shares, n >= 1. Differences of words must be below 2^63 in absolute value.
+    x: [..., n] shares, n >= 1. Any two values must differ by less than 2^63 units of 2^-f.
 
   Returns:
     [...] shares of a whole number: `reveal(..., frac_bits=0)`. The first of equal values counts.

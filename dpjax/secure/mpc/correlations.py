@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
   shape: tuple[int, ...]
   dtype: str = "uint64"
-  xor: bool = False  # True: shares add up by exclusive or; False: modulo 2^64
+  xor: bool = False  # True: shares add up by XOR; False: modulo 2^64
 
 
 class Correlated(NamedTuple):
@@ -117,7 +117,8 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
-  # ChaCha20's 16 bytes begin with the block counter of 8 bytes. The index fills the other 8.
+  # The library's nonce of 16 bytes begins with ChaCha20's block counter of 8 bytes. The index fills
+  # the other 8.
   nonce = bytes(8) + index.to_bytes(8, "little")
   cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
   return arrays(cipher.encryptor().update(bytes(length)), forms)
@@ -139,7 +140,7 @@ def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def bind(dealt: Correlated, keys: Sequence[bytes], index: int) -> list[np.ndarray]:
-  """Computes the bound parts of party 1, as the dealer does from both keys."""
+  """Returns party 1's shares of the bound parts, which the dealer computes from both keys."""
   first = expand(keys[0], index, (*dealt.free, *dealt.bound))
   second = expand(keys[1], index, dealt.free)
   values = [total(part, *pair) for part, *pair in zip(dealt.free, first, second)]

@@ -29,7 +29,10 @@ class Dealt(Unique):
     self._parts = parts
 
   def use(self) -> list[np.ndarray]:
-    """Returns the parts, once: a second product with the same masks would reveal x - x'."""
+    """Returns the parts, once: a second use of the masks would reveal how the hidden values differ.
+
+    Raises UserError for a second call.
+    """
     if not self._parts:
       raise UserError(
         f"correlation {self.number} ({self.name}): was used already; each masks one product, "

@@ -3,7 +3,7 @@
 The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
 AND gate so that one label of each input gives one label of the output. The evaluator gets the
 labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
-Then it goes through the circuit. It sees one label of each wire, but not the wire's value.
+Then it goes through the circuit. It sees one label of each wire, but not the values of inner wires.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -232,7 +232,7 @@ class Evaluator:
 
 
 def less(x: int, y: int, *, bits: int) -> bool:
-  """Computes x < y with both parties in this process.
+  """Returns whether x < y, with both parties in this process.
 
   >>> less(1_000_000, 1_000_001, bits=20), less(7, 7, bits=3)
   (True, False)

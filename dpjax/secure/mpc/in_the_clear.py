@@ -49,7 +49,7 @@ def train(
   batches: Iterable[Sequence[int] | np.ndarray],
   recipe: Recipe,
 ) -> list[Dense]:
-  """Trains as `secureml.train` does, but without rounding and truncation.
+  """Returns the network trained as by `secureml.train`, but without rounding and truncation.
 
   Args:
     x: [n, d_in].
@@ -70,7 +70,7 @@ def train(
 
 
 def predict(network: Network, x: np.ndarray, recipe: Recipe) -> np.ndarray:
-  """Predicts as `secureml.predict`: the class of each row of x, [n]; 0 or 1 for a single
+  """Returns the class of each row of x, [n], as `secureml.predict` does; 0 or 1 for a single
   output."""
   scores = _forward(network, x, recipe.hidden).scores
   several = scores.shape[1] > 1

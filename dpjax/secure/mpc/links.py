@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _PIECE = 1 << 20
-# Largest number of bytes of one message. Longer ones would be in memory twice on their way.
+# Largest number of bytes of one message, since each end has several copies of it in memory.
 _MOST = (1 << 31) - 64
 # Largest number of bytes that go one way under one key. AES-GCM, which TLS 1.3 prefers, loses its
 # margin from 2^38.5 bytes on (RFC 8446, section 5.5).
@@ -57,7 +57,7 @@ class Link(Protocol):
     ...
 
   def exchange(self, data: bytes) -> bytes:
-    """Sends data, and receives equally many bytes at the same time."""
+    """Sends data, and receives and returns equally many bytes at the same time."""
     ...
 
   def close(self) -> None: ...
@@ -143,7 +143,8 @@ class SocketLink:
   Args:
     connection: open socket; this object closes it.
     me, peer: "party 0", "party 1" or "dealer".
-    token: >= 16 bytes that both got over another channel. Without them nobody can take part.
+    token: >= 16 bytes that both ends got over another channel. Without the token nobody can take
+      part.
     topic: text that says what both are about to do; a peer with another topic is refused.
     timeout: longest time in seconds that the peer may be silent, computing included.
     patience: longest time in seconds of the peer's whole greeting, if below `timeout`; None:
@@ -250,7 +251,7 @@ class SocketLink:
     self._connection.close()
 
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
-    """Sends `data` as a frame, if it is given, and receives a frame if `listen`."""
+    """Sends `data` as a frame, unless it is None. Returns a received frame, b"" if not `listen`."""
     if self._failure:
       raise PeerFailed(f"{self.peer}: {self._failure}")
     out = b""
@@ -270,7 +271,7 @@ class SocketLink:
     try:
       frame = self._transfer(out, due)
     except BaseException:
-      # If part of a frame has gone or come, no later frame is in its place.
+      # After a part of a frame, in either direction, no later frame begins where it should.
       if self._is_inside:
         self._failure = "the link has failed before"
         self._send_alert()
@@ -302,13 +303,16 @@ class SocketLink:
     return _LENGTH.size + announced
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
-    """Writes `out`, and meanwhile reads as many bytes as `due(bytes read so far)` says."""
+    """Writes `out`, and meanwhile reads as many bytes as `due(bytes read so far)` says.
+
+    Returns the bytes that were read.
+    """
     left = memoryview(out)
     self._is_inside = bool(out)
     read = bytearray()
     wanted = due(read) if due else 0
     while left or self._unsent or len(read) < wanted:
-      # A piece at a time is encrypted, so that a large message is not in memory twice.
+      # A piece at a time is encrypted, so that no encrypted copy of a large message is in memory.
       if left and not self._unsent:
         self._encrypt(left[:_PIECE])
         left = left[_PIECE:]
@@ -322,7 +326,7 @@ class SocketLink:
     return bytes(read)
 
   def _encrypt(self, data: memoryview) -> None:
-    """Makes `data` the next encrypted bytes for the socket."""
+    """Encrypts `data`. The result is what the socket sends next."""
     try:
       self._tls.write(data)
     except tls.Broken as error:
@@ -330,7 +334,7 @@ class SocketLink:
     self._unsent = memoryview(self._tls.pending())
 
   def _opened(self, most: int) -> bytes:
-    """Returns at most so many bytes of what was received and is not read yet."""
+    """Returns at most `most` decrypted bytes of what was received and is not read yet."""
     if not most:
       return b""
     try:

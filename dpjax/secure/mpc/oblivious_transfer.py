@@ -12,8 +12,8 @@ and Orlandi's "simplest" protocol on NIST P-256, whose group pycryptodome comput
 
 The receiver's key is that of bA, which is aB or a(B - A). The protocol is secure for parties that
 follow it, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
-Secrets come from the operating system's entropy. A point off the curve is refused. The group
-has prime order, so every other point is valid.
+Secrets come from the operating system's entropy. A point off the curve or at infinity is refused.
+The group has prime order, so every other point is valid.
 Source: Chou and Orlandi 2015, The Simplest Protocol for Oblivious Transfer, section 3.
 """
 
@@ -103,7 +103,7 @@ class OtReceiver:
 
 
 def library() -> Any:
-  """Imports pycryptodome's elliptic curves. Raises UserError if it is not installed."""
+  """Returns pycryptodome's module of elliptic curves. Raises UserError if it is not installed."""
   try:
     from Crypto.PublicKey import ECC
   except ImportError as error:
@@ -112,7 +112,7 @@ def library() -> Any:
 
 
 def digest(*parts: bytes) -> bytes:
-  """Returns the SHA-256 [32] of parts and their lengths, so that different lists never agree."""
+  """Returns the SHA-256 [32] of parts and their lengths, so no two lists are hashed as one text."""
   try:
     from cryptography.hazmat.primitives import hashes
   except ImportError as error:

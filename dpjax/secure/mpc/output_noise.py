@@ -12,11 +12,11 @@ w = 0, with u = 2^-f, rate a and penalty l,
 
   w <- w - trunc((a / n) (sum_i v_i (s(trunc(v_i w)) - y_i) + n l w)),
 
-where trunc is the masked truncation of `products`: it returns one of the two multiples of u beside
+where trunc is the masked truncation of `products`: it returns one of the two multiples of u next to
 its argument. Sums, comparisons and the products before a truncation are exact in the ring, as long
-as nothing leaves it; `OutputNoise` checks that from `radius`. These steps descend the loss
-S(v w) - y v w of each row, with S' = s. It is convex, and its gradient is R-Lipschitz in v w. It is
-no logistic loss, and the proof never uses one.
+as nothing leaves it; `OutputNoise` checks that from `radius`. These steps descend the mean over
+rows of the loss S(v w) - y v w, with S' = s, plus l |w|^2 / 2. The loss is convex, and its gradient
+is R-Lipschitz in v w. It is no logistic loss, and the proof never uses one.
 
 Sensitivity
 -----------
@@ -29,14 +29,14 @@ Two data sets of n rows differ in one row. For one column of w (k = 1):
 2. Rounding moves a step by at most p = u (a R + sqrt(d + 1)): each trunc(v_i w) errs by less than
    u, s is 1-Lipschitz, and the mean of errors times |v_i| <= R is at most u R; the truncation of
    the step errs by less than u in each of the d + 1 numbers. This holds for EVERY outcome of the
-   random truncations, in both runs.
+   random truncations, on both data sets.
 3. The radius r of w grows to c r + a R / 2 + p at most: the step from 0 has length a R / 2 or less.
 4. The replaced row moves the mean gradient, at the same w, by at most 2 R g / n with
    g = min(1, 1/2 + R r): |s(z) - y| <= min(1, 1/2 + |z|).
 
-The distance of both runs therefore grows to c D + 2 a R g / n + 2 p in a step. With k columns, the
-bounds in 4 and 2 are multiplied by sqrt(k). For K to infinity without rounding, and g = 1, the
-distance becomes Chaudhuri's 2 R / (n l).
+A distance D between the weights of both data sets therefore grows to at most
+c D + 2 a R g / n + 2 p in a step. With k columns, the bounds in 4 and 2 are multiplied by sqrt(k).
+For K to infinity without rounding, and g = 1, the distance becomes Chaudhuri's 2 R / (n l).
 
 Noise
 -----
@@ -142,7 +142,7 @@ class OutputNoise:
         field="l2_penalty",
         value=self.l2_penalty,
       )
-    # Squares of larger numbers overflow, and fixed point cannot hold such numbers.
+    # Fixed point holds no number of 2^62 or more. Far larger ones overflow when they are squared.
     for field in ("feature_norm", "noise_multiplier", "l2_penalty"):
       if not getattr(self, field) < _LARGEST:
         raise UserError(
@@ -205,12 +205,13 @@ class OutputNoise:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Largest distance, before noise, between the weights of two data sets that differ in a row."""
+    """Bound on the distance, before noise, between the weights of two data sets that differ in a
+    row."""
     return self._bounds.l2_sensitivity
 
   @property
   def radius(self) -> float:
-    """Largest norm of a column of weights before noise, on any data."""
+    """Bound on the norm of a column of weights before noise, on any data."""
     return self._bounds.radius
 
   @property
@@ -243,7 +244,7 @@ class OutputNoise:
     )
 
   def calibrated(self, *, epsilon: float, delta: float) -> OutputNoise:
-    """Returns the same training with the smallest noise that is (epsilon, delta)-private."""
+    """Returns the same training with the least noise that is (epsilon, delta)-private by RDP."""
 
     def event_of(noise_multiplier: float) -> accounting.DpEvent:
       # The factor is 2, because the accountant takes noise relative to half of the distance.
@@ -340,7 +341,7 @@ class OutputNoise:
       scores = matmul(party, x, weights)  # [n, k]
       error = comparison.sigmoid(party, scores) - y
       # Products have twice the fraction bits. The penalty n l is a public word, so its product
-      # is local, and one truncation rounds both together.
+      # with the weights needs no message, and one truncation rounds the sum of both products.
       gradient = matmul(party, columns, error, surplus=0)
       gradient = gradient + weights * np.uint64(self._penalty_units)
       weights = weights - truncate(party, gradient, party.frac_bits + self.shift)
@@ -412,7 +413,7 @@ class OutputNoise:
 
   @functools.cached_property
   def _bounds(self) -> _Bounds:
-    """Bounds after all steps on the distance of two runs and on the radius (module, 1 to 4)."""
+    """Computes `l2_sensitivity` and `radius`: bounds after all steps (module, 1 to 4)."""
     rate = self.rate
     norm = self.row_norm
     factor = self._contraction

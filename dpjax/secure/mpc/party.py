@@ -79,9 +79,9 @@ class Party(Unique):
     return expand(self._key, next(self._masks), [Part(shape)])[0]
 
   def open(self, *shares: np.ndarray) -> list[np.ndarray]:
-    """Reveals the sums of shares to both parties, in one message each way.
+    """Reveals the sums of shares to both parties, in one message each way, and returns them.
 
-    What is opened is revealed, so open only what a mask hides.
+    Open only values that a mask hides, or that both parties may learn.
 
     Raises:
       UserError: an argument is no share: values, or words that JAX has cut to 32 bits.
@@ -91,8 +91,8 @@ class Party(Unique):
     return [np.add(mine, other) for mine, other in zip(shares, theirs)]
 
   def open_bits(self, *shares: np.ndarray) -> list[np.ndarray]:
-    """Reveals the exclusive or of both parties' shares, of any unsigned type, in one message each
-    way."""
+    """Reveals the XOR of both parties' shares, of any unsigned type, in one message each way, and
+    returns it."""
     theirs = self._swap(shares)
     return [mine ^ other for mine, other in zip(shares, theirs)]
 

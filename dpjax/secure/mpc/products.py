@@ -9,7 +9,9 @@ used once. Masks are as good as uniform if the keystream of ChaCha20 is. Shapes 
 | `matmul`          | 1      | m k + k n                         |
 | `truncate` masked | 1      | 1 per element                     |
 | `truncate` local  | 0      | none                              |
-| `add`; `scale`    | 0      | none; `scale` also truncates      |
+| `add`; `scale`    | 0      | none                              |
+
+A truncation after `multiply`, `matmul` or `scale` is counted in the rows of `truncate` alone.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def multiply(party: Party, x: Shares, y: Shares, *, truncated: bool = True) -> S
   Args:
     truncated: False if one factor is a whole number, such as a bit.
 
-  The product adds an error below 2^-f (masked) or 2^(1-f) (local) to that of the operands, if
-  |x y| < 2^(62-2f).
+  If |x y| < 2^(62-2f), the product adds an error below 2^-f (masked) or 2^(1-f) (local, unless the
+  truncation fails) to that of the operands.
   """
   if x.shape != y.shape:
     raise UserError(f"shapes {x.shape} and {y.shape} must be equal", field="multiply")
@@ -111,7 +113,10 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """Returns shares of x times a public number or [...] array, in multiples of 2^-f."""
+  """Returns shares of x times a public number or [...] array.
+
+  The public factor is rounded to multiples of 2^-f.
+  """
   return truncate(party, x * ring64.encode(public, party.frac_bits))
 
 
@@ -142,7 +147,7 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     # Party 1 shifts 2^64 minus its share, and negates the result (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
-  # 2^62 makes the number positive; it is subtracted again at the end.
+  # Adding 2^62 makes the number non-negative. It is subtracted at the end, as 2^(62 - bits).
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)

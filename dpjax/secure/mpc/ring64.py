@@ -83,8 +83,8 @@ def decode(words: np.ndarray, frac_bits: int = FRAC_BITS) -> np.ndarray:
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   """Returns x @ y modulo 2^64, exactly.
 
-  Large products are six float64 products of balanced 22-bit digits: no processor multiplies
-  64-bit integers as fast, and accelerators have no such product at all.
+  Large products are six float64 products of balanced 22-bit digits, since libraries for fast
+  products of matrices take floats, but no 64-bit integers.
 
   Args:
     x: [m, k] uint64.

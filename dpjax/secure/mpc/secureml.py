@@ -118,7 +118,8 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
 class _Pass(NamedTuple):
   scores: Shares  # [n, d_out]
   inputs: list[Shares]  # of each layer, [n, d_in]
-  slopes: list[Callable[[Shares], Shares]]  # of each hidden layer: times the derivative
+  # For each hidden layer, a function that multiplies by the derivative.
+  slopes: list[Callable[[Shares], Shares]]
 
 
 def _forward(party: Party, network: Network, x: Shares, hidden: str) -> _Pass:

@@ -50,7 +50,7 @@ def run(
   links: tuple[Link, Link] | None = None,
   timeout: float = TIMEOUT,
 ) -> Ran:
-  """Runs program(party, *inputs) for both parties.
+  """Runs program(party, *inputs) for both parties, and returns outputs and costs.
 
   Args:
     program: function `program(party, *inputs)`, as described in `party`.
@@ -122,7 +122,7 @@ def setting_of(seed: int | None, where: str) -> str:
 
 
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
-  """Runs a program for one party.
+  """Runs a program for one party, and returns its outputs.
 
   Shares wrap around by design, so NumPy's warnings of overflow are switched off.
   """

@@ -58,8 +58,8 @@ TIMEOUT_SECONDS = 600
 class Secret:
   """An array of which each party holds a share; a leaf in trees of arguments and results.
 
-  It is made by `share`, or by a function that reveals nothing. Fewer shares than `parties` (ABY3:
-  one share) say nothing about the values. Shape and type of the array are public.
+  It is made by `share`, or by a function that reveals nothing. Fewer than all shares say nothing
+  about the values; but in ABY3 two of the three say all. Shape and type of the array are public.
   """
 
   shape: tuple[int, ...]
@@ -116,7 +116,7 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      # Each run has its own channel, since several threads may call one function at once.
+      # Each call has its own channel, since several threads may call one function at once.
       name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)

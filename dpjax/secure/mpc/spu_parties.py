@@ -182,8 +182,8 @@ def connect(
   trusted_dealer: bool = False,
   timeout_seconds: int = 120,
 ) -> Iterator[SpuParty]:
-  """Connects party `rank` to the others by TCP; closes two seconds after the end of the
-  block.
+  """Context that connects party `rank` to the others by TCP. The link closes two seconds after the
+  end of the block.
 
   Args:
     addresses: "host:port" of every party, this one included. All parties give the same list.
@@ -258,10 +258,10 @@ def _encrypt(
     options.verify.verify_depth = 1
 
 
-# Seconds until the link is closed. SPU answers other parties until then, and it ends the process of
-# a party whose message got no answer. SPU's own final handshake closes too early (TLS: in 4 of 14
-# runs on a busy machine), and waits for ever for a lost party. After `_leave` only answers are
-# still on their way.
+# Seconds from the end of the block until the link is closed. SPU answers other parties until then,
+# and it ends the process of a party whose message got no answer. SPU's own final handshake closes
+# too early (TLS: in 4 of 14 runs on a busy machine), and waits for ever for a lost party. After
+# `_leave` only answers are still on their way.
 _LINGER_SECONDS = 2.0
 # Seconds of one attempt to connect: SPU tries four times, with waits of 1, 3 and 5 seconds.
 _ATTEMPT_SECONDS = 9

@@ -60,7 +60,7 @@ class SpuProgram(NamedTuple):
 
 
 def library() -> Any:
-  """Imports the package `spu`. Raises UserError if it is not installed."""
+  """Returns the package `spu`. Raises UserError if it is not installed."""
   try:
     import spu  # pyright: ignore[reportMissingImports]
   except ImportError as error:

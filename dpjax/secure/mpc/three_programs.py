@@ -40,7 +40,7 @@ import numpy as np
 
 from dpjax import validate
 
-# A dealer's process deals only registered correlations: importing `comparison` registers one.
+# A dealer's process deals only registered correlations: importing `comparison` registers "sign".
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
@@ -310,7 +310,7 @@ def connect(
     record: function that wraps the link to the other party.
 
   Raises:
-    PeerFailed: another program is missing, silent or wrong. It is raised within `timeout` seconds.
+    PeerFailed: another program is missing, wrong, or silent for `timeout` seconds.
   """
   _check(agreed)
   validate.integer_in(0, 1, number=number)
@@ -329,7 +329,7 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """Connects a party. `peer` is its listening socket (party 0), or the address of party 0."""
+  """Returns a connected party. `peer` is its listening socket (party 0), or party 0's address."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"
@@ -381,7 +381,8 @@ def run_processes(
     record: function that wraps links, as in `connect`; it must be a function of a module.
 
   Raises:
-    UserError: the first error of any process. The other processes are ended.
+    UserError: the first error of a party; PeerFailed only if there is no other error. All processes
+      are ended.
   """
   try:
     # Processes get `program` and `record` by pickle, so what pickle cannot write is refused.
@@ -417,7 +418,7 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  # When the stack closes, all outcomes have been read, or an error has ended the run.
+  # When the stack closes, all outcomes have been read, or there was an error: the process may end.
   stack.callback(_ended, process)
   return ours
 

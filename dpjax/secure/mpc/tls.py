@@ -19,7 +19,7 @@ import tempfile
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 
-# First bytes of both ends, from which their roles follow: the smaller one is TLS's server.
+# Number of bytes that each end sends first. The end with the smaller bytes is TLS's server.
 HELLO_BYTES = 8
 
 
@@ -108,7 +108,7 @@ class Channel:
       raise Broken(error.reason) from error
 
   def read(self, most: int) -> bytes:
-    """Returns at most so many decrypted bytes; b"" if more bytes of the network are needed.
+    """Returns at most `most` decrypted bytes; b"" if more bytes of the network are needed.
 
     Raises:
       Broken: bytes were altered, repeated or left out, or the peer has ended the connection.
@@ -119,8 +119,8 @@ class Channel:
       return b""
     except ssl.SSLError as error:
       raise Broken(error.reason) from error
-    # Python returns nothing after the peer's last message. Whoever then waited for more would hold
-    # all that still comes.
+    # Python returns b"" once the peer has ended the connection. Here b"" means that more bytes are
+    # needed, so the caller would wait for more, and keep in memory whatever still comes.
     if not opened:
       raise Broken("ended")
     return opened
@@ -132,9 +132,9 @@ def _key(token: bytes, name: str, topic: str) -> bytes:
 
 
 def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
-  """Loads a key and its certificate, which `ssl` reads from a file alone.
+  """Loads a key and its certificate through a file, since `ssl` reads them only from files.
 
-  Raises UserError if TLS lacks such keys, and OSError if no temporary file can be written.
+  Raises UserError if TLS has no Ed25519 keys, and OSError if no temporary file can be written.
   """
   # The file is encrypted under a password that never leaves this process.
   password = secrets.token_bytes(16).hex().encode()

@@ -1,4 +1,4 @@
-"""Sums of clients' integer vectors. The server learns only the sum.
+"""Sums of clients' integer vectors. The server learns only the sum, except in `plain`.
 
 | name               | hides by                       | survives drop-outs | extra    |
 | ------------------ | ------------------------------ | ------------------ | -------- |

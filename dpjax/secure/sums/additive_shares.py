@@ -13,7 +13,7 @@ are honest-but-curious: a party that adds something else changes the sum, and no
 Among clients the traffic is n (n - 1) vectors. If a client falls silent after sharing, the shares
 that it holds are missing and the sum is refused. SecAgg avoids both problems. With servers, each
 client sends k vectors and may leave, but at least one server must not collude with the others. Prio
-and SecureML build on that.
+and SecureML build on such servers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AdditiveSharing(SumSettings):
     """Returns the sum over the clients who stay (`interface.SumProtocol.sum`).
 
     Raises:
-      UserError: as `SumProtocol.sum`, or a client falls silent before upload.
+      UserError: as `SumProtocol.sum`, or a client falls silent between sharing and upload.
     """
     start = time.perf_counter()
     there = present(self, vectors, drops)

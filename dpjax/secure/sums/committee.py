@@ -6,25 +6,26 @@
 | `shares` | each client, its ONLY message    | a share for each member, sealed to that member   |
 | `sums`   | each member                      | the sum of the shares that it was sent           |
 
-Shares are `galois_shares`. The sums of any `colluding` + `packed` members give the total, so the
-other members may fall silent. A client that is silent before its message causes no delay: nobody
-waits for it, and nothing of it is missing.
+Shares are those of `galois_shares`. The sums of any `colluding` + `packed` members give the total,
+so the other members may fall silent. A client that falls silent before its message costs no more
+work: none of its shares is in a sum, so nothing must be rebuilt.
 
-**What is hidden.** The server, `colluding` members and any other clients together learn the sum
-of the other clients' vectors, and nothing else. Proof. The shares that they hold are uniform,
-whatever the vectors are. With these shares and the sum given, the polynomial of all sums of
-shares is determined: it has `packed` + `colluding` known values. So they could have computed
-everything else that they saw. The channels rest on X25519 and ChaCha20-Poly1305.
+**What is hidden.** Suppose that the server, `colluding` members and any clients who are no members
+pool what they know. They learn the sum of the remaining clients' vectors, and nothing else. Proof.
+The shares that they hold are uniform, whatever the vectors are. With these shares and the sum
+given, the polynomial of all sums of shares is determined: it has `packed` + `colluding` known
+values. So they could have computed everything else that they saw. The channels rest on X25519 and
+ChaCha20-Poly1305.
 
 **What is assumed.** All parties follow the protocol.
 
 - A server that tells members different lists of clients learns other sums than the one sum, and
-  nobody sees it. It can also hand out keys of its own making, and then it reads every vector.
-- A member that sends a wrong sum changes the total. Where more than `colluding` + `packed`
-  members answer, sums that do not fit together are seen, and the total is refused. Where just
-  that many answer, a wrong sum is not noticed.
-- A client may send any vector. If its shares do not fit, or if a member cannot open one, the sum
-  is refused, and nothing is revealed.
+  nobody notices. It can also hand out keys of its own making, and then it reads every vector.
+- A member may send a wrong sum. If more than `colluding` + `packed` members answer, their sums then
+  do not fit together, and the total is refused. If just that many answer, the total is wrong, and
+  nobody notices. The same holds for a client whose shares do not fit together.
+- A client may send any vector. If a member cannot open its share, the sum is refused, and nothing
+  is revealed.
 
 Members are drawn from all clients by a hash of the session. `parameters` says how many members
 are needed where a fraction of the clients is corrupt.
@@ -72,8 +73,9 @@ SEALED_EXTRA = KEY_BYTES + 16
 class Committee(SumSettings):
   """Each client sends each member of a committee a share, in one message. Members add the shares.
 
-  The server, `colluding` members and any other clients learn the sum of the others' vectors, and
-  no more (honest-but-curious). `colluding` + `packed` members must stay until the end.
+  If the server, `colluding` members and any clients who are no members pool what they know, they
+  learn only the sum of the remaining vectors (honest-but-curious). `colluding` + `packed` members
+  must stay until the end.
 
   `Cost.expansions` counts the uniform vectors drawn, `Cost.operations` the key agreements.
   `Cost.client_bytes` is usually that of a member: other clients only send shares and receive keys.
@@ -122,7 +124,7 @@ class Committee(SumSettings):
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
 
-    A member that drops out has sent its keys. It sends no sum, in whichever phase it drops out.
+    A member that drops out has sent its public key. It sends no sum, whenever it drops out.
 
     Raises:
       UserError: as `SumProtocol.sum`, too few members are left, or the extra `secure` is missing.
@@ -257,7 +259,7 @@ class CommitteeTerms:
   @property
   def members(self) -> tuple[int, ...]:
     """Returns the members, in the order of their shares."""
-    # A hash of session and id ranks the clients, so that nobody chooses the members.
+    # A hash of session and id ranks the clients, so a random session draws random members.
     rank = {
       who: hashlib.sha256(b"member" + self.session + who.to_bytes(4, "little")).digest()
       for who in self.clients
@@ -311,7 +313,7 @@ def shares_for(
   *,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> bytes:
-  """Returns the one message of a client: a sealed share for each member.
+  """Returns the one message of a client: a sealed share for each member that the roster names.
 
   Args:
     roster: the server's message with the members' keys.
@@ -320,7 +322,8 @@ def shares_for(
       system only in tests: anyone who knows the bytes sees the vector.
 
   Raises:
-    UserError: a roster that is wrong in any way, or a vector of another length or type.
+    UserError: `me` is no client of this sum, the roster is wrong in any way, or the vector has
+      another length or type.
   """
   me = int(me)
   check_client(me, terms.clients)
@@ -352,7 +355,7 @@ def shares_for(
     if member not in keys:
       continue
     context = terms.context(me, member)
-    # The client's key is fresh and the context names both ends, so the agreed key seals only once.
+    # The client's key is fresh, and the context names both ends: each agreed key seals only once.
     key = primitives.agree(private, bytes(keys[member]), context)
     records[member] = public + primitives.seal(key, share.tobytes(), context)
   return messages.write("shares", terms.session, me, records)
@@ -397,7 +400,7 @@ def add_share(member: CommitteeMember, forwarded: bytes) -> CommitteeMember:
   """Returns the member after adding one more client's share to its sum.
 
   Raises:
-    UserError: a message that is wrong in any way, a second message of a client, or a message after
+    UserError: a message that is wrong in any way, a second share of one client, or a message after
       the answer. The member's state is then unchanged.
   """
   terms = member.terms
@@ -424,8 +427,8 @@ def answer(member: CommitteeMember, survivors: bytes) -> tuple[CommitteeMember, 
   once, and then forgets its key and its sum.
 
   Raises:
-    UserError: the list names other clients, or fewer than `min_survivors`, or the member has
-      answered before.
+    UserError: the message is wrong in any way, the list names other clients, or fewer than
+      `min_survivors`, or the member has answered before.
   """
   terms = member.terms
   if member.answered:
@@ -525,7 +528,7 @@ def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
   needed = terms.colluding + terms.packed
   members = len(state.keys if state.phase == "keys" else state.sums)
   if state.phase != "shares" and members < needed:
-    # More than `colluding` sums, but too few, determine combinations of the packed totals.
+    # More than `colluding` sums, if too few for the total, determine combinations of its entries.
     revealed = "nothing" if members <= terms.colluding or state.phase == "keys" else "less"
     raise UserError(
       f"only {members} of {terms.num_members} members sent their {state.phase}, and {needed} are "
@@ -582,7 +585,7 @@ def work(state: CommitteeServer) -> tuple[int, int]:
 
 
 def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]) -> Summed:
-  """Runs one sum on given terms, with all parties in this process.
+  """Runs one sum on given terms, with all parties in this process, and returns it.
 
   Args:
     there: clients that answer, by phase.

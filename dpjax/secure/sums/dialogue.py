@@ -29,7 +29,7 @@ class SumResult(NamedTuple):
   """Result of a sum, as its server knows it."""
 
   total: np.ndarray  # [d] uint32 or uint64
-  survivors: tuple[int, ...]  # whose vectors are in the total, ascending
+  survivors: tuple[int, ...]  # clients whose vectors are in the total, ascending
   expansions: int  # as in `Cost`
   operations: int  # as in `Cost`
 
@@ -256,10 +256,10 @@ def server(terms: AnyTerms) -> SumServer:
 
 
 def client(terms: AnyTerms, me: int, *, signing_key: bytes | None = None) -> SumClient:
-  """Returns a client of a sum on these terms, with fresh keys of the operating system.
+  """Returns a client of a sum on these terms, with fresh keys from the operating system's entropy.
 
   Args:
-    terms: what all parties agreed on.
+    terms: terms on which all parties agreed.
     me: id of the client.
     signing_key: Ed25519 private key [32], where the terms have a directory.
 

@@ -74,7 +74,7 @@ def split(
     num_shares: number of shares.
     colluding: largest number of shares that together reveal nothing.
     packed: number of secrets in one polynomial. `colluding` + `packed` shares give the vector
-      back, and each share is `packed` times shorter.
+      back, and each share is about `packed` times shorter than the vector.
     entropy: `entropy(n)` returns n random bytes. Use another source than the operating
       system only in tests.
 
@@ -222,7 +222,8 @@ def _interpolation(
     numerator[:, others] = multiplied(numerator[:, others], (to - at[place])[:, None])
     denominator[others] = multiplied(denominator[others], at[others] - at[place])
   factors = multiplied(numerator, inverted(denominator))  # [w, h, d]
-  # Multiplication by an element a is linear in the other factor's words: column j is a * X^j.
+  # Multiplication by an element a is linear in the words of the other factor. Column j of its
+  # matrix is a * X^j.
   columns = [factors]
   power = np.zeros(degree, np.uint64)
   power[1] = 1
@@ -239,7 +240,7 @@ def _points(numbers: Sequence[int], degree: int) -> np.ndarray:
 
 
 def _times(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Multiplies words modulo their type: [r, c] by [c, n] gives [r, n]."""
+  """Multiplies matrices modulo 2^32 or 2^64, the type of `values`: [r, c] by [c, n] is [r, n]."""
   # 2^32 divides 2^64, so the low 32 bits of the matrix are the matrix for a ring modulo 2^32.
   # einsum is ten times faster than matmul, which has no BLAS for integers.
   return np.einsum("rc,cn->rn", matrix.astype(values.dtype), values)

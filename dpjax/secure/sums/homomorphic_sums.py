@@ -33,7 +33,7 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[he]'"
-# Number of bits of an entry that go into one ciphertext.
+# Number of bits of each entry that go into one ciphertext.
 _LIMB = 32
 # Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.
 # It is the first prime above 2^42, or above 2^46, that is 1 modulo 2 * degree. SEAL's default
@@ -212,7 +212,7 @@ def _sum_encrypted(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BfvSum(SumSettings):
-  """The exact sum of integers through BFV ciphertexts. The module lists what each party sees.
+  """The exact sum of integers through BFV ciphertexts. The module says what each party sees.
 
   The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
   are encrypted in two halves, unless `largest` is below 2^32. `Cost` counts the bytes of serialised

@@ -56,8 +56,9 @@ class SumProtocol(Protocol):
     """Returns the sum over the clients of `vectors` that do not drop out before upload.
 
     Args:
-      vectors: [d] unsigned integers below 2^bits, by client id. Each vector is looked up once, in
-        ascending order of ids, and is not kept. So a mapping may compute vectors as they are read.
+      vectors: [d] unsigned integers below 2^bits, by client id. A vector is looked up at most
+        once, in ascending order of ids, and is not kept. So a mapping may compute each vector when
+        it is read.
       drops: clients that fall silent, by phase.
 
     Raises:

@@ -94,7 +94,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
 
 
 def kind(data: bytes) -> str:
-  """Returns the kind that a message says it is of; empty for other bytes. Nothing is validated.
+  """Returns the kind that a message states, or "" for other bytes. Nothing else is validated.
 
   >>> kind(write("sums", bytes(16), 7, {})), kind(b"hello")
   ('sums', '')

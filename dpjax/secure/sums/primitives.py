@@ -95,7 +95,7 @@ def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes
 
 @functools.cache
 def _x509() -> Any:
-  """Imports what makes certificates. Few programs need it.
+  """Returns a namespace with the modules that make certificates. Few programs need them.
 
   Raises:
     UserError: `cryptography` is not installed.

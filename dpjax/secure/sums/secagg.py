@@ -19,9 +19,9 @@ Signatures end both attacks, unless 2t - n or more clients sign two lists for th
 always too few; t - 1 are enough where t < n). The server can always leave out any clients, down to
 `min_survivors`.
 
-No variant checks a client's vector. One dishonest client can make the sum any number. If its
-shares do not fit, the sum is refused. If others cannot open its envelopes, they fall silent. The
-client learns nothing by that, but fewer vectors may be in the sum.
+No variant checks a client's vector. One dishonest client can make the sum any number. If too few
+of its shares fit together, the sum is refused. If others cannot open its envelopes, they fall
+silent. The client learns nothing by that, but fewer vectors may be in the sum.
 
 With many clients, most of SecAgg's time goes into Shamir's shares: n^2 t steps in Python, whatever
 the length of the vectors. SecAgg+ takes a tenth of that time; results/secure/sums.md has numbers.
@@ -76,7 +76,7 @@ class SecAgg(SumSettings):
     return "secagg"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
-    """Returns the terms of a new sum, without a directory."""
+    """Returns the terms of a new sum, without a directory of signing keys."""
     return Terms(
       session=secrets.token_bytes(16),
       clients=tuple(clients),
@@ -104,8 +104,8 @@ class SecAggPlus(SumSettings):
 
   Server and clients are honest-but-curious. With more corrupt clients than stated, the server may
   learn the sum of a part of the clients. With more silent clients than stated, the sum is refused,
-  since it could reveal such a part, too. For a small cohort no sparse graph is safe. The graph is
-  then complete, and this is SecAgg.
+  since it could reveal the sum of a part, too. For a small cohort no sparse graph is safe. The
+  graph is then complete, and this is SecAgg.
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
@@ -150,8 +150,8 @@ class SecAggPlus(SumSettings):
     A client that drops out before sharing has sent its keys.
 
     Raises:
-      UserError: as `SumProtocol.sum`, a client has fewer neighbours left than the threshold, or
-        the extra `secure` is not installed.
+      UserError: as `SumProtocol.sum`, too few neighbours of a client stay to rebuild its secret,
+        or the extra `secure` is not installed.
     """
     return _sum(self, vectors, drops)
 
@@ -213,7 +213,7 @@ def run(
   read: Callable[[int], np.ndarray],
   signing_keys: Mapping[int, bytes] | None = None,
 ) -> Summed:
-  """Runs one sum on given terms, with all parties in this process.
+  """Runs one sum on given terms, with all parties in this process, and returns it.
 
   Args:
     there: clients that answer, by phase.
@@ -237,7 +237,7 @@ def run(
     for who in speakers:
       if who in silent:
         continue
-      # A vector is read when it is masked, so that two vectors are never in memory at once.
+      # A vector is read when it is masked, so those of two clients are never in memory at once.
       vector = read(who) if kind == "masked" else None
       try:
         message = said[who]

@@ -19,8 +19,8 @@ Client i masks its vector x_i with its own seed b_i and a seed s_ij for each nei
   y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", figure 4; Bell et al. 2020 for neighbours. Two seeds of 128 bits are shared: the
-paper's b and, for its s^SK, the seed of an X25519 key.
+Learning", figure 4; Bell et al. 2020 for neighbours. Shamir's shares are of two seeds of 128 bits:
+the paper's b and, in place of the paper's s^SK, the seed of an X25519 key.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Member(NamedTuple):
   signing_key: bytes | None
   roster: Mapping[int, bytes]  # neighbour -> its public keys [96]
   channels: Mapping[int, tuple[bytes, bytes]]  # neighbour -> keys (to it, from it)
-  shares: Mapping[int, bytes]  # whose -> share of mask seed + share of own seed
+  shares: Mapping[int, bytes]  # client -> share of its mask seed + share of its own seed
   survivors: Mapping[int, bytes]  # the list that the client has signed
 
 
@@ -178,8 +178,8 @@ def answer(
     vector: [d] unsigned integers of the terms' type; needed if `member.expects` is "forwarded".
 
   Raises:
-    UserError: the message is not the one that the client expects, or is wrong. Nothing is
-      revealed, and the sum goes on without this client.
+    UserError: the message is not the one that the client expects, or the message or the vector is
+      wrong. Nothing is revealed, and the sum goes on without this client.
   """
   terms = member.terms
   if not member.expects:

@@ -1,4 +1,4 @@
-"""The server of SecAgg: it receives messages one by one, closes a phase, and sends
+"""The server of SecAgg: it receives messages one by one, closes each phase, and then sends
 messages.
 
     state = start(terms)
@@ -52,11 +52,11 @@ class Collected(NamedTuple):
   terms: Terms
   phase: str  # the kind of message that is received now; "": the sum is complete
   keys: Mapping[int, bytes]  # client -> its public keys [96]
-  envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed
+  envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed shares
   total: np.ndarray  # [d] sum of the masked vectors so far
   uploaded: frozenset[int]
   signatures: Mapping[int, bytes]
-  revealed: Mapping[int, Mapping[int, bytes]]  # sender -> whose -> share
+  revealed: Mapping[int, Mapping[int, bytes]]  # sender -> client -> share of its secret
 
 
 class Unmasked(NamedTuple):
@@ -69,7 +69,7 @@ class Unmasked(NamedTuple):
 
 
 def start(terms: Terms) -> Collected:
-  """Starts a server that waits for keys.
+  """Returns the state of a server that waits for keys.
 
   Raises:
     UserError: the extra `secure` is not installed.
@@ -198,8 +198,8 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
   """Ends the phase. Returns the server in the next phase, and its message to each client.
 
   Raises:
-    UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,
-      except in the last phase: the server then holds the shares of those who answered.
+    UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed, except
+      in the last phase: the server then holds the shares that the remaining clients revealed.
   """
   opening = {
     "keys": _open_sharing,
@@ -309,8 +309,8 @@ def _rebuilt(state: Collected, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
   A rebuilt seed is compared with the client's commitment or public key. With the holders on a
-  circle, any `threshold` successive shares are tried. So one wrong share does no harm if enough
-  others are right.
+  circle, any `threshold` successive shares are tried. So one wrong share does no harm if
+  `threshold` others are right.
   """
   terms = state.terms
   keys = state.keys[whose]

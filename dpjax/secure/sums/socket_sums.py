@@ -1,23 +1,23 @@
 """Secure sums between processes: server and clients are separate programs.
 
-`serve` runs the server, and `take_part` a client. They use the same states and messages as in
-memory, over the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time
-is a drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
-for the messages of each phase. Meanwhile it sends its own messages, to all clients at once. A
-client that takes no byte of a message for 5 seconds is left out. So a sum ends after at most
-connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
+`serve` runs the server, and `take_part` a client. They use the same states and messages as a sum
+in memory, over the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any
+time is a drop-out. The server waits `connect_timeout` seconds for clients and at most
+`phase_timeout` for the messages of each phase. Meanwhile it sends its own messages, to all clients
+at once. A client that takes no byte of a message for 5 seconds is left out. So a sum ends after at
+most connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
 
 Strangers are disconnected at the meeting (`parallel.lobby`), without a report. A client that sends
 garbage or a wrong message is left out, with one line to `report`. Others go on, with one exception:
 a client that cannot open an envelope falls silent (`secagg`). Clients that send so slowly that they
-keep others waiting are left out after a quarter of the phase. With messages above 8 MiB, 32 such
-clients use up a phase. The server of a committee holds the shares that its members have not taken
-yet.
+keep others waiting are left out after a quarter of the phase, or 5 seconds if that is longer. With
+messages above 8 MiB, 32 such clients use up a phase. The server of a committee holds the shares
+that its members have not taken yet.
 
 `secagg` says what is hidden, and `committee` says it for `CommitteeTerms`. Connections are neither
-encrypted nor authenticated, so the network is trusted no more than the server. The protocols need
-neither against listeners. Against anyone who changes messages or takes a client's place, terms with
-a directory are needed. A committee has none. The server sees when each message came.
+encrypted nor authenticated, so the network is trusted no more than the server. A listener learns no
+more than the server does. Against anyone who changes messages or takes a client's place, terms with
+a directory are needed. A committee has no directory. The server sees when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
                 or terms = Committee(num_members=5, colluding=2).terms(clients, length)
@@ -63,7 +63,7 @@ _PIECE = 1 << 20
 # bytes. So memory does not grow with the number of clients.
 _AT_ONCE = 8
 _MOST_HALF_READ = 1 << 26
-# A message that keeps others waiting may take 1 / _SHARE of a phase.
+# A message that keeps others waiting may take 1 / _SHARE of a phase, or _STALL if that is longer.
 _SHARE = 4
 # A client is left out after this many seconds without a byte in the middle of a message, in either
 # direction.
@@ -169,7 +169,10 @@ class _Line:
     return self._connection.fileno()
 
   def more(self, most: int) -> bytes | None:
-    """Reads a message of at most `most` bytes. Returns None while it is incomplete."""
+    """Reads what has come of a message of at most `most` bytes.
+
+    Returns the message once it is complete, and None before. Raises _Gone if none will come.
+    """
     try:
       piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
     except BlockingIOError:
@@ -310,7 +313,7 @@ def _heard(
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # The clock is read before the consumer computes: that time is no silence of a client.
+    # The clock is read before the caller handles a message, since that time is no client's silence.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -340,7 +343,7 @@ def serve(
     report: function that is given one line about each client that is left out, with the reason.
 
   Returns:
-    The sum. Its cost counts the bytes that were sent. Expansions and agreements come from a
+    The sum. Its cost counts the bytes that were sent. Its expansions and operations come from a
     formula, since clients do not report theirs.
 
   Raises:
@@ -412,7 +415,7 @@ def _put_on(
   outgoing: Mapping[int, bytes],
   held: Mapping[int, list[bytes]],
 ) -> None:
-  """Puts messages on the lines of their clients, or into the list of a client that has one."""
+  """Queues each message on its client's line, or in the client's list if `held` has one."""
   for who, data in outgoing.items():
     if who in held:
       held[who].append(data)
@@ -446,8 +449,9 @@ def take_part(
       2 phase_timeout + connect_timeout seconds.
 
   Raises:
-    UserError: the server is not there, refuses this client, sends something wrong or nothing,
-      or ends the sum before this client has sent its last message.
+    UserError: as `dialogue.client`; the vector does not fit the terms; or the server is not there,
+      refuses this client, sends something wrong or nothing, or ends the sum before this client has
+      sent its last message.
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   fits = getattr(vector, "shape", None) == (terms.length,) and vector.dtype == terms.dtype

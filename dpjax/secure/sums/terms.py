@@ -46,7 +46,8 @@ class Terms:
     bits: bits of the modulus.
     degree: number of neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
-      trust, against a server that lies. It requires degree None, for which it is proved.
+      trust, against a server that lies. It requires degree None and t > 2 / 3 of the clients,
+      for which the protocol is proved. None: no signatures.
   """
 
   session: bytes
@@ -106,7 +107,7 @@ class Terms:
     return np.dtype(f"<u{self.bits // 8}")
 
   def context(self, purpose: bytes, *ids: int) -> bytes:
-    """Returns the purpose of a key in bytes, so that no two purposes share a key."""
+    """Returns a key's purpose, session and ids in bytes, so that no two purposes share a key."""
     return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
 
 
@@ -180,7 +181,7 @@ def graph_parameters(
       threshold = _threshold(num_clients, degree, bad, gone, chances)
       if threshold is not None:
         return degree, threshold
-  # With all clients as neighbours, one share more than the corrupt clients hold is enough.
+  # With all clients as neighbours, one share more than corrupt clients hold is a safe threshold.
   return None, max(2, bad + 1)
 
 
@@ -206,7 +207,7 @@ def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
 
 
 def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
-  """Yields P[0], P[1], ... of the number of marked clients among `drawn` clients.
+  """Yields the probabilities of 0, 1, ..., `drawn` marked clients among `drawn` clients.
 
   They are drawn without replacement (hypergeometric).
   """
@@ -234,7 +235,8 @@ def corrupt_and_staying(
   """
   of_corrupt = np.array([*_counts(num_clients, corrupt, drawn)])
   of_staying = np.array([*_counts(num_clients, staying, drawn)])
-  # Each tail is the sum of its terms: 1 minus the other tail would lose 2^-40 to rounding.
+  # Each tail is the sum of its terms. For a tail of 2^-40, 1 minus the other tail would lose most
+  # digits to rounding.
   above = np.append(np.cumsum(of_corrupt[:0:-1])[::-1], 0.0)
   below = np.append(0.0, np.cumsum(of_staying[:-1]))
   return above, below

@@ -19,7 +19,7 @@ LAST_ID = 2**32 - 2
 
 
 def bits_needed(num_clients: int, largest: int) -> int:
-  """Returns the smallest number of bits for any sum of `num_clients` integers in [0, largest].
+  """Returns the fewest bits that hold any sum of `num_clients` integers in [0, largest].
 
   >>> bits_needed(100, 2**20 - 1)
   27
@@ -132,7 +132,7 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
 
 
 class LazyVectors(Mapping[int, np.ndarray]):
-  """Clients' vectors, computed when they are read, so that two are never in memory at once."""
+  """Clients' vectors, computed when they are read, so that no two need be in memory at once."""
 
   def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
     self._clients = dict.fromkeys(sorted(clients))
@@ -151,7 +151,7 @@ class LazyVectors(Mapping[int, np.ndarray]):
 
 
 class Reader:
-  """Looks up each vector once, in ascending order, and checks that all have one length and
+  """Looks up each vector once, in ascending order of ids, and checks that all have one length and
   type.
 
   The first vector is read by the constructor, since all must have its length. Vectors that were

@@ -1,9 +1,9 @@
 """Counts what each party of two-party regression could solve for, and refuses unsafe steps.
 
-Each party has a matrix X [B, d] of the B rows of a step; b's has the column of ones. In the step it
-learns X^T r: d linear equations for the B residuals r. A residual must stay secret, since it tells
-labels to a and scores to b. The rules are the same for a and b. They count ALL steps that one
-`Disclosure` has seen, whichever run or state these belonged to:
+Each party has a matrix X [B, d] of the B rows of a step. That of b also has the column of ones. In
+the step a party learns X^T r: d linear equations for the B residuals r. A residual must stay
+secret, since it tells labels to a and scores to b. The rules are the same for a and b. They count
+ALL steps that one `Disclosure` has seen, whichever run or state these belonged to:
 
 | rule                                         | what would happen without it                 |
 | -------------------------------------------- | -------------------------------------------- |
@@ -52,8 +52,8 @@ import numpy as np
 from dpjax.validate import UserError, flag
 
 MAX_LEVERAGE = 0.9
-# Smaller singular values count as 0, since nothing can be learnt from them. The bound is relative
-# to the largest one, and capped at _STEP, the step of the masks' lattice: small columns may occur
+# Singular values below this fraction of the largest one count as 0, since nothing can be learnt
+# from them. The bound is capped at _STEP, the step of the masks' lattice: small columns may occur
 # beside large ones. Only rounding errors (_ROUNDING) may raise it above _STEP.
 _RANK = 1e-9
 _STEP = 2.0**-28
@@ -70,7 +70,7 @@ _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
-  """Returns the leverage [B] in [0, 1] of each row i: how far matrix^T r tells the residual r_i.
+  """Returns the leverage [B] in [0, 1] of each row i: how much matrix^T r tells of residual r_i.
 
   >>> leverages(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0]])).round(6)
   array([0.5, 0.5, 1. ])
@@ -92,7 +92,9 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns how many bits of residuals r the sums matrix^T r tell, if rounded to 2^-SUM_BITS.
+  """Returns the most bits that the sums matrix^T r tell about the residuals r.
+
+  The sums are rounded to multiples of 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.

@@ -26,7 +26,7 @@ from dpjax import validate
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[vertical]'"
-_PARAMETERS = {  # products in a row -> (polynomial degree, bits of the moduli)
+_PARAMETERS = {  # successive products -> (polynomial degree, bits of the moduli)
   1: (8192, (60, 40, 40, 60)),  # 200 bits; up to 218 are 128-bit secure at this degree
   2: (16384, (60, 40, 40, 40, 60)),  # 240 bits; up to 438
 }
@@ -132,7 +132,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
 
 
 def library(install: str = INSTALL) -> Any:
-  """Imports TenSEAL.
+  """Imports TenSEAL, and returns the module.
 
   Args:
     install: the command that the error message names.

@@ -34,10 +34,10 @@ from dpjax.validate import UserError
 Bottom = Callable[[Params, Array], Array]  # (params, x [B, f]) -> activations [B, d]
 TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) -> mean loss
 
-# Bits of the masks that hide gradients from the coordinator.
+# Masks that hide gradients from the coordinator are uniform in +-2^MASK_BITS.
 MASK_BITS = 24
-# Largest absolute value of a feature. Its product with a residual of 1 shifts the uniform
-# distribution of a mask by 3e-5 of the mass.
+# Largest absolute value of a feature. Its product with a residual of 1, added to a uniform mask,
+# moves 3e-5 of the mass of the mask's distribution.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
@@ -209,8 +209,8 @@ def two_party_logistic(
   degree: int = 1,
   disclosure: Disclosure | None = None,
 ) -> Algorithm:
-  """Returns (init, step) of logistic regression on features of a, and features and labels
-  of b.
+  """Returns (init, step) of logistic regression on the features of party a, and the features and
+  labels of party b.
 
   `init((f_a, f_b))` starts at zero; `step(state, batch) -> (state, Traffic)`, with batch.x
   the pair (x_a [B, f_a], x_b [B, f_b]) and batch.y in {0, 1}. One step is one gradient step
@@ -302,7 +302,10 @@ def two_party_logistic(
 def _encrypted_residuals(
   public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
 ) -> bytes:
-  """Returns `residuals` of scores_a + scores_b for encrypted scores_a, by expanding (a + b)^3."""
+  """Returns encrypted `residuals` of scores_a + scores_b. Degree 3 expands (a + b)^3.
+
+  `powers` are encrypted: scores_a / 4 for degree 1; scores_a, its square and its cube for degree 3.
+  """
   part_of_b = residuals(scores_b, y, degree=degree)
   if degree == 1:
     return public.add(powers[0], part_of_b)
@@ -324,11 +327,11 @@ def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
 def masked_sums(
   keys: KeyPair, encrypted: bytes, columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-  """Returns (columns^T @ residuals [f], bytes sent to the coordinator): steps 3 to 5 for one
-  party.
+  """Returns (columns^T @ residuals [f], bytes sent to the coordinator) for one party.
 
-  `encrypted` holds as many copies of the residuals [B] as fit, so that one ciphertext
-  serves as many columns. The masks come from the operating system and never leave the party.
+  These are steps 3 to 5 of `two_party_logistic`, without the step on weights. `encrypted` holds
+  as many copies of the residuals [B] as fit, so that one ciphertext serves as many columns. The
+  masks come from the operating system and never leave the party.
 
   >>> from dpjax.secure.vertical.encrypted_vectors import plaintext
   >>> keys, columns = plaintext(), np.array([[1.0, 0.0], [2.0, 5.0]])

@@ -112,8 +112,8 @@ def target_part(
   batch: TransferBatch,
   alignment: float,
 ) -> Array:
-  """Returns the target's loss: cross-entropy of its few labels, plus the distance to the source on
-  shared rows."""
+  """Returns the target's loss: cross-entropy of its few labels, plus `alignment` times the mean
+  squared distance to the source's embeddings of shared rows."""
   apart = encode(params, batch.target_shared_x) - message.shared
   labelled = encode(params, batch.target_x)
   loss = _cross_entropy(labelled, message.directions, batch.target_y)

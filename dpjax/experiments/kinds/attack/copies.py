@@ -31,7 +31,7 @@ class Copied(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
-  """Builds the run, and splits the test inputs into queries and held-out inputs.
+  """Returns the run, and the test inputs, split into queries and held-out inputs.
 
   Copy and model are compared on the held-out inputs. Raises UserError if there are none.
   """

@@ -61,8 +61,9 @@ def roc_report(
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
   """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
-  The axes begin at 1 / n, the rate of one of n records, or at 0.1 if 0.1 is smaller. The records
-  cannot resolve rates below 1 / n, so curves would seem to cross the line there.
+  The axes begin at 1 / n, or at 0.1 if 0.1 is smaller; n is the number of members or of
+  non-members, whichever is larger. n records cannot resolve rates below 1 / n, so curves would seem
+  to cross the line there.
   """
   left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
   rates = np.geomspace(min(left, _LEFT), 1, 200)

@@ -17,7 +17,8 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import provenance, workdir, writers
 from dpjax.validate import UserError
 
-# Shadow models have no evaluation, release, checkpoints or budget, so these fields get defaults.
+# Fields that do not decide what shadow models learn, such as those of evaluation and release. They
+# get defaults.
 _OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
 

@@ -56,7 +56,8 @@ class Victims(NamedTuple):
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
   """Returns the clients' messages, made with the keys and defences of the run, and its guarantee.
 
-  Raises UserError unless all clients have equally many examples.
+  Raises UserError unless all clients have equally many examples, and, with a secure sum, can be
+  divided into whole cohorts.
   """
   federate = config.federate
   federation, test = loaded
@@ -145,7 +146,8 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a view of a cohort: deals examples equally to its clients, and averages the messages.
+  """Returns a view of a cohort, which deals examples equally to the clients of the cohort and
+  averages their messages.
 
   Args:
     view: simulation of one client's message.
@@ -226,8 +228,8 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   def labels(message: Any, truth: Example) -> np.ndarray:
     if method.labels == "known":
       return np.asarray(truth.y)
-    # Labels are inferred from a gradient. A message of one SGD step gives it exactly, a message of
-    # several steps only approximately.
+    # Labels are inferred from a gradient. A message of one SGD step, without a defence, gives it
+    # exactly. Other messages give it only approximately.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)

@@ -75,10 +75,10 @@ class MeasuredAttack(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
-  """Divides the records, and builds the attacked run for one half of them.
+  """Returns the divided records, and the attacked run, which is built for one half of them.
 
   The halves depend only on the seed, the data, and whether the sampler needs halves of one size. So
-  defences with samplers of one kind face the same targets.
+  two defences whose samplers agree on this have the same members.
 
   Raises UserError for data that do not fit the settings, such as queries of data without images.
   """

@@ -45,8 +45,8 @@ class Poisoned(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
-  """Builds the attacked run, and chooses attackers by the seed alone, so that all defences face
-  the same attackers.
+  """Returns the attacked run and its attackers. The seed alone chooses the attackers, so that all
+  defences face the same attackers.
 
   Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's labels,
   or if the trigger does not fit the records.

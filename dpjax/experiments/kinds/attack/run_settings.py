@@ -15,8 +15,8 @@ from dpjax.validate import UserError
 
 # Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
-# Log odds alone are not enough for the first three attacks: they need all confidences, the mean
-# training loss, and the test records, in this order.
+# Log odds alone are not enough for the first three attacks. They also need, in this order, the
+# largest probability of any label, the mean training loss, and the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
 # An attack compares shadows with and without a record. Among 2 shadows of a target, one of these
 # groups may be empty, but not among 4.
@@ -161,7 +161,8 @@ class _Inversion(AttackSettings):
   section: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # An inversion reads single messages, so it ignores these fields, which change the aggregate.
+  # Fields that change no inversion: they decide how a round is computed, or what the server does
+  # with messages that it has seen.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",

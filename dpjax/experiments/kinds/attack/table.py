@@ -251,7 +251,7 @@ def summary(result: Row) -> str:
 
 
 def summary_of_run(result: Row) -> str:
-  """Compares an attack on a finished run with the run's epsilon, in one line."""
+  """Returns one line that compares an attack on a finished run with the run's epsilon."""
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(

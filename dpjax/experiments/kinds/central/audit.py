@@ -78,7 +78,7 @@ def loss(
 
   Args:
     make: function (apply) -> loss of one example.
-    apply: the model, as a function of parameters without parameters for canaries.
+    apply: function (params, x) -> outputs; `params` are those of the model alone.
   """
   if not in_gradients(config):
     return make(apply)

@@ -88,8 +88,8 @@ class OnData(Config, Protocol):
 def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of all fields of the config that decide what the run computes.
 
-  It leaves out locations of data, devices and the writer, so that a run can be repeated on another
-  machine. It also leaves out an audit that is switched off.
+  It leaves out the devices, the writer, and where the data lie, so that a run can be repeated on
+  another machine. It also leaves out an audit that is switched off.
   """
   fields = config_names.without_places(to_dict(config))
   for name in config.where:
@@ -103,7 +103,7 @@ def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
   """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
 
   Args:
-    data: `dpjax.data.digest` of the training data, before canaries.
+    data: `dpjax.data.digest` of the training data, before canaries are inserted.
   """
   return run_keys_lib.derived(config.seed, digest(config), data)
 
@@ -222,7 +222,8 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
 def preprocessed(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """Returns loaded (train, test), centred and limited as the config says, without features."""
+  """Returns loaded (train, test). The config may centre both and limit `train`. Features are not
+  computed."""
   if config.data.center:
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
@@ -240,12 +241,13 @@ def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, An
 
 
 def load_resident(config: TrainConfig) -> tuple[Any, Any]:
-  """Loads data into memory, for code that needs all examples at once."""
+  """Returns (train, test) in memory, for code that needs all examples at once."""
   return load_data(dataclasses.replace(config, resident=True))
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
-  """Returns the first `config.limit` examples, and declares that number.
+  """Returns the first `config.limit` examples, and declares that number. Without a limit, `train`
+  is unchanged.
 
   Neighbouring data sets are compared AFTER the limit, where removing a row leaves one row less.
   (Before the limit, removing a row would let another one in, so two rows would differ.) A limit
@@ -273,8 +275,8 @@ def init_params(
   """Returns the parameters `model.init(key, first)`.
 
   Raises:
-    UserError: `model.init` raises an error of any type, since modules check their options only when
-      they are first applied. Or the parameters exceed the memory of this machine.
+    UserError: `model.init` raises any error (modules check their options only when they are first
+      applied), or the parameters exceed the memory of this machine.
   """
   try:
     with bounds.of_model(config):
@@ -601,7 +603,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """Lowers a jitted step, on a batch of the run, for the devices of `parallel.made_for`."""
+  """Returns a jitted step, lowered on a batch of the run for the devices of `parallel.made_for`."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh

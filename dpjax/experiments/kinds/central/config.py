@@ -36,12 +36,13 @@ CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CL
 
 @dataclasses.dataclass(frozen=True)
 class PerExample:
-  """Normalises each example by itself, in the model. This costs no privacy."""
+  """Adds no private statistics. Features and models may normalise each example by itself, which
+  costs no privacy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ByStatistics:
-  """Normalises by mean and variance of each channel over the training data, at a cost from
+  """Normalises inputs by mean and variance of each channel over the training data, at a cost from
   the run's budget."""
 
   noise_multiplier: float = 8.0  # for each of two sums over all examples
@@ -54,8 +55,8 @@ class ByStatistics:
 @dataclasses.dataclass(frozen=True)
 class Whitened:
   """Applies a linear map that evens out the variances of the training data in all directions, at a
-  cost from the run's budget. Before the map, each example is normalised by itself, or each channel
-  is divided by its typical size."""
+  cost from the run's budget. Scattering features are normalised before the map: each example by
+  itself, or each channel by its typical size."""
 
   noise_multiplier: float = 16.0  # for each of five sums over all examples
   median_epsilon: float = 0.02  # for each clip norm that is a private ninth decile
@@ -174,7 +175,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class FtrlConfig(WithChoices):
-  """Correlation of the noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
+  """Sampler and correlated noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
 
   sampler: Annotated[
     str,

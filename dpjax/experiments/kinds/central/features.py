@@ -106,8 +106,8 @@ def featured(
     resident: whether features lie in memory; False: read from `kept` when needed; None: by size.
 
   Raises:
-    UserError: no images, or images of an unsupported size; features outside memory without a
-      folder `kept`; weights of a public network that are not installed.
+    UserError: examples without such features, such as images of an unsupported size; features
+      outside memory without a folder `kept`; weights of a public network that are not installed.
   """
   kind = models.needs_features(config.name)
   if kind is None:

@@ -47,9 +47,9 @@ def is_private(config: TrainConfig) -> bool:
 
 
 def per_example(config: TrainConfig) -> bool:
-  """Returns whether the features of each example are normalised by themselves.
+  """Returns whether scattering features are standardised for each example by itself.
 
-  This is so without private statistics, and before whitening if the model has `num_groups`.
+  This is so without private statistics, and before whitening if `model.options` sets `num_groups`.
   """
   groups = config.model.options.get("num_groups")
   chosen = config.privacy.normalization
@@ -61,8 +61,8 @@ def check(config: TrainConfig) -> None:
   if not is_private(config):
     return
   if config.privacy.method == "sgd":
-    # Other privacy fields are ignored with "sgd". This field is refused, since the model would get
-    # other inputs.
+    # Without the statistics, the model would get other inputs than the config says. `unused` does
+    # not refuse this field, so it is refused here.
     chosen = name_of(config.privacy, "normalization")
     raise UserError(
       "must be 'per_example' with privacy.method='sgd', which releases no statistics",

@@ -113,7 +113,7 @@ def unread(config: TrainConfig) -> Unused:
 
 
 def bound(config: TrainConfig) -> float:
-  """Returns the bound on one record's part of both sums, each divided by its clip norm.
+  """Returns the bound on what one record adds to both sums, each sum divided by its clip norm.
 
   Under replace_one the bound is half of the joint sensitivity, since the accountant doubles it.
   """

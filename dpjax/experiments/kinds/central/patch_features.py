@@ -31,7 +31,7 @@ def computed(
   """Returns a description of the features of a data set; its `make` computes them.
 
   Raises:
-    UserError: no images, or images that are too small or too large.
+    UserError: no images, or images that are too small, too large, or of too many colours.
   """
   # Features of patches are always standardised.
   del standardized

@@ -181,7 +181,8 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   """Returns the number of examples that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
+    UserError: the run is private under add_or_remove_one, and the declared number is missing or
+      above twice the true number.
   """
   privacy = config.privacy
   known = train.nominal_size

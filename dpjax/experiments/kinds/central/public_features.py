@@ -36,7 +36,7 @@ _OF_SENTENCES = (
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns the data that a model's features were trained on; () for features without training.
+  """Returns names of the data that a model's features were trained on; () if there are none.
 
   Args:
     data_name: name of the run's data.

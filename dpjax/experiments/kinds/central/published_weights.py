@@ -20,7 +20,8 @@ _LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for safetensors weights if no loader supports the model or its options."""
+  """Raises UserError if the config reads or writes safetensors weights, and its model does not
+  support this."""
   named = config.pretrained
   file = named if named is not None and named.endswith(".safetensors") else None
   name = config.model.name
@@ -64,8 +65,8 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
 
 
 def _first_id(config: TrainConfig) -> int:
-  """Returns the token id, in the data, of the first embedding of the weights; 0 without a
-  tokenizer."""
+  """Returns the token that the data have for id 0, the first row of a file's embeddings; 0 without
+  a tokenizer."""
   tokenizer = public_tokenizers.of(config.data)
   return 0 if tokenizer is None else tokenizer.first_id
 

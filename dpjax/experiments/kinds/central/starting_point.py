@@ -83,8 +83,8 @@ def _check_first_steps(config: TrainConfig, trainable: HeadFirst) -> None:
 
 
 def _check_file(config: TrainConfig) -> None:
-  """Raises UserError if the file of weights does not exist, or its layout does not fit the
-  model."""
+  """Raises UserError if the file of weights does not exist, or if the model does not fit the
+  safetensors file that is to be read or written."""
   # os.path is used, since pathlib raises for names that are too long for a file.
   if config.pretrained is not None:
     path = names.weights_file(config.pretrained)
@@ -157,7 +157,7 @@ def of_head(
 def trained(
   config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
 ) -> Trained:
-  """Selects the trained weights: all, the last layer, or adapters of some matrices.
+  """Returns what is trained: all weights, the last layer, or adapters of some matrices.
 
   Args:
     params: parameters of the whole model.

@@ -69,7 +69,8 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
 
   It follows from the data's target (`TASKS`). Language models predict the next token instead, and
   loss="contrastive" trains embeddings of two views. A user's loss replaces only the loss of the
-  task, not its scores. Raises UserError for a language model if the data are no text.
+  task, not its scores. Raises UserError for a language model if the data are no text, and for the
+  contrastive loss if the data have no classes.
   """
   if config.loss == CONTRASTIVE:
     # Imported here, since few runs need this module.

@@ -85,7 +85,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
 
   def read_digest() -> bytes:
     if config.method == "joint":
-      # The student of "joint" reads no pool, so its run does not depend on public data.
+      # The student of "joint" reads no pool, so its training does not depend on public data.
       return data_lib.digest(read()[0])
     return public_pool.digest(config, *read())
 
@@ -145,7 +145,8 @@ class _Run:
     return jax.nn.softmax(logits / self.config.temperature)
 
   def _imitation(self, student: Any, teacher: Any, x: Array) -> Array:
-    """Returns the mean cross-entropy of the student against the teacher's answers."""
+    """Returns the mean cross-entropy of the student against the teacher's answers, times the square
+    of the temperature."""
     temperature = self.config.temperature
     logits = jnp.asarray(self.student.apply(student, x)) / temperature
     losses = optax.softmax_cross_entropy(logits, self._answers(teacher, x))

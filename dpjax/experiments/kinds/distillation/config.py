@@ -24,8 +24,8 @@ _TEMPERATURE = rules.within_range(1e-4, 1e4)
 class DistillationConfig:
   """Configuration of a run: a teacher under DP-SGD, and a smaller student.
 
-  The test set is taken as public. With method="public" the student reads its first `num_pool`
-  images, without labels. The other images score both networks.
+  The test set is taken as public. With method="public" the student reads the first `num_pool` test
+  images, without labels. The other test images score both networks.
   """
 
   method: Annotated[str, rules.among(METHODS), "what the student reads"] = "public"

@@ -256,8 +256,8 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the wrapper and the memory of a FedAvg client. If the adversary sees messages, each
-  message is scored when it is sent."""
+  """Returns the functions "wrap" and "memory" of a FedAvg client. With score "rounds", each message
+  that the adversary sees is scored when it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
@@ -305,8 +305,8 @@ def watched(
 def seeing(
   config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
 ) -> federated.FederatedAlgorithm:
-  """Returns the algorithm. If the guarantee assumes that the server knows who is in a sum, the
-  algorithm's state records it."""
+  """Returns the algorithm. If the audit scores sums, and the server knows who is in a sum, the
+  algorithm's state records who is in it."""
   if audited is None or not _scores_sums(config, audited):
     return algorithm
   if audited.target.sees != MEMBERS_SUMS:

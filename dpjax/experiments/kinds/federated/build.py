@@ -110,7 +110,7 @@ def _check_natural(config: FedConfig) -> None:
   wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
-    # The task declares the number of classes, so the config must not.
+    # The loader of these data declares the number of classes, so the config must not.
     wanted["data.num_classes"] = None
     # There is no other language model for clients.
     wanted["model.name"] = "transformer"
@@ -233,7 +233,7 @@ def run_keys(config: FedConfig, data: bytes) -> RunKeys:
   """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
 
   Args:
-    data: `dpjax.data.digest` of the federation, before canaries.
+    data: `dpjax.data.digest` of the federation, before canaries are inserted.
   """
   return run_keys_lib.derived(config.seed, digest(config), data)
 
@@ -244,7 +244,8 @@ def _is_summed(config: FedConfig) -> bool:
 
 
 def summed_clients(config: FedConfig) -> int:
-  """Returns how many clients' messages the server sees as one sum: 1 without a secure sum."""
+  """Returns the expected number of clients whose messages the server sees as one sum; 1 without a
+  secure sum."""
   return int(config.clients_per_round) if _is_summed(config) else 1
 
 
@@ -310,8 +311,8 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Returns a client's wrapper and memory. The wrapper adds the client's noise, then compresses,
-  which is post-processing."""
+  """Returns two functions: "wrap" wraps a client, and "memory" is that of `client_of`. The wrapper
+  adds the client's noise, then compresses, which is post-processing."""
   # Without feedback, "top_k" would never send a coordinate that is always small.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()

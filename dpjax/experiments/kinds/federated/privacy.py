@@ -25,9 +25,10 @@ from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-# Default numbers of canary clients, if they join the federation or replace clients. A claim is
-# refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right, `claim_p_value`
-# gives .0056 for 600 canaries and .0038 for 1,000. The test needs no independent guesses.
+# Default numbers of canary clients that join the federation, and of those that replace clients. A
+# claim is refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right,
+# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. It allows for guesses that
+# depend on each other.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -57,7 +58,8 @@ def public_size(config: FedConfig, federation: Federation) -> int:
   """Returns the number of clients that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: under add_or_remove_one, no number is declared, or it exceeds twice the true number.
+    UserError: the server adds noise under add_or_remove_one, and the declared number is missing or
+      above twice the true number.
   """
   privacy = config.privacy
   known = federation.nominal_users
@@ -78,6 +80,7 @@ def canaries_join(config: FedConfig) -> bool:
 
   Under add_or_remove_one, the guarantee covers federations of any size. Samplers that depend on
   the number of clients, and guarantees from clients' own noise, need canaries that replace clients.
+  Only canaries of kind "parameter" can join.
   """
   privacy = config.privacy
   return (
@@ -205,8 +208,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # A neighbouring federation may have one more client. All canaries are counted, also canaries
-    # that are out, since a refusal would reveal which canaries are in.
+    # A neighbouring federation may have one more client. All canaries are counted, in or out, so
+    # that no refusal depends on which canaries are in.
     padded_batch_size=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -284,8 +287,8 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   """Makes (the plan that runs, the plan that is reported).
 
-  The plans differ only for a simulated cohort. Both have the same noise on the mean: the reported
-  noise multiplier times l2_clip_norm / simulated_cohort.
+  The plans differ only for a simulated cohort. Then both have the same noise on the mean: the
+  reported noise multiplier times l2_clip_norm / simulated_cohort.
   """
   privacy = config.privacy
   check_cohort(config, num_clients)

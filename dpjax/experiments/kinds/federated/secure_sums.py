@@ -72,7 +72,7 @@ class SharesAmongClients:
     return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError if every round would be refused; this protocol has no such settings."""
+    """Does nothing here. Protocols that need larger rounds raise UserError for smaller ones."""
 
   def dropout(self, seed: int) -> secure.Dropout:
     """Returns the simulation that decides which clients drop out of a round."""
@@ -103,8 +103,8 @@ class SharesForServers(PairwiseMasks):
 class SharesForCommittee(PairwiseMasks):
   """`secure.sums.Committee`: some clients of each round add up the shares of the other clients.
 
-  In a simulated committee any member may fall silent. With `simulated=false`, a round with too few
-  members left is refused, and changes nothing.
+  In a simulated committee any number of members may fall silent. With `simulated=false`, a round
+  with too few members left is refused, and changes nothing.
 
   Args:
     num_members: number of members of the committee, drawn from the clients of each round.

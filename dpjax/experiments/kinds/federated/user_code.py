@@ -19,7 +19,8 @@ from dpjax.validate import UserError
 def aggregator(path: str) -> federated.Aggregator:
   """Returns the aggregator that a user's function `make()` at `path` returns.
 
-  The aggregator never counts as private, even if it says so. Raises UserError for another result.
+  The aggregator never counts as private, even if it says so. Raises UserError if `make` returns
+  anything else.
   """
   field = "aggregator"
   built = names.call(path, field)
@@ -51,8 +52,8 @@ def aggregator(path: str) -> federated.Aggregator:
 def _client(
   users_client: federated.ClientAlgorithm, path: str
 ) -> federated.ClientAlgorithm:
-  """Wraps a user's client. Raises UserError if `step` changes the shapes of the state, or if
-  `finish` returns something else than (Sent, memory, ClientInfo)."""
+  """Returns a user's client with checks. They raise UserError if `step` changes the shapes of the
+  state, or if `finish` returns something else than (Sent, memory, ClientInfo)."""
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = users_client.step(received, local, *batch)
@@ -79,7 +80,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Wraps a user's whole algorithm. Raises UserError for wrong results of `init` or a round."""
+  """Returns a user's algorithm with checks. They raise UserError if `init` or a round is wrong."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)
@@ -110,8 +111,8 @@ def algorithm(
   """Returns the algorithm that a user's function `make` at `path` returns.
 
   It is called as `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
-  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds message, clip, noise and server,
-  so the guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
+  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise and server, so the
+  guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
 
   Raises:
     UserError: `make` returns neither of the two, or a `FederatedAlgorithm` in a private run.

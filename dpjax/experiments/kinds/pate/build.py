@@ -93,8 +93,8 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     guarantee.check_budget(Ledger())
 
     def schedule(train_phase: TrainPhase) -> RunOutcome:
-      # Both phases read the features, so these are cached. They are computed on demand, since a
-      # resumed run may need only the second phase.
+      # Both phases read the public features. These are computed only once, by the phase that reads
+      # them first.
       public = functools.cache(lambda: _features(config, sides.public))
       votes = train_phase(_votes_phase(config, sides, public))
       counts = np.asarray(votes.state["counts"])
@@ -137,7 +137,7 @@ def _votes_phase(
 
   @functools.cache
   def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Returns (features, part of each record, queries), computed once for the first teachers."""
+    """Returns (private features, part of each record, queries). They are computed only once."""
     if config.neighboring_relation == "add_or_remove_one":
       parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
     else:
@@ -242,7 +242,7 @@ def _queries_phase(
     query, row = draw
     label = mechanism(jax.random.fold_in(random.noise, query), row)
     left = jnp.sum(state["labels"] >= 0) < config.most_answers
-    # If no answer is left, the query is not asked. All answers were accounted for in advance.
+    # If no answer is left, the query counts as not asked. All answers were accounted for before.
     label = jnp.where(left, label, _NOT_ASKED)
     return {"labels": state["labels"].at[query].set(label)}, None
 

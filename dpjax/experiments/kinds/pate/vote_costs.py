@@ -32,7 +32,8 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
   If answers are limited, the event of the first query includes all answers. The events must not
-  show how many answers are used, and when, since this depends on the votes.
+  show how many answers are used, and when, since this depends on the votes. The event of the last
+  query includes the published cost, if there is one.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation
@@ -155,7 +156,8 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
   The number estimates a private quantity and is not a guarantee. The epsilon of the run is a
-  guarantee, and includes the cost of this release.
+  guarantee, and includes the cost of this release. Raises UserError if smooth sensitivity is not
+  proved for this noise and order.
 
   Args:
     counts: votes for each of K classes, [num_queries, K]; all queries were answered.

@@ -36,7 +36,7 @@ _DIGITS = 4
 
 
 class Bound(NamedTuple):
-  """Holds the result of an attack: a lower bound, which epsilon it bounds, and a description."""
+  """Holds an attack's result: a lower bound, the name of the bounded epsilon, a description."""
 
   epsilon_lower: float
   target: str  # epsilon that is bounded: "total" | "features, local"
@@ -102,7 +102,8 @@ def worst_pair(
   """Returns the two records that are easiest to tell apart under independent noise.
 
   Without a clip, one record is all 0, and the other record is all 1. With a weighted L1 clip, each
-  record has norm at most `clip`, and the records are 1 on different features if possible.
+  record has norm at most `clip`, up to rounding. The records are 1 on different features if
+  possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
@@ -120,8 +121,8 @@ def worst_pair(
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  """Returns the bound of U1. Both records get the method's noise many times, and the likelihood
-  ratio tells them apart."""
+  """Returns the bound of U1. The records of `worst_pair` get the method's noise many times, and the
+  likelihood ratio tells them apart."""
   noise = outcome.noise
   n = config.audit.num_trials
   pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))
@@ -218,7 +219,8 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 
 
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
-  """Trains again with canaries, each in by a fair coin, and scores the canaries by their loss.
+  """Returns the bound of U3 or U4. Trains again with canaries, each in by a fair coin, and scores
+  them by their loss.
 
   A paper's claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is
   tested under the relation that it is about.

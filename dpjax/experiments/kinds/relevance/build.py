@@ -169,7 +169,7 @@ def oscillation(values: Sequence[float]) -> float | None:
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Deletes a finished run's keys and checkpoints, except the identity of its data and code.
+  """Deletes a finished run's keys and checkpoints. The identity of its data and code is kept.
 
   Keys and checkpoints have no more use, and could reveal the noise. An experiment calls this
   function again, since a run may have been killed right after it wrote its result.
@@ -199,7 +199,7 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
 
 
 def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
-  """Converts a method's guarantee into the form that every run uses."""
+  """Returns a method's guarantee in the form that every run uses."""
   return Guarantee(
     kind=privacy.kind,
     delta=privacy.delta,
@@ -330,7 +330,7 @@ def is_released(config: RelevanceConfig) -> bool:
 
 
 def digest(config: RelevanceConfig) -> bytes:
-  """Returns the public digest of the config, without locations of data and audit settings."""
+  """Returns the public digest of the config, without audit settings and locations of data."""
   fields = config_names.without_places(to_dict(config))
   fields.pop("audit")
   return run_keys_lib.config_digest("relevance", fields)

@@ -54,7 +54,8 @@ def load_data(config: SecureConfig) -> Aligned:
   """Loads the data set, divides it between two parties, and aligns their rows.
 
   Raises:
-    UserError: no column is left for party b, or no user is held by both.
+    UserError: no column is left for party b, no user is held by both, or `task.feature_norm` is too
+      small (see `clipped_apart`).
   """
   rows = noisy_model.load_data(config)
   task = config.task
@@ -147,7 +148,8 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
-  """Prepares `noisy_model` for the aligned rows. The guarantee says what the alignment reveals.
+  """Returns what `noisy_model` prepares for the aligned rows. The guarantee says what the alignment
+  reveals.
 
   Raises:
     UserError: nothing is proved for these rows and settings.
@@ -158,7 +160,7 @@ def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains on shares of the aligned rows, and opens the weights once."""
+  """Returns the outcome: trains on shares of the aligned rows, and opens the weights once."""
   computed = noisy_model.measured(config, ready.training, train_phase)
   rows, held, num_bytes = ready.aligned
   num_shared, num_columns = rows.x.shape

@@ -32,7 +32,7 @@ _MOST_ROWS = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class SumTask:
-  """Clients' random integers, added by `protocol`."""
+  """Clients' random integers (fractions with CKKS), added by `protocol`."""
 
   num_clients: Annotated[int, rules.between(2, vectors.MOST_CLIENTS), "a vector each"] = 10
   length: Annotated[int, rules.between(1, vectors.MOST_ENTRIES), "entries of a vector"] = (
@@ -135,7 +135,8 @@ class TrainTask:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyModelTask:
-  """`secure.mpc.OutputNoise`: logistic regression on shares, opened with each party's noise."""
+  """`secure.mpc.OutputNoise`: logistic regression on shares. The weights are opened with noise of
+  both parties."""
 
   dataset: Annotated[
     str,
@@ -278,7 +279,7 @@ def check(config: SecureConfig) -> None:
 def _unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns {field that this computation does not read: condition under which it would be read}.
 
-  Fields that a training of the model does not read are left out.
+  Fields that `unused.of_training` finds in `train` are left out.
   """
   task = config.task
   other = {section: what for section, what in _SECTIONS.items() if section != task.reads}
@@ -293,7 +294,7 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
 def unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns {field that one computation does not read: condition under which it would be read}.
 
-  Fields that a training of the model does not read are included.
+  If the computation reads `train`, fields that `unused.of_training` finds there are included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
   ['protocol', 'train']

@@ -45,7 +45,7 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _Ready:
-  """Builds the training; the first test images are the queries.
+  """Returns the run that trains the model, and the first test images as queries.
 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
@@ -64,7 +64,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains the model, then queries it about the encrypted images, in batches."""
+  """Returns the outcome: trains the model, then queries it about batches of encrypted images."""
   trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee

@@ -58,8 +58,8 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 def prepare(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> _Ready:
-  """Plans the regression. Raises UserError if ciphertexts allow too few products, or if there are
-  fewer rows than `task.num_predicted`."""
+  """Returns the table and the plan of its regression. Raises UserError if ciphertexts allow too few
+  products, or if there are fewer rows than `task.num_predicted`."""
   # `random` is not used, since keys and noise of ciphertexts come from the operating system.
   del random
   x, y = loaded
@@ -81,7 +81,7 @@ def prepare(
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Measures a regression, from encryption to decrypted predictions."""
+  """Returns the outcome of a regression, from encryption to decrypted predictions."""
   n, d = ready.x.shape
   count = config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}

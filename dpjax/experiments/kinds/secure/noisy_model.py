@@ -97,7 +97,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains on shares, opens the weights once, and predicts with them in the clear."""
+  """Returns the outcome: trains on shares, opens the weights once, and predicts in the clear."""
   mechanism = ready.mechanism
   rows = ready.rows
   trained = train_phase(_training(ready)).state

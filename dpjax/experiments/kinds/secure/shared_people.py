@@ -81,7 +81,7 @@ def data_digest(loaded: Halves) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
-  """Divides users between the parties, and aligns their rows.
+  """Returns the users, divided between the parties, with aligned rows.
 
   Raises:
     UserError: the data set has fewer users than the two parties should hold.
@@ -123,7 +123,8 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains both parties, then the target alone, and reads labels from the last message.
+  """Returns the outcome: trains both parties, then the target alone, and reads labels from the last
+  message.
 
   Raises UserError if the training diverges.
   """

@@ -110,7 +110,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   panels = drawn.subplots(3 - wide, wide, squeeze=False, sharey=True).flat
   tasks = list(dict.fromkeys(row["task"] for row in rows))
   places = np.arange(len(rows))[::-1]
-  # A logarithmic axis has no zero, so values of zero are drawn at `least`.
+  # A logarithmic axis has no zero, so values below `least` are drawn at `least`.
   for axes, (name, label, least, shown) in zip(panels, (
     ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.3g} s"),
     ("bytes", "bytes of all messages", 1.0, lambda value: amount(int(value))),

@@ -47,7 +47,8 @@ def load_data(config: SecureConfig) -> LabelledRows:
     with optional.needed():
       from sklearn import datasets
 
-    # Columns are standardised by mean and deviation of all rows. The last fifth is predicted.
+    # Columns are standardised by mean and deviation of all rows. Rows are shuffled, and the last
+    # fifth are test rows.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
@@ -63,7 +64,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
 
 
 def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
-  """Prepares the public first parameters and batches, and trains the same model in float64.
+  """Returns public first parameters and batches, and the same model trained in float64.
 
   Raises:
     UserError: more rows are asked for than there are, or the training in float64 diverges.
@@ -101,7 +102,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains on shares, then predicts on shares; one party gets the predictions."""
+  """Returns the outcome: trains and predicts on shares. One party gets the predictions."""
   task = config.task
   rows = ready.rows
   state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)

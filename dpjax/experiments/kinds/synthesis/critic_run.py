@@ -140,7 +140,7 @@ class CriticRun(SampledRun):
     return state.generator
 
   def drawn(self, state: Any) -> Samples:
-    """Draws samples of all classes; the numbers of two classes differ by at most 1."""
+    """Draws samples of all classes. The classes' numbers of samples differ by at most 1."""
     draw = functools.partial(self.draw, state.generator)
     return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
 

@@ -23,7 +23,7 @@ _ATTACKED = 2000
 
 
 def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, float]:
-  """Trains two classifiers on samples alone and scores them on real test images.
+  """Returns the accuracies of two classifiers, trained on samples alone, on real test images.
 
   The classifiers are logistic regression and a network with one hidden layer of 100 units, both of
   scikit-learn. They are two of the twelve classifiers of Harder et al. 2021. `accuracy` is the mean

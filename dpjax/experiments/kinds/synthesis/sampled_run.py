@@ -47,7 +47,7 @@ class SampledRun:
     raise NotImplementedError
 
   def drawn(self, state: Any) -> Samples:
-    """Draws (images [n, H, W, C], labels [n])."""
+    """Returns samples drawn from a state: (images [n, H, W, C], labels [n])."""
     raise NotImplementedError
 
   @functools.cached_property
@@ -69,7 +69,7 @@ class SampledRun:
   def drawn_of_classes(
     self, classes: np.ndarray, draw: Callable[[jax.Array, jax.Array], Any]
   ) -> Samples:
-    """Draws `num_samples` samples in blocks; the numbers of two classes differ by at most 1.
+    """Draws `num_samples` samples in blocks. The classes' numbers of samples differ by at most 1.
 
     Args:
       classes: labels of the classes.
