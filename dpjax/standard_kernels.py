@@ -42,7 +42,7 @@ def _standardized(kernel, gain, epsilon):
   )
 
 
-def epsilon_of(eqn: Any) -> float | None:
+def floor_of(eqn: Any) -> float | None:
   """Returns `epsilon` of an equation that calls `standardize_kernel`; None for any other equation.
 
   Args:

@@ -69,7 +69,9 @@ def guessed_attribute(
   ask = signals.log_odds_of_model(apply)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
-    x = np.array(records.x)
+    x = np.asarray(records.x)
+    # A copy, in a type that holds the guesses: integers would cut their fractions.
+    x = np.array(x, np.result_type(x, options) if x.dtype.kind in "biu" else x.dtype)
     y = np.asarray(records.y)
     flat = x.reshape(len(x), -1)
     if not 0 <= places.min() <= places.max() < flat.shape[1]:

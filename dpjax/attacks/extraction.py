@@ -225,8 +225,11 @@ def extraction_curve(
     raise UserError("must hold at least one number", field="num_queries", value=sizes)
   for size in sizes:
     validate.integer_in(1, len(x), num_queries=size)
-  known = {row.tobytes() for row in x[: max(sizes)]}
-  if shared := sum(row.tobytes() in known for row in others):
+  # One type for both, and one zero: -0.0 equals 0.0, but has other bytes.
+  common = np.result_type(x, others)
+  bytes_of = lambda rows: [(row.astype(common) + 0).tobytes() for row in rows]
+  known = set(bytes_of(x[: max(sizes)]))
+  if shared := sum(row in known for row in bytes_of(others)):
     raise UserError(
       f"{shared} of {len(others)} inputs are queries as well", field="held_out"
     )

@@ -91,9 +91,8 @@ def load(
     )
   known = train.nominal_size
   # A user's folder may hold other texts, whose number is not published.
-  user_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
-    data_dir
-  )
+  plays = name in PUBLISHED and name.startswith("shakespeare")
+  user_texts = plays and not data.shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:

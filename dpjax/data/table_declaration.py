@@ -229,7 +229,10 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     if path.stat().st_size > _MOST_BYTES:
       raise UserError(f"is larger than {_MOST_BYTES} bytes")
     text = path.read_text(encoding="utf-8-sig")
-    return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    held = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    if not isinstance(held, dict):
+      raise UserError("must hold an object, such as {}")
+    return held
   except FileNotFoundError as error:
     raise UserError(
       "there is no such file; it says what is public about the data: bounds of "

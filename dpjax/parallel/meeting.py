@@ -111,6 +111,8 @@ class Meeting:
       if words:
         return words[0]
     why = f"gave no sign of life for {self._limit:g} seconds; see --peer_timeout"
+    if len(data) >= _MOST:
+      why = f"sent {_MOST} bytes that end no line"
     return json.dumps({"why": why}).encode()
 
   def _tell(self, word: bytes) -> None:

@@ -85,6 +85,15 @@ def test_guesses_follow_bayes_rule():
   assert ask(prior=[0.1, 0.9])(weights, records).tolist() == [1, 1, 1]
 
 
+def test_guesses_between_integers_are_not_cut():
+  """Records of integers, and two guesses that both are 0 without their fractions."""
+  apply = lambda w, x: x @ w
+  guess = attacks.guessed_attribute(apply, [0], [0.2, 0.8])
+  weights = np.array([[0.0, 9.0], [0.0, 0.0]])
+  records = Example(np.full((2, 2), 7), np.array([1, 0]))
+  assert guess(weights, records).tolist() == [1, 0]
+
+
 def test_the_attribute_itself_is_never_read():
   weights = np.random.default_rng(0).normal(size=(4, 2))
   guess = attacks.guessed_attribute(lambda w, x: x @ w, [1, 2], [[0, 1], [1, 0]])

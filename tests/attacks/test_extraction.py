@@ -114,6 +114,12 @@ def test_bad_extractions_are_one_line():
     attacks.extraction_curve(_extraction(), door, x, x, num_queries=[21], seed=0)
   with refused("20 of 20 inputs are queries as well"):
     attacks.extraction_curve(_extraction(), door, x, x, num_queries=[20], seed=0)
+  # The same numbers in another type, and with another zero, are the same inputs.
+  x[0, 0] = 0.0
+  other = x.astype(np.float64)
+  other[0, 0] = -0.0
+  with refused("20 of 20 inputs are queries as well"):
+    attacks.extraction_curve(_extraction(), door, x, other, num_queries=[20], seed=0)
   with refused("the student has 4 classes: must have 3"):
     _extraction()(x, np.full((20, 3), 1 / 3), seed=0)
   with refused("are 19 to 20 queries"):

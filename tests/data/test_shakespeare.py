@@ -194,6 +194,16 @@ def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
   assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
+def test_a_users_file_may_begin_with_the_same_word(tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  arrays = {f"{name}_{part}": np.arange(4.0 if name == "x" else 4) % 2 for name in "xy"
+            for part in ("train", "test")}  # fmt: skip
+  arrays = {name: x.reshape(4, 1) if name[0] == "x" else x for name, x in arrays.items()}
+  np.savez(tmp_path / "shakespeare_mine.npz", **arrays)
+  train, _ = data.load("shakespeare_mine.npz", tmp_path, num_classes=2)
+  assert len(train) == 4
+
+
 @pytest.mark.parametrize(
   ("arguments", "says"),
   [

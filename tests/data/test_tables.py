@@ -278,7 +278,8 @@ def test_a_wrong_declaration_names_its_key(tmp_path, change, says):
 @pytest.mark.parametrize(
   "name, text, says",
   [("a.toml", "columns = ", "is no TOML"), ("a.json", "{", "is no JSON"),
-   ("a.toml", b"\xff\xfe", "is no TOML"), ("a.json", "[" * 5000, "is no JSON")],
+   ("a.toml", b"\xff\xfe", "is no TOML"), ("a.json", "[" * 5000, "is no JSON"),
+   ("a.json", "[]", "must hold an object")],
 )  # fmt: skip
 def test_a_file_that_is_no_declaration_is_named(tmp_path, name, text, says):
   other = written(tmp_path, text, name=name)

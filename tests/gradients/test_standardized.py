@@ -133,46 +133,52 @@ class TestInDouble:
     oracle.check(_loss, params, batch, clip_norm=apart)
 
 
-def test_other_uses_take_the_general_rule():
+def _standard(params):
+  return standard_kernels.standardize_kernel(params["kernel"], params["gain"])
+
+
+def _twice(params, example):
+  both = _conv(example, _standard(params)) + _conv(jnp.flip(example), _standard(params))
+  return jnp.sum(jnp.sin(both) * params["weight"])
+
+
+def _scaled(params, example):
+  kernel = standard_kernels.standardize_kernel(2 * params["kernel"], params["gain"])
+  return jnp.sum(_conv(example, kernel) * params["weight"])
+
+
+def _gain_again(params, example):
+  return jnp.sum(_conv(example, _standard(params)) * params["weight"]) * params["gain"][0]
+
+
+def _half(params, example):
+  out = _conv(example.astype(jnp.bfloat16), _standard(params).astype(jnp.bfloat16))
+  return jnp.sum(jnp.sin(out.astype(jnp.float32)) * params["weight"])
+
+
+def _coarse(params, example):
+  out = _conv(example, _standard(params), precision="BF16_BF16_F32")
+  return jnp.sum(jnp.sin(out) * params["weight"])
+
+
+@jax.jit
+def _standardized(kernel, gain, epsilon):
+  """A function of the same name as that of the library."""
+  return kernel * gain[None, None, None] + epsilon
+
+
+def _impostor(params, example):
+  kernel = _standardized(params["kernel"], params["gain"], _EPSILON)
+  return jnp.sum(_conv(example, kernel) * params["weight"])
+
+
+@pytest.mark.parametrize("loss", [_twice, _scaled, _gain_again, _half, _coarse, _impostor])
+def test_other_uses_take_the_general_rule(loss):
   params, batch = _problem()
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
   batch = batch.astype(jnp.float32)
-  standardize = standard_kernels.standardize_kernel
-
-  def twice(params, example):
-    kernel = standardize(params["kernel"], params["gain"])
-    both = _conv(example, kernel) + _conv(jnp.flip(example), kernel)
-    return jnp.sum(jnp.sin(both) * params["weight"])
-
-  def scaled(params, example):
-    kernel = standardize(2 * params["kernel"], params["gain"])
-    return jnp.sum(_conv(example, kernel) * params["weight"])
-
-  def gain_again(params, example):
-    kernel = standardize(params["kernel"], params["gain"])
-    return jnp.sum(_conv(example, kernel) * params["weight"]) * params["gain"][0]
-
-  def half(params, example):
-    kernel = standardize(params["kernel"], params["gain"]).astype(jnp.bfloat16)
-    out = _conv(example.astype(jnp.bfloat16), kernel)
-    return jnp.sum(jnp.sin(out.astype(jnp.float32)) * params["weight"])
-
-  def coarse(params, example):
-    kernel = standardize(params["kernel"], params["gain"])
-    out = _conv(example, kernel, precision="BF16_BF16_F32")
-    return jnp.sum(jnp.sin(out) * params["weight"])
-
-  @jax.jit
-  def _standardized(kernel, gain, epsilon):  # the name of another function
-    return kernel * gain[None, None, None] + epsilon
-
-  def impostor(params, example):
-    kernel = _standardized(params["kernel"], params["gain"], _EPSILON)
-    return jnp.sum(_conv(example, kernel) * params["weight"])
-
   assert _unit(_loss, params, batch).standard is not None
-  for loss in (twice, scaled, gain_again, half, coarse, impostor):
-    assert _unit(loss, params, batch).standard is None, loss.__name__
+  assert _unit(loss, params, batch).standard is None
 
 
 def test_no_gradient_of_an_example_is_formed():

@@ -454,6 +454,16 @@ def test_one_that_is_silent_is_given_up_and_its_limit_named():
   _close(both)
 
 
+def test_a_line_without_an_end_is_not_taken_for_silence():
+  both, heard = _met(peer_timeout=30.0)
+  both[0].watch(heard[0])
+  (connection,) = both[1]._connections.values()
+  connection.sendall(b"x" * 5000)
+  assert heard[0].any.wait(_SOON)
+  assert heard[0] == [(1, "sent 4096 bytes that end no line")]
+  _close(both)
+
+
 def test_signs_of_life_keep_a_run_alive_for_longer_than_its_limit():
   both, heard = _met()
   for mine, notes in zip(both, heard):

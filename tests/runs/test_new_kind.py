@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import signal
 import sys
 import textwrap
 
@@ -162,7 +163,7 @@ class _Count:
 _TOLD = {"task": "count", "dataset": "none", "method": "by_hand"}
 
 
-def _job(phase=(), **changes):
+def _phase(**changes):
   """Counts to 3, in a state that is one array: the least that a kind of run needs."""
   least = {
     "num_steps": 3,
@@ -173,13 +174,17 @@ def _job(phase=(), **changes):
     "evaluate": None,
     "planned": lambda: _TOLD,
   }
+  return loop.Phase(**{**least, **changes})
+
+
+def _job(phase=(), **changes):
   made = {
     "config": _Count(),
     "digest": bytes(32),
     "seed": 0,
     "data_name": "none",
     "data": lambda: bytes(32),
-    "start": lambda random: loop.single(loop.Phase(**{**least, **dict(phase)})),
+    "start": lambda random: loop.single(_phase(**dict(phase))),
   }
   return loop.Job(**{**made, **changes})
 
@@ -195,6 +200,25 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
     loop.run(_job(), tmp_path / "run")
   again = loop.run(_job(), tmp_path / "run")
   assert again["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_stop_in_the_last_step_of_a_phase_stops_the_next_one(tmp_path, monkeypatch):
+  """With a handler of the system or of Python, nothing else would end the run."""
+
+  def schedule(train_phase):
+    first = train_phase(_phase(subfolder="first", released=lambda state: state))
+    return loop.single(_phase(init=lambda: first.state))(train_phase)
+
+  job = lambda: _job(start=lambda random: schedule)
+  whole = loop.run(job(), tmp_path / "whole")
+  interrupt = lambda: signal.raise_signal(signal.SIGINT)
+  stop_after(monkeypatch, 3, error=interrupt, subfolder="first")
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    loop.run(job(), tmp_path / "run")
+  again = loop.run(job(), tmp_path / "run")
+  assert again["params_sha256"] == whole["params_sha256"]
+  with np.load(tmp_path / "run" / "params.npz") as held:
+    assert held["params"].tolist() == [6.0, 6.0]
 
 
 def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import sampling
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
 _INNER = dp_accounting.GaussianDpEvent(1.0)
@@ -143,3 +144,13 @@ def test_p15_no_example_is_drawn_twice_in_one_step():
     for step in range(50):
       drawn = sampler.draw(40, seed=1, step=step)
       assert np.unique(drawn).size == drawn.size
+
+
+def test_a_cyclic_sampler_cannot_take_an_example_more_often_than_in_each_turn():
+  ask = lambda prob: sampling.CyclicPoissonSampler.sized(
+    Sizing(prob, num_examples=100, separation=10, padded_batch_size=99)
+  )
+  assert ask(0.1).rate == pytest.approx(0.1)
+  with pytest.raises(UserError, match="sampling_prob=0.5: must be <= 0.1") as caught:
+    ask(0.5)
+  assert "\n" not in str(caught.value)

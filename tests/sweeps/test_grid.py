@@ -202,6 +202,14 @@ def test_a_y_that_is_no_number_is_one_line(tmp_path):
     ({"selection": sweep.SelectionConfig(mean_trials=1e9)}, "selection.mean_trials="),
     ({"x": "model.name"}, "x='model.name': must be a number"),
     ({"x": "data.limit"}, "it is None"),
+    # also of runs without a guarantee, which need no x
+    (
+      {
+        "x": "model.name",
+        "grid": {"privacy.method": ["sgd"], "model.name": ["mlp", "cnn"]},
+      },
+      "x='model.name': must be a number",
+    ),
     ({"x": "variant", "variants": {"a": {"num_steps": 7}}}, "x='variant'"),
     ({"grid": {}}, "grid"),
     ({"grid": {"privacy.epsilon": []}}, "at least one value"),

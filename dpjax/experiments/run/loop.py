@@ -318,8 +318,8 @@ def signals() -> Iterator[list[int]]:
   middle of a step.
 
   An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal. A signal during the
-  last step stops nothing in the block. It is raised again after the block if more than this
-  training should stop, for example the other runs of a sweep.
+  last step stops nothing in the block, but the next phase of a run. It is raised again after the
+  block if more than this training should stop, for example the other runs of a sweep.
   """
   received: list[int] = []
   previous = {}
@@ -395,6 +395,7 @@ class _Trainer:
     self.changes = run_code.number_of_changes()
     self.started = time.monotonic()
     self.before = 0.0
+    self.late: list[int] = []  # the signal of a last step, which stops the next phase
 
   def seconds(self) -> float:
     """Returns the seconds that the run took, including those before a resume."""
@@ -413,7 +414,9 @@ class _Trainer:
     phase."""
     running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
+      received.extend(self.late)
       running.go(received)
+      self.late = received[:1]
     return running
 
 

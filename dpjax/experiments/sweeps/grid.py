@@ -347,7 +347,8 @@ def _check_variants(config: SweepConfig) -> None:
 
 
 def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
-  """Raises UserError if x is known before the runs, but is no number in a private run."""
+  """Raises UserError if x is known before the runs, but is no number. Only runs without a guarantee
+  may have no x."""
   if config.x == "variant":
     raise UserError(
       "must be a number; series='variant' draws one line for each",
@@ -356,9 +357,9 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
     )
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
-    placed = value is not None and not isinstance(value, str | bool)
     # Runs without a guarantee need no x: on an axis of epsilon, they are drawn as horizontal lines.
-    if placed or not _is_private(point.config):
+    needed = value is not None or _is_private(point.config)
+    if not needed or (isinstance(value, int | float) and not isinstance(value, bool)):
       continue
     raise UserError(
       f"must be a number in every run; it is {value!r} in {point.name}",

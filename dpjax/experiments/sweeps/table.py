@@ -127,5 +127,5 @@ def _number(value: float, y: str) -> str:
   """Formats a number. A score below 1 gets four decimals, and no leading zero. Other numbers are
   formatted by `by_name`."""
   if not is_promised(y) and 0 < abs(value) < 1:
-    return f"{value:.4f}".lstrip("0")
+    return f"{value:.4f}".replace("0.", ".", 1)
   return by_name(y, value, digits=6)

@@ -383,7 +383,7 @@ def _plan(eqn, values, loops, ids) -> Step:
 def _standard_kernel(eqn, values) -> StandardKernel | None:
   """Returns the kernel that an equation standardises; None for other equations, and for a kernel or
   gain that is no whole leaf, in its own layout."""
-  epsilon = standard_kernels.epsilon_of(eqn)
+  epsilon = standard_kernels.floor_of(eqn)
   if epsilon is None:
     return None
   leaves = []

@@ -264,7 +264,7 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
-  if form is not None and not form.one_hot and not _as_transpose(form):
+  if form is not None and not form.one_hot and not _as_transpose(site, form):
     # Callers sum this very array, or cut it to a norm. So it may have the precision of sums.
     rows = form.build(data, cotangents)
     product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
@@ -274,14 +274,15 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   return transpose(site, seen, data, cotangents)
 
 
-def _as_transpose(form: RowForm) -> bool:
+def _as_transpose(site: Site, form: RowForm) -> bool:
   """Returns whether a transpose, not a product of rows, forms the gradient of one example.
 
   Under vmap the transpose of a convolution is a grouped convolution. An H100 computes it at .2 to 9
   Tflop/s, and a product of patches several times as fast. A TPU was not timed; patches would move
   more memory.
   """
-  return not form.plain and made_for.platform() not in ("cpu", "gpu")
+  is_convolution = site.name == "conv_general_dilated" and not form.plain
+  return is_convolution and made_for.platform() not in ("cpu", "gpu")
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:

@@ -326,9 +326,10 @@ def measured(
   captions = [f"{value:.0f} dB" for value in fidelity.psnr[:_SHOWN]]
 
   def write(folder: pathlib.Path) -> None:
-    if truth.ndim != 4:
+    if truth.ndim != 4 or truth.shape[-1] not in (1, 3):
       return
-    shown = lambda part: (part[:_SHOWN] + (span - 1.0) / 2) / span
+    # Centered pixels lie in [-1, 1], others in [0, 1].
+    shown = lambda part: (part[:_SHOWN] + (span - 1.0)) / span
     path = folder / "reconstructions.png"
     attacks.picture(shown(truth), shown(recovered), path, captions=captions)
 
