@@ -21,7 +21,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
-  # batches of independent draws, with copies: replace_one (default) or add_or_remove_one, PLD only
+  # batches drawn with replacement, under replace_one (default) or add_or_remove_one; by PLD alone
   python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 

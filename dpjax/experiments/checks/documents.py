@@ -230,8 +230,8 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Compares code that adds noise for a clip norm, but never clips. Without a sensitivity there is
-  no epsilon."""
+  """Compares the claim of code that adds noise for a clip norm, but never clips, with the truth.
+  Its sensitivity has no bound, so epsilon is infinite."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")

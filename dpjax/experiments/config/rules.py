@@ -26,8 +26,7 @@ from dpjax.validate import UserError
 
 # Limits on sizes of loops and arrays, so that a typing error starts no endless run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
-# Largest number of steps of a run whose noise differs from step to step: correlated noise, or noise
-# levels.
+# Largest number of steps of a run whose noise is correlated over the steps, or has noise levels.
 MOST_SHAPED = 10**6
 # Largest number of epochs of a client in a round, or of a network that is trained without noise.
 MOST_EPOCHS = 10**4

@@ -124,7 +124,7 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
-  # Some kinds of canaries have an extra label, or a wrong label, so all audits need classes.
+  # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
   needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)

@@ -75,8 +75,8 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def code_of(config: Config) -> run_code.Code:
-  """Returns the code that the fields of a config name. For a user's own type of config, this
-  includes that type and the module `build` beside it.
+  """Returns the user's code to which the fields of a config refer. If the type of the config is the
+  user's own, this includes that type and the module `build` beside it.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> code_of(TrainConfig()).modules

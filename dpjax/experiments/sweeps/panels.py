@@ -200,7 +200,7 @@ def _panel(
   look: Look,
   names: list[str] | None,
 ) -> list[Any]:
-  """Draws the curves of a panel, and returns their entries for a key.
+  """Draws the curves of a panel, and returns their lines for the legend.
 
   Args:
     names: names of all curves, whose order decides the colours. None: the order of `curves`

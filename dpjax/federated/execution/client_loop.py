@@ -61,8 +61,9 @@ class _Loop:
     if hasattr(os, "sched_getaffinity"):
       cores = len(os.sched_getaffinity(0))
     self._num_threads = cores if num_threads is None else num_threads
-    # One program is a few percent faster, but rounds differently from its parts. So clients with
-    # convolutions use it only if one thread was requested, not if the machine has one core.
+    # One program for all of a client's work is a few percent faster than two, but rounds
+    # differently. With convolutions it is used only if the caller asked for one thread. So
+    # num_threads=None gives the same bits on every machine, also with one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody = shared.nobody(client, partial)

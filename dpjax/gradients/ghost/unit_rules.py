@@ -644,8 +644,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
   form = row_forms.find(site)
-  # The type of the cotangents decides, as for the norm. Factors may be in double precision because
-  # of other leaves of the clip group.
+  # The number of parts follows from the type of the cotangents, as for the norm. Factors may be in
+  # double precision because of other leaves of the clip group.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
   # The rarely taken branch copies operands, and XLA reserves memory for it even if it is not taken.
   # So the batch is cut into more parts there.

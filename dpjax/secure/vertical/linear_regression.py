@@ -267,9 +267,8 @@ class PrivateStatistics:
 
 
 def _to_vector(matrix: np.ndarray) -> np.ndarray:
-  """Returns the upper triangle as a vector, with off-diagonal entries times sqrt(2).
-
-  The norm of the vector is the Frobenius norm of the matrix.
+  """Returns the upper triangle of a symmetric matrix as a vector, with off-diagonal entries times
+  sqrt(2). So the vector has the Frobenius norm of the matrix.
   """
   rows, columns = np.triu_indices(len(matrix))
   return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))

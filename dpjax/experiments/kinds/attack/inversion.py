@@ -64,7 +64,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
-    # In papers on inversion, the attacked networks have weights that are uniform in a wide range.
+    # The first papers on inversion attacked networks with uniform weights of a wide range.
     width: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))

@@ -18,8 +18,9 @@ QUANTILES = "quantile_regression"
 # Log odds alone are not enough for the first three attacks. They also need, in this order, the
 # largest probability of any label, the mean training loss, and the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
-# An attack compares shadows with and without a record. Among 2 shadows of a target, one of these
-# groups may be empty, but not among 4.
+# An attack compares shadows with and without a record. Models come in complementary pairs, and a
+# target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group
+# is empty.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
@@ -27,7 +28,8 @@ _STEPS = rules.between(1, rules.MOST_STEPS)
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
   """Membership inference, with several attacks on the same targets: models trained on
-  random halves of the records. Each model is the target once, with the others as its shadows.
+  random halves of the records. Each model is the target once. Its shadows are the others, except
+  the model that was trained on exactly the other records.
 
   Args:
     queries: how often each model is asked about a record. More than 1 needs images: 2 adds the

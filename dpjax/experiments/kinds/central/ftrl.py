@@ -148,7 +148,7 @@ def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
 
 
 def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
-  """Returns one level for each step. Each level has an equal share of the steps, up to one step.
+  """Returns one level for each step. Numbers of steps of two levels differ by at most one.
 
   >>> staircase([1.5, 0.5], 5)
   (1.5, 1.5, 1.5, 0.5, 0.5)

@@ -57,7 +57,7 @@ def digest(config: SecureConfig) -> bytes:
 
 @bounds.names_fields
 def build(config: SecureConfig, loaded: Any = None) -> Job:
-  """Builds the job of one computation, from a config without rows.
+  """Builds the job of one computation. `config.rows` describes several, so it must be empty.
 
   Args:
     loaded: result of the task's `load_data`, to share it between runs; None: it is loaded.
