@@ -54,7 +54,8 @@ class TradeOff(NamedTuple):
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
 
   def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
-    """Returns the least false positive rate of any test, for each true positive rate in `tpr`.
+    """Returns a lower bound on the false positive rate of any test, for each true positive rate in
+    `tpr`.
 
     This is the inverse of `true_positive_rate`.
 

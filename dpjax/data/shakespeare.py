@@ -96,7 +96,8 @@ def parse_play(text: str) -> Speeches:
 
 
 def _paragraphs(text: str) -> list[list[str]]:
-  """Returns paragraphs, each a list of non-empty lines, from ACT I on, without stage directions."""
+  """Returns paragraphs, each a list of non-empty lines, from the last ACT I on. Stage directions in
+  brackets are removed."""
   text = re.sub(r"\[[^\[\]]*\]", "", text.replace("\r\n", "\n"))
   blocks = re.split(r"\n[ \t]*(?:\n[ \t]*)+", text)
   split = [[line.strip() for line in block.split("\n")] for block in blocks]

@@ -22,7 +22,8 @@ from dpjax.validate import UserError
 # Within these limits float32 holds a bound, and the length of a clipped term, as normal numbers.
 MIN_NORM = 1e-25
 MAX_NORM = 1e30
-# Smallest gamma of `Automatic`, and largest C / gamma. Within these limits factors are finite.
+# Smallest gamma of `Automatic`, and largest C / gamma. The finished sum is multiplied by C / gamma,
+# which must be finite in float32.
 _MIN_GAMMA = 1e-8
 _MAX_QUOTIENT = 1e30
 

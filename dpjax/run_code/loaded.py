@@ -75,8 +75,8 @@ class LoadedFile:
     return self._sha256
 
 
-# Loads, first by the real path of the loading file, then by the path of the loaded file. For a
-# function that reads a data set, the first key is `key_of` the function.
+# All recorded loads: {real path of the loading file: {path of the loaded file: `LoadedFile`}}.
+# For a function that reads a data set, the outer key is `key_of` the function.
 _LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()

@@ -24,7 +24,7 @@ from dpjax.experiments.config.choices import (
 )
 from dpjax.validate import UserError
 
-# Limits on sizes of loops and arrays, so that a typing error starts no endless run.
+# Limits on sizes of loops and arrays, so that a mistyped number starts no endless run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
 # Largest number of steps of a run whose noise is correlated over the steps, or has noise levels.
 MOST_SHAPED = 10**6

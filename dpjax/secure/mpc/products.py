@@ -81,7 +81,7 @@ def matmul(
     y: [k, n] shares.
     bias: [n] shares, or None.
     surplus: number of bits to truncate; None: f. With 0 nothing is truncated, as for whole
-      numbers. With more than f bits the result is x @ y / 2^(surplus - f).
+      numbers. With more than f bits the result is (x @ y + bias) / 2^(surplus - f).
 
   Returns:
     [m, n] shares, truncated once, after the sum over k.
