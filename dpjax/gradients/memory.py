@@ -64,6 +64,11 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   program = planned.program
   leaves = jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
+  # What a site keeps is recorded only where the unit's norm needs it.
+  kept_at = {site.index for u in planned.units if u.standard for site in u.sites}
+  counts = {
+    s.index: len(s.data) + len(s.kept) * (s.index in kept_at) for s in program.sites()
+  }
 
   def forward(leaves, taps, examples):
     def loss(taps, example):
@@ -77,6 +82,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
     taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps()}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
+    seen = {i: arrays[: counts[i]] for i, arrays in seen.items()}
     stacked_again = {i: operands for i, operands in seen.items() if i in looped}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))
 
