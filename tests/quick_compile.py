@@ -9,9 +9,13 @@ may differ. Packages that `conftest` compiles as users' programs are left as the
 import functools
 
 import jax
+import jaxlib
 from jax._src import compiler  # nothing public reaches operations outside `jax.jit`
 
-_FLAGS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+_FLAGS = {"xla_cpu_parallel_codegen_split_count": 1}
+if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 12):
+  # Later versions have no other code generator.
+  _FLAGS = {"xla_cpu_use_fusion_emitters": False, **_FLAGS}
 
 
 def xla_flags(devices: int) -> str:

@@ -1,6 +1,9 @@
 """What `quick_compile` asks of XLA, and of whom it asks it."""
 
 import inspect
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -39,6 +42,19 @@ def test_to_a_run_it_is_no_code_of_the_user():
 
 
 def test_flags_of_a_program_are_those():
-  text = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-  devices = "--xla_force_host_platform_device_count=8"
-  assert quick_compile.xla_flags(8) == f"{devices} {text}"
+  devices, *rest = quick_compile.xla_flags(8).split()
+  assert devices == "--xla_force_host_platform_device_count=8"
+  emitters = ["--xla_cpu_use_fusion_emitters=false"]
+  assert [flag for flag in rest if flag not in emitters] == [
+    "--xla_cpu_parallel_codegen_split_count=1"
+  ]
+
+
+def test_a_program_of_its_own_takes_the_flags():
+  """XLA ends a process whose XLA_FLAGS it does not know."""
+  program = "import jax; print(len(jax.devices()))"
+  flags = {"XLA_FLAGS": quick_compile.xla_flags(2), "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    [sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True
+  )
+  assert done.stdout == "2\n", done.stderr
