@@ -53,6 +53,9 @@ def floor_of(eqn: Any) -> float | None:
   kernel, gain, epsilon = eqn.invars
   if not isinstance(epsilon, jex.Literal) or len(kernel.aval.shape) != 4:
     return None
+  # A gain or a kernel that is broadcast has another gradient.
+  if gain.aval.shape != kernel.aval.shape[-1:] or gain.aval.dtype != kernel.aval.dtype:
+    return None
   value = float(epsilon.val)
   known = _text(kernel.aval.shape, kernel.aval.dtype, gain.aval.shape, gain.aval.dtype)
   # Another function may have this name. So its program is compared, too.

@@ -258,3 +258,80 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
       patch.setattr(tapped, "run", rounded)
       clipped = gradients.clipped_grad(linear, l2_clip_norm=1.0)(*single, True)
   assert (np.asarray(clipped.norms) >= exact * (1 - 1e-6)).all()
+
+
+def _one_place(params, example):
+  """One place, with another leaf that may carry most of the norm."""
+  kernel = standard_kernels.standardize_kernel(params["kernel"], params["gain"])
+  numbers = ("NHWC", "HWIO", "NHWC")
+  image = example["image"][None]
+  out = lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=numbers)
+  beside = jnp.sum(params["weight"] * example["beside"])
+  return jnp.sum(out[0] * example["cotangent"]) + beside
+
+
+@pytest.mark.parametrize(
+  "gain, length, cotangent, clip_norm",
+  [
+    (1e-12, 2e-23, 1.5e19, 1.1e-6),
+    (1e-12, 2e-23, 1.5e19, 1e-5),
+    (2e-6, 2e-29, 1.5e18, 1e-11),
+    (2e-6, 2e-30, 1.5e18, 2e-12),
+    (1e-4, 1e-32, 1e18, 1e-14),
+  ],
+)
+def test_results_that_underflow_shorten_no_norm(gain, length, cotangent, clip_norm):
+  """The convolution's result is 0 in floats, and the gain's gradient is not: 545 times too short
+  before the products in the result were counted."""
+  signs = np.where(np.arange(9 * 256) % 2, 1.0, -1.0) / 48
+  kernel = 1e4 * np.repeat(signs[:, None], 16, axis=1).reshape(3, 3, 256, 16)
+  params = {
+    "kernel": jnp.asarray(kernel, jnp.float32),
+    "gain": jnp.full(16, gain, jnp.float32),
+    "weight": jnp.zeros(1, jnp.float32),
+  }
+  batch = {
+    "image": jnp.asarray(length * signs.reshape(1, 3, 3, 256), jnp.float32),
+    "cotangent": jnp.zeros((1, 1, 1, 16), jnp.float32).at[..., 0].set(cotangent),
+    "beside": jnp.full((1, 1), clip_norm / 2, jnp.float32),
+  }
+  assert _unit(_one_place, params, batch, clip_norm=clip_norm).standard is not None
+  clipped = gradients.clipped_grad(_one_place, l2_clip_norm=clip_norm, method="ghost")
+  total = clipped(params, batch, True).total
+  flat = np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(total)])
+  assert np.linalg.norm(flat) <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+  "cast",
+  [
+    lambda kernel, gain: (kernel, gain.astype(jnp.bfloat16).astype(jnp.float32)),
+    lambda kernel, gain: (kernel.astype(jnp.bfloat16).astype(jnp.float32), gain),
+    lambda kernel, gain: (kernel.astype(jnp.bfloat16), gain.astype(jnp.bfloat16)),
+  ],
+)
+def test_rounded_parameters_take_the_general_rule(cast):
+  """The results belong to rounded values, and the formula would read the unrounded ones."""
+
+  def loss(params, example):
+    kernel = standard_kernels.standardize_kernel(*cast(params["kernel"], params["gain"]))
+    return jnp.sum(jnp.sin(_conv(example, kernel.astype(jnp.float32))) * params["weight"])
+
+  def rounded_result(params, example):
+    kernel = _standard(params).astype(jnp.bfloat16).astype(jnp.float32)
+    return jnp.sum(jnp.sin(_conv(example, kernel)) * params["weight"])
+
+  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), _problem())
+  assert _unit(loss, *single).standard is None
+  assert _unit(rounded_result, *single).standard is None
+
+
+def test_a_gain_or_kernel_that_is_broadcast_takes_the_general_rule():
+  params, batch = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), _problem())
+  one_gain = params | {"gain": jnp.ones(1)}
+  one_column = params | {"kernel": params["kernel"][..., :1]}
+  for broadcast in (one_gain, one_column):
+    assert _unit(_loss, broadcast, batch).standard is None
+    slow, fast = oracle.both(_loss, broadcast, batch)
+    assert jax.tree.map(jnp.shape, slow.total) == jax.tree.map(jnp.shape, fast.total)
+    assert oracle.relative_error(slow.total, fast.total) < 1e-3

@@ -72,10 +72,9 @@ class Source(NamedTuple):
   leaves: frozenset[int]
   is_view: bool = False  # a rearrangement of parts of leaves: norms are preserved
   perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
+  is_cast: bool = False  # a view whose dtype was changed on the way, if only for a while
   loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
-  standard: StandardKernel | None = (
-    None  # the value is this kernel, perhaps in another dtype
-  )
+  standard: StandardKernel | None = None  # the value is this kernel
 
 
 class Value(NamedTuple):
@@ -382,14 +381,15 @@ def _plan(eqn, values, loops, ids) -> Step:
 
 def _standard_kernel(eqn, values) -> StandardKernel | None:
   """Returns the kernel that an equation standardises; None for other equations, and for a kernel or
-  gain that is no whole leaf, in its own layout."""
+  gain that is no whole leaf, in its own layout and dtype."""
   epsilon = standard_kernels.floor_of(eqn)
   if epsilon is None:
     return None
   leaves = []
   for value, rank in zip(values[:2], (4, 1)):
     source = value.source
-    whole = source.is_view and source.perm == tuple(range(rank)) and not source.loops
+    as_it_is = source.perm == tuple(range(rank)) and not source.is_cast
+    whole = source.is_view and as_it_is and not source.loops
     if value.kind is not Kind.PARAM or not whole or len(source.leaves) != 1:
       return None
     leaves += source.leaves
@@ -411,14 +411,13 @@ def _view(eqn, values) -> Source:
   sources = [value.source for value in values if value.kind is Kind.PARAM]
   loops = tuple(sorted({loop for s in sources for loop in s.loops}, key=lambda x: x.index))
   plain = Source(frozenset().union(*(s.leaves for s in sources)), loops=loops)
-  if eqn.primitive.name == "convert_element_type" and sources[0].standard is not None:
-    return sources[0]
   if len(sources) != len(values) or not all(source.is_view for source in sources):
     return plain
   if eqn.primitive.name == "concatenate":
     # A leaf joined with itself gets the sum of two gradients, which has another norm.
     disjoint = len(plain.leaves) == sum(len(source.leaves) for source in sources)
-    return plain._replace(is_view=disjoint and len({s.loops for s in sources}) == 1)
+    is_view = disjoint and len({s.loops for s in sources}) == 1
+    return plain._replace(is_view=is_view, is_cast=any(s.is_cast for s in sources))
   return _view_of_one(eqn, sources[0], plain) if len(values) == 1 else plain
 
 
@@ -430,7 +429,7 @@ def _view_of_one(eqn, source, plain) -> Source:
     perm = source.perm and tuple(source.perm[d] for d in eqn.params["permutation"])
     return source._replace(perm=perm)
   if name == "convert_element_type" and is_float(after):
-    return source
+    return source._replace(is_cast=source.is_cast or before.dtype != after.dtype)
   # A broadcast that repeats entries adds up their gradients, so it is no view.
   if name in (*REARRANGED, "broadcast_in_dim") and after.size <= before.size:
     return source._replace(perm=None)

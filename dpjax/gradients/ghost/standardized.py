@@ -38,9 +38,9 @@ from dpjax.gradients.ghost.jaxpr_sites import StandardKernel
 from dpjax.gradients.ghost.row_forms import RowForm, RowLengths
 from dpjax.gradients.ghost.units import Unit
 
-# Gains outside of this range could leave the range of floats in products and quotients.
-_LEAST_GAIN = 1e-12
-_LARGEST_GAIN = 1e12
+# Outside of this range, products with a gain and quotients by it could leave the range of floats.
+_LEAST_GAIN = 1e-6
+_LARGEST_GAIN = 1e6
 # Largest length of a column over its length without the mean. Rounding of the mean of a longer
 # column would be visible.
 _LARGEST_TILT = 64.0
@@ -172,10 +172,16 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   size = jnp.sum(4 * jnp.abs(pairs) + off / 2)
   # --- gains
   along = jnp.sum(right * out, axis=0) / known.gain  # h [P]
-  of_column = left_side @ jnp.abs(right)  # sum_t |a_t| |g_tp|, [P]
-  share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
+  magnitudes = jnp.abs(right)
   tiny = lengths.tiny(right)
-  underflow = count * tiny * (1 / jnp.abs(known.gain) + 1)  # of h_p
+  # Squares that underflowed may have shortened |a_t| by up to sqrt(K tiny).
+  longest_left = left_side + math.sqrt(fan_in * tiny)
+  of_column = longest_left @ magnitudes  # sum_t |a_t| |g_tp|, [P]
+  share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
+  # Each of the K products in a result of the convolution may lose `tiny`, which is multiplied by
+  # g_tp and divided by the gain afterwards.
+  flushed = count + fan_in * jnp.sum(magnitudes, axis=0)
+  underflow = tiny * (flushed / jnp.abs(known.gain) + count)  # of h_p
   removed = jnp.square(scale) * known.removed
   weight = 1 - removed
   slack = share * of_column
@@ -189,7 +195,7 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   lost = 3 * fan_in * traces[1] + columns * traces[0] + 2 * count
   lost = count * (tiny * lost)
   if precision.in_three_parts(right, right):
-    longest = jnp.maximum(jnp.max(left_side), jnp.max(right_side))
+    longest = jnp.maximum(jnp.max(left_side, initial=0), jnp.max(right_side, initial=0))
     lost = lost * (1 + 2 * longest)
   missed = jnp.abs(weight) * (2 * (jnp.abs(along) + slack) + underflow) * underflow
   lost = lost + jnp.sum(missed)
