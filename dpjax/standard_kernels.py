@@ -25,6 +25,9 @@ def standardize_kernel(
   fan_in * var is below `epsilon`. This is scaled weight standardisation (Brock et al. 2021; used by
   De et al. 2022).
 
+  Clipped gradients are slow while a gain is below 1e-6, or the mean of a column is more than 64 of
+  its deviations: the gradient of each example is then formed by itself.
+
   >>> kernel = jnp.array([1.0, 3.0, 5.0, 7.0]).reshape(2, 2, 1, 1)
   >>> jnp.round(jnp.square(standardize_kernel(kernel, jnp.array([2.0]))).sum(), 4).item()
   4.0
@@ -57,14 +60,15 @@ def floor_of(eqn: Any) -> float | None:
   if gain.aval.shape != kernel.aval.shape[-1:] or gain.aval.dtype != kernel.aval.dtype:
     return None
   value = float(epsilon.val)
-  known = _text(kernel.aval.shape, kernel.aval.dtype, gain.aval.shape, gain.aval.dtype)
+  known = _text(kernel.aval.shape, kernel.aval.dtype, jax.config.read("jax_enable_x64"))
   # Another function may have this name. So its program is compared, too.
   return value if str(eqn.params["jaxpr"]) == known else None
 
 
 @functools.cache
-def _text(shape: tuple, dtype: Any, gain_shape: tuple, gain_dtype: Any) -> str:
-  """Returns the program of `_standardized` as text."""
-  shapes = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(gain_shape, gain_dtype)
+def _text(shape: tuple, dtype: Any, x64: bool) -> str:
+  """Returns the program of `_standardized` as text, for a kernel of this shape and a gain."""
+  del x64  # of `epsilon` in the text
+  shapes = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[-1:], dtype)
   (eqn,) = jax.make_jaxpr(standardize_kernel)(*shapes).jaxpr.eqns
   return str(eqn.params["jaxpr"])

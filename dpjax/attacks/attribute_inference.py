@@ -70,8 +70,9 @@ def guessed_attribute(
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x = np.asarray(records.x)
-    # A copy, in a type that holds the guesses: integers would cut their fractions.
-    x = np.array(x, np.result_type(x, options) if x.dtype.kind in "biu" else x.dtype)
+    # A copy. Integers are kept only if they hold the guesses: they would cut fractions.
+    exact = x.dtype.kind not in "biu" or np.array_equal(options.astype(x.dtype), options)
+    x = np.array(x, x.dtype if exact else np.result_type(x, options))
     y = np.asarray(records.y)
     flat = x.reshape(len(x), -1)
     if not 0 <= places.min() <= places.max() < flat.shape[1]:

@@ -10,11 +10,12 @@ sum counts twice, as its roundings are kept beside it.
 
 R is what the forward pass keeps for the backward pass, by JAX's trace. A and G are operands and
 cotangents of all sites. Outside of a scan an operand is already a part of R; in a scan it is
-stacked once more (A'). H are products and gradients that are held for the sum, minus the arrays
-that can be freed for them. W is the largest array that is formed for a norm and then freed. In a
-loop over chunks it counts once for any batch. E is the example. P are the parameters in float32.
-The tapped route forms the gradients of rare examples one by one, and adds them to the sum. XLA
-reserves memory for that loop, also for batches without such examples.
+stacked once more (A'). So are results that a site keeps (`Site.kept`). H are products and gradients
+that are held for the sum, minus the arrays that can be freed for them. W is the largest array that
+is formed for a norm and then freed. In a loop over chunks it counts once for any batch. E is the
+example. P are the parameters in float32. The tapped route forms the gradients of rare examples one
+by one, and adds them to the sum. XLA reserves memory for that loop, also for batches without such
+examples.
 
 XLA may use memory again that this estimate counts twice. The estimate was compared with XLA's own
 count of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as
@@ -83,13 +84,14 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
     seen = {i: arrays[: counts[i]] for i, arrays in seen.items()}
-    stacked_again = {i: operands for i, operands in seen.items() if i in looped}
+    # The results that a site keeps are no part of what JAX keeps.
+    stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | kept_at}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))
 
-  kept, again, operands, cotangents = _slope(sizes)
+  residuals, again, operands, cotangents = _slope(sizes)
   held = sum(_held_bytes(unit, leaves) for unit in planned.units)
   # The peak is in the backward pass, or in the sums that follow it.
-  peak = max(kept + again + cotangents, operands + cotangents + held)
+  peak = max(residuals + again + cotangents, operands + cotangents + held)
   work, loop_work = _work(planned)
   rare = _RARE_COPIES * _FLOAT32_BYTES * trees.size(params)
   return Bytes(peak + work + _nbytes(example), loop_work + rare)

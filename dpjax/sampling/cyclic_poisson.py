@@ -15,10 +15,10 @@ from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
   Sizing,
+  check_apart,
   generator,
   once,
 )
-from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +62,7 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
-    if size.sampling_prob * groups > 1 + 1e-9:
-      raise UserError(
-        f"must be <= {1 / groups:.6g} where an example takes part every {groups} steps",
-        field="sampling_prob",
-        value=size.sampling_prob,
-      )
+    check_apart(size.sampling_prob, groups)
     # `size.sampling_prob` is an average over all steps. An example's turn comes once in `groups`
     # steps, so `prob` is `groups` times as large.
     return cls(prob=prob, num_groups=groups, capacity=size.padded_batch_size)

@@ -15,6 +15,7 @@ from dpjax.sampling.samplers import (
   Participation,
   Sizing,
   UnamplifiedSampler,
+  check_apart,
   once,
 )
 from dpjax.validate import UserError
@@ -92,6 +93,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   @classmethod
   def sized(cls, size: Sizing) -> Self:
     apart = cls.steps_apart(size)
+    check_apart(size.sampling_prob, apart)
     return cls(
       prob=cls.prob_of(size.sampling_prob, apart),
       min_sep=apart,

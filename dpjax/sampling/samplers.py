@@ -64,6 +64,16 @@ class _ProofOfScheme:
     return proved_for(kind.scheme if sampler is None else sampler.scheme)
 
 
+def check_apart(sampling_prob: float, steps: int) -> None:
+  """Raises UserError for a rate that no example can have that takes part every so many steps."""
+  if sampling_prob * steps > 1 + 1e-9:
+    raise UserError(
+      f"must be <= {1 / steps:.6g} where an example takes part at most every {steps} steps",
+      field="sampling_prob",
+      value=sampling_prob,
+    )
+
+
 class Sampler(abc.ABC):
   """Base class of samplers. Methods that are not abstract claim no privacy by default.
 

@@ -92,6 +92,10 @@ def test_guesses_between_integers_are_not_cut():
   weights = np.array([[0.0, 9.0], [0.0, 0.0]])
   records = Example(np.full((2, 2), 7), np.array([1, 0]))
   assert guess(weights, records).tolist() == [1, 0]
+  # A model that looks rows up takes integers alone, and gets them for guesses that are integers.
+  rows = np.array([[0.0, 0.0], [0.0, 3.0]])
+  looked_up = attacks.guessed_attribute(lambda w, x: w[x[:, 0]], [0], [0, 1])
+  assert looked_up(rows, Example(np.full((2, 1), 7), np.array([1, 0]))).tolist() == [1, 0]
 
 
 def test_the_attribute_itself_is_never_read():

@@ -146,9 +146,10 @@ def test_p15_no_example_is_drawn_twice_in_one_step():
       assert np.unique(drawn).size == drawn.size
 
 
-def test_a_cyclic_sampler_cannot_take_an_example_more_often_than_in_each_turn():
-  ask = lambda prob: sampling.CyclicPoissonSampler.sized(
-    Sizing(prob, num_examples=100, separation=10, padded_batch_size=99)
+@pytest.mark.parametrize("kind", [sampling.CyclicPoissonSampler, sampling.MinSepSampler])
+def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind):
+  ask = lambda prob: kind.sized(
+    Sizing(prob, num_examples=100, num_steps=50, separation=10, padded_batch_size=99)
   )
   assert ask(0.1).rate == pytest.approx(0.1)
   with pytest.raises(UserError, match="sampling_prob=0.5: must be <= 0.1") as caught:

@@ -296,8 +296,6 @@ def standard_pays(form: RowForm, platform: str) -> bool:
 
   Otherwise each example's gradient is formed. It is held for the sum, or formed twice.
   """
-  if form.blocks > 1:
-    return False
   rows = gram([form], platform).seconds(platform) + contraction([form], platform)
   once = product([form], platform)[0].seconds(platform)
   _, hold = gradient(form.recorded, size(form), True)

@@ -471,7 +471,8 @@ def _meet(eqn, values, loops, ids) -> Step:
   )
   sources = tuple(value_of[v].source for v in params)
   # Results of standardised kernels give the gradients of their gains (`standardized`).
-  keeps = any(source.standard is not None for source in sources) and not loops
+  standard = any(source.standard is not None for source in sources) and not loops
+  keeps = standard and eqn.primitive.name == "conv_general_dilated"
   kept = tuple(eqn.outvars[i] for i in outs) if keeps else ()
   site = Site(next(ids), eqn, params, data, sources, loops, outs, kept)
   return Step(Action.PLAIN, eqn, (_DATA,) * len(eqn.outvars), site=site)

@@ -25,6 +25,7 @@ function.
 | parameter joined with, or transformed by,     | its gradient per example, pulled back; it |
 | others; used in several layouts, or in single | is held for the sum, or freed, formed     |
 | and in double precision                       | again and cut to the norm found before    |
+| standardised kernel with its gain             | norm from rows (`standardized`)           |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 | an index chooses a third or more of a stack   | the stack's gradient per example, held    |
 | of matrices, and their products have no rows  |                                           |

@@ -15,12 +15,13 @@ Here s_p = |gain_p| / size_p, and u' is u minus the mean of each column. So the 
 - h_p = sum_t g_tp <a_t, w_p>, and <a_t, w_p> is the result of the convolution, over gain_p.
 
 If size_p^2 is below `epsilon`, it is replaced by it, and the term h_p w_p falls away. The clipped
-sum is one product over the batch, to which the same linear operator is applied (`gradients`).
+sum is one product over the batch, to which the same linear operator is applied (`gradients`). So
+its rounding is that of a sum over the batch, as for other convolutions.
 
 Roundings are added to the norm as for other rows (`row_forms.gram_length`). The forward pass rounds
 the convolution's result, too (`precision.forward_growth`). If a gain is too small to divide by, or
-rounding hides that a column has mean 0, all norms are NaN. Then the gradient of each example is
-formed by itself.
+rounding hides that a column has mean 0 or on which side of `epsilon` it is, all norms are NaN. Then
+the gradient of each example is formed by itself.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _LARGEST_GAIN = 1e6
 # Largest length of a column over its length without the mean. Rounding of the mean of a longer
 # column would be visible.
 _LARGEST_TILT = 64.0
+# Smallest distance of size_p^2 from `epsilon`, as a share of it.
+_NEAR = 1e-3
 
 
 class Channels(NamedTuple):
@@ -53,7 +56,10 @@ class Channels(NamedTuple):
   gain: jax.Array  # [P]
   inverse_size: jax.Array  # 1 / size_p, [P]
   follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if `epsilon` replaces it
-  rounding: jax.Array  # []: bound on the error of `gradients`, as a share of |s u|
+  rounding: (
+    jax.Array
+  )  # []: bound on the error of each sum in `gradients`, as a share of |u|
+  mismatch: jax.Array  # [P]: length of the kernel that the trace sees / gain_p - w_p
   is_sound: jax.Array  # [] bool
 
   @property
@@ -64,21 +70,27 @@ class Channels(NamedTuple):
   @property
   def removed(self) -> jax.Array:
     """Share of s_p^2 h_p^2 that the square of the kernel's gradient lacks, [P]; usually 1."""
-    square = jnp.sum(jnp.square(self.direction), axis=0)
-    return self.follows * (2 - self.follows * square)
+    # |u' - h w|^2 is |u'|^2 - (2 - |w|^2) h^2.
+    return self.follows * (2 - _column_sums(jnp.square(self.direction)))
 
 
 def _column_sums(x: jax.Array) -> jax.Array:
-  """Sums [K, P] over K in two steps, so that a term enters about 2 sqrt(K) roundings, not K."""
-  count = x.shape[0]
-  block = max(1, math.isqrt(count))
-  missing = -count % block
-  padded = jnp.pad(x, ((0, missing), (0, 0)))
-  return padded.reshape(-1, block, x.shape[1]).sum(1).sum(0)
+  """Sums [K, P] over K, so that a term enters about K / 32 roundings, not K."""
+  # Rows are added in pairs, since XLA would join two reductions to one.
+  x = jnp.pad(x, ((0, -x.shape[0] % 32), (0, 0)))
+  for _ in range(5):
+    half = x.shape[0] // 2
+    x = x[:half] + x[half:]
+  return x.sum(0)
 
 
-def of_leaves(leaves: Sequence[jax.Array], known: StandardKernel) -> Channels:
-  """Returns the channels of a kernel [*spatial, channels, P] and a gain [P] among all leaves."""
+def of_leaves(
+  leaves: Sequence[jax.Array], known: StandardKernel, seen: jax.Array
+) -> Channels:
+  """Returns the channels of a kernel [*spatial, channels, P] and a gain [P] among all leaves.
+
+  `seen` is the standardised kernel in the trace, of which the convolution's results are.
+  """
   kernel = leaves[known.kernel]
   columns = kernel.reshape(-1, kernel.shape[-1])  # [K, P]
   gain = leaves[known.gain]
@@ -88,15 +100,18 @@ def of_leaves(leaves: Sequence[jax.Array], known: StandardKernel) -> Channels:
   square = _column_sums(jnp.square(centered))
   inverse_size = jax.lax.rsqrt(jnp.maximum(square, epsilon))
   direction = centered * inverse_size[None]
-  # The derivative of the maximum is one half where both sides are equal.
-  follows = jnp.where(square == epsilon, 0.5, (square > epsilon).astype(square.dtype))
+  follows = (square > epsilon).astype(square.dtype)
   tilt = jnp.sqrt(_column_sums(jnp.square(columns))) * inverse_size
   eps = float(jnp.finfo(columns.dtype).eps)
   size = jnp.abs(gain)
   good = (size >= _LEAST_GAIN) & (size <= _LARGEST_GAIN) & (tilt <= _LARGEST_TILT)
-  # The mean of a column is off by sqrt(K) eps of the column, and each sum in `gradients`, too.
-  rounding = (math.sqrt(count) + 8) * eps * (jnp.max(tilt) + 2)
-  return Channels(direction, gain, inverse_size, follows, rounding, jnp.all(good))
+  # Near `epsilon`, rounding decides on which side a size lies. It may decide otherwise for the sum.
+  good = good & (jnp.abs(square - epsilon) > _NEAR * epsilon)
+  # A mean is off by (K / 64 + 4) eps of its column, and each sum in `gradients`, too.
+  rounding = (count / 64 + 8) * eps * (jnp.max(tilt) + 2)
+  apart = seen.reshape(columns.shape) / gain[None] - direction
+  mismatch = jnp.sqrt(_column_sums(jnp.square(apart)))
+  return Channels(direction, gain, inverse_size, follows, rounding, mismatch, jnp.all(good))
 
 
 def gradients(
@@ -176,8 +191,11 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   tiny = lengths.tiny(right)
   # Squares that underflowed may have shortened |a_t| by up to sqrt(K tiny).
   longest_left = left_side + math.sqrt(fan_in * tiny)
-  of_column = longest_left @ magnitudes  # sum_t |a_t| |g_tp|, [P]
+  # No product of matrices: these may round below the exact sum.
+  of_column = jnp.sum(longest_left[:, None] * magnitudes, axis=0)  # sum_t |a_t| |g_tp|, [P]
+  # The result is that of the kernel in the trace, and its sums have K and T terms.
   share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
+  share = share + known.mismatch
   # Each of the K products in a result of the convolution may lose `tiny`, which is multiplied by
   # g_tp and divided by the gain afterwards.
   flushed = count + fan_in * jnp.sum(magnitudes, axis=0)
@@ -187,13 +205,16 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   slack = share * of_column
   charged = jnp.abs(weight) * (2 * jnp.abs(along) * slack + jnp.square(slack))
   charged = charged + 4 * eps * (1 + removed) * jnp.square(along)
+  # In `gradients` the part along the kernel is rounded: the gain's gradient, and what W_p lacks.
+  rounded = known.rounding * of_column
+  charged = charged + 2 * jnp.abs(along) * rounded + (1 + removed) * jnp.square(rounded)
   total = jnp.sum(pairs) + jnp.sum(weight * jnp.square(along))
   square = jnp.maximum(total, 0) + eps * size + jnp.sum(charged)
   square = square + 2 * known.rounding * with_means
   # --- underflow, as in `gram_length`; the means double its share of the left side
   traces = jnp.sum(jnp.square(left_side)), jnp.sum(jnp.square(right_side))
   lost = 3 * fan_in * traces[1] + columns * traces[0] + 2 * count
-  lost = count * (tiny * lost)
+  lost = count * (tiny * lost) + tiny * jnp.sum(1 + removed)
   if precision.in_three_parts(right, right):
     longest = jnp.maximum(jnp.max(left_side, initial=0), jnp.max(right_side, initial=0))
     lost = lost * (1 + 2 * longest)

@@ -134,8 +134,7 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
   if unit.standard is not None:
-    known = standardized.of_leaves(flow.leaves, unit.standard)
-    return functools.partial(_standard_norms, unit, known)
+    return functools.partial(_standard_norms, unit, _channels(unit, flow))
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -208,6 +207,14 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.hold:
     return Norms((lengths.of(product),), product)
   return _of_rows(row_forms.with_rounding(product, parts))
+
+
+def _channels(unit: Unit, flow: ParamFlow) -> standardized.Channels:
+  """Returns the channels of a unit of a standardised kernel and its gain."""
+  assert unit.standard is not None
+  (site,) = unit.sites
+  seen, _ = flow.pull(unit.leaves, unit.sites)
+  return standardized.of_leaves(flow.leaves, unit.standard, seen[site.index][0])
 
 
 def _standard_norms(
@@ -620,8 +627,7 @@ def _transposed(
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   if unit.standard is not None:
     # With the operator whose rounding the norms include, not with the transpose of the trace.
-    known = standardized.of_leaves(flow.leaves, unit.standard)
-    back = functools.partial(standardized.gradients, known, unit)
+    back = functools.partial(standardized.gradients, _channels(unit, flow), unit)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
   for factor in factors:

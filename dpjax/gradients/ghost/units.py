@@ -168,7 +168,9 @@ def _standard_form(group, sites, one_clip_norm) -> RowForm | None:
   params = site.eqn.params
   # The kernel is standardised over all axes but the last, which has to be that of the features.
   last = params["dimension_numbers"].rhs_spec[0] == 3
-  return row_forms.find(site) if last and _measured_precision(site) else None
+  form = row_forms.find(site) if last and _measured_precision(site) else None
+  # Columns of a convolution in groups have other rows each.
+  return form if form is not None and form.blocks == 1 else None
 
 
 def _measured_precision(site: Site) -> bool:
