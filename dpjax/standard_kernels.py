@@ -14,6 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+# Name of the call in a trace.
+_NAME = "_standardized"
+
 
 def standardize_kernel(
   kernel: jax.Array, gain: jax.Array, epsilon: float = 1e-4
@@ -51,7 +54,7 @@ def floor_of(eqn: Any) -> float | None:
   Args:
     eqn: equation of a jaxpr, whose inputs are then (kernel, gain, epsilon).
   """
-  if eqn.params.get("name") != _standardized.__name__ or len(eqn.invars) != 3:
+  if eqn.params.get("name") != _NAME or len(eqn.invars) != 3:
     return None
   kernel, gain, epsilon = eqn.invars
   if not isinstance(epsilon, jex.Literal) or len(kernel.aval.shape) != 4:
