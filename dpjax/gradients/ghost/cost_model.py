@@ -45,6 +45,7 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -291,15 +292,29 @@ def gradient(work: int, leaf_size: int, heavy: bool, copied: int = 0) -> tuple[C
   return cost, small and leaf_size <= _HOLD_AT_MOST
 
 
-def standard_pays(form: RowForm, platform: str) -> bool:
-  """Returns whether rows give the norm of a standardised kernel sooner than its gradient does.
+def standard(form: RowForm, platform: str) -> tuple[Cost, bool] | None:
+  """Returns the cost of the norm of a standardised kernel, and whether it is a gram product.
 
-  Otherwise each example's gradient is formed. It is held for the sum, or formed twice.
+  Without a gram product, each example's product a^T g is formed and freed. Returns None if the
+  general rule is cheaper: it holds each example's gradient for the sum, or forms it twice. On a GPU
+  it also stands in for freed products: their sum in TF32 would lengthen norms of many rows by up
+  to a tenth.
   """
-  rows = gram([form], platform).seconds(platform) + contraction([form], platform)
-  once = product([form], platform)[0].seconds(platform)
-  _, hold = gradient(form.recorded, size(form), True)
-  return rows < once + (holding([form], platform) if hold else once)
+  of_gram = gram([form], platform)
+  of_product = product([form], platform)[0]._replace(fused=False)
+  machine = constants(platform)
+  seconds = of_gram.seconds(platform)
+  if platform != "cpu" and by_places(form, platform) and form.places is not None:
+    # An accelerator also writes the products of places with zeros around them.
+    seconds += (2 * form.places.count**2 + form.rows**2) * machine.element_seconds
+  after = contraction([form], platform)
+  once = of_product.seconds(platform)
+  _, hold = gradient(form.recorded + size(form), size(form), True)
+  general = once + (holding([form], platform) if hold else once)
+  freed = once + after if platform != "gpu" else math.inf
+  if general <= min(seconds + after, freed):
+    return None
+  return (of_gram, True) if seconds + after < freed else (of_product, False)
 
 
 def stacks(leaf_size: int, gathered: int) -> bool:

@@ -14,6 +14,8 @@ Here s_p = |gain_p| / size_p, and u' is u minus the mean of each column. So the 
 - sum_p s_p^2 |u'_p|^2 = sum_ts (<a_t, a_s> - K mean(a_t) mean(a_s)) sum_p s_p^2 g_tp g_sp.
 - h_p = sum_t g_tp <a_t, w_p>, and <a_t, w_p> is the result of the convolution, over gain_p.
 
+With many rows it is cheaper to form u of each example, and to free it after the norm.
+
 If size_p^2 is below `epsilon`, it is replaced by it, and the term h_p w_p falls away. The clipped
 sum is one product over the batch, to which the same linear operator is applied (`gradients`). So
 its rounding is that of a sum over the batch, as for other convolutions.
@@ -26,6 +28,7 @@ the gradient of each example is formed by itself.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -135,7 +138,18 @@ def gradients(
   return tuple(by_leaf[leaf] for leaf in unit.leaves)
 
 
+def _root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
+  return jnp.sqrt(functools.reduce(jnp.add, map(jnp.square, norms)))
+
+
 class Rows(NamedTuple):
+  """Rows of one example, without the left ones."""
+
+  left: jax.Array  # lengths |a_t| of the left ones, at least, [T]
+  right: jax.Array  # cotangents [T, P]
+
+
+class RowGram(NamedTuple):
   """Rows of one example, with inner products and sums of the left ones."""
 
   left_gram: jax.Array  # [T, T]
@@ -143,17 +157,30 @@ class Rows(NamedTuple):
   right: jax.Array  # cotangents [T, P]
 
 
-def rows_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> Rows:
-  """Returns the rows of a site, whose inner products may be taken from places."""
+def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> Rows:
+  """Returns the rows of a site. Windows are not copied if sums over them can be taken in place."""
+  rows = form.build(data, cotangents)
+  right = trees.at_least_float32(rows.right[0])
+  if form.places is None:
+    return Rows(lengths.of(rows.left[0], axis=-1).longest, right)
+  squares = jnp.square(trees.at_least_float32(data[0]))
+  missing = math.sqrt(form.left * lengths.tiny(squares))
+  eps = float(jnp.finfo(squares.dtype).eps)
+  sums = form.places.row_sums((squares,))[0]  # [T]
+  return Rows(jnp.sqrt(sums) * (1 + form.left * eps) + missing, right)
+
+
+def gram_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> RowGram:
+  """Returns the rows of a site with inner products, which may be taken from places."""
   rows = form.build(data, cotangents)
   right = trees.at_least_float32(rows.right[0])
   if by_places and form.places is not None:
-    return Rows(form.places.build(data)[0], form.places.row_sums(data)[0], right)
+    return RowGram(form.places.build(data)[0], form.places.row_sums(data)[0], right)
   left = trees.at_least_float32(rows.left)
-  return Rows(row_forms.side_gram(left, left)[0], jnp.sum(left[0], axis=1), right)
+  return RowGram(row_forms.side_gram(left, left)[0], jnp.sum(left[0], axis=1), right)
 
 
-def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> RowLengths:
+def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> RowLengths:
   """Returns the length of the gradient of a kernel and its gain, as `row_forms.gram_length` does.
 
   Args:
@@ -222,7 +249,7 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   lost = lost + jnp.sum(missed)
   # --- what rows could be if none cancelled
   grown = precision.of_sums(right.dtype).growth
-  sizes = jnp.sum(left_side * (right_side + plain_side))
+  sizes = jnp.sum(left_side * _root_of_squares([right_side, plain_side]))
   missing = jnp.sqrt(count * lost)
   added = (eps + grown) * sizes + known.rounding * jnp.sqrt(with_means)
   length = lengths.from_square(square, lost, added, (eps + grown) * missing)
@@ -232,3 +259,34 @@ def row_lengths(known: Channels, rows: Rows, out: jax.Array, fan_in: int) -> Row
   return RowLengths(
     lengths.Length(sound(length.norm), sound(length.longest)), extent, sizes + missing
   )
+
+
+def product_lengths(
+  known: Channels, unit: Unit, product: jax.Array, left: jax.Array, right: jax.Array
+) -> RowLengths:
+  """Returns the length of the gradient of a kernel and its gain from u, which is formed.
+
+  Roundings are added as in `row_forms.with_rounding`, and those of `gradients` here and in the sum.
+
+  Args:
+    known: channels of the kernel.
+    unit: unit of the kernel and its gain.
+    product: gradient u of one example at the standardised kernel, [*kernel].
+    left: lengths |a_t| of the rows, at least, [T].
+    right: cotangents, [T, P].
+  """
+  (site,) = unit.sites
+  parts = gradients(known, unit, {site.index: (product,)})
+  norms, longest = zip(*map(lengths.of, parts))
+  length = lengths.Length(_root_of_squares(norms), _root_of_squares(longest))
+  scaled = lengths.of(right * known.scale[None], axis=-1).longest  # [T]
+  plain = lengths.of(right, axis=-1).longest
+  sizes = jnp.sum(left * _root_of_squares([scaled, plain]))
+  eps = float(jnp.finfo(right.dtype).eps)
+  rounding = (len(left) + 2) * eps / 2 + 2 * precision.of_sums(right.dtype).growth
+  charged = (rounding + 2 * known.rounding) * sizes
+  sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
+  # An entry that underflows is multiplied by the scale of its column afterwards.
+  extent = jnp.sum(left + plain) * jnp.maximum(jnp.max(known.scale), 1)
+  whole = lengths.Length(sound(length.norm + charged), sound(length.longest + charged))
+  return RowLengths(whole, extent, sizes)

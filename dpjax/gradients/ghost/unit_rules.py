@@ -134,7 +134,7 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
   if unit.standard is not None:
-    return functools.partial(_standard_norms, unit, _channels(unit, flow))
+    return functools.partial(_standard_norms, unit, *_channels(unit, flow))
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -209,24 +209,28 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   return _of_rows(row_forms.with_rounding(product, parts))
 
 
-def _channels(unit: Unit, flow: ParamFlow) -> standardized.Channels:
-  """Returns the channels of a unit of a standardised kernel and its gain."""
+def _channels(unit: Unit, flow: ParamFlow) -> tuple[standardized.Channels, jax.Array]:
+  """Returns (channels of a unit of a standardised kernel and its gain, the kernel in the trace)."""
   assert unit.standard is not None
   (site,) = unit.sites
-  seen, _ = flow.pull(unit.leaves, unit.sites)
-  return standardized.of_leaves(flow.leaves, unit.standard, seen[site.index][0])
+  (seen,) = flow.pull(unit.leaves, unit.sites)[0][site.index]
+  return standardized.of_leaves(flow.leaves, unit.standard, seen), seen
 
 
 def _standard_norms(
-  unit: Unit, known: standardized.Channels, loss, data, cotangents
+  unit: Unit, known: standardized.Channels, seen: jax.Array, loss, data, cotangents
 ) -> Norms:
-  """Returns the norms of a standardised kernel with its gain."""
+  """Returns the norms of a standardised kernel, which is `seen` in the trace, with its gain."""
   del loss
   (site,) = unit.sites
   (form,) = unit.forms
   *operands, result = data[site.index]
+  if unit.rule is Rule.PRODUCT:
+    (product,) = _site_gradient(site, (seen,), tuple(operands), cotangents[site.index])
+    rows = standardized.rows_of(form, tuple(operands), cotangents[site.index])
+    return _of_rows(standardized.product_lengths(known, unit, product, *rows))
   by_places = cost_model.by_places(form, made_for.platform())
-  rows = standardized.rows_of(form, tuple(operands), cotangents[site.index], by_places)
+  rows = standardized.gram_of(form, tuple(operands), cotangents[site.index], by_places)
   out = form.build(tuple(operands), (result,)).right[0]  # [T, P]
   return _of_rows(standardized.row_lengths(known, rows, out, form.left))
 
@@ -627,7 +631,8 @@ def _transposed(
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   if unit.standard is not None:
     # With the operator whose rounding the norms include, not with the transpose of the trace.
-    back = functools.partial(standardized.gradients, _channels(unit, flow), unit)
+    known, _ = _channels(unit, flow)
+    back = functools.partial(standardized.gradients, known, unit)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
   for factor in factors:

@@ -125,12 +125,12 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
   standard = _standard_form(group, sites, one_clip_norm)
-  if standard is not None and cost_model.standard_pays(standard, platform):
-    cost = cost_model.gram([standard], platform)
+  chosen = cost_model.standard(standard, platform) if standard is not None else None
+  if standard is not None and chosen is not None:
+    cost, is_gram = chosen
+    rule = Rule.GRAM if is_gram else Rule.PRODUCT
     known = sites[0].sources[0].standard
-    return Unit(
-      group, tuple(sites), Rule.GRAM, (standard,), (False,), cost, False, "", known
-    )
+    return Unit(group, tuple(sites), rule, (standard,), (False,), cost, False, "", known)
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Other
