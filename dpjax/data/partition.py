@@ -34,6 +34,8 @@ from dpjax.validate import UserError
 
 Indices = list[np.ndarray]  # one int64 array of rows for each client; views of one array
 
+# Below it, logarithms of gamma variables would leave the range of floats.
+_LEAST_ALPHA = 1e-300
 _MAX_REDRAWS = 1_000
 
 
@@ -145,7 +147,7 @@ def dirichlet_hsu(
     return iid(labels, num_clients=num_clients, seed=seed)
   queues = [random.permutation(rows) for rows in _rows_by_class(labels)]
   left = np.array([len(queue) for queue in queues], np.int64)
-  prior = alpha * left / max(1, len(labels))
+  prior = alpha * (left / max(1, len(labels)))
   clients = []
   for size in map(len, np.array_split(labels, num_clients)):
     taken = _draw_classes(random, _dirichlet(random, prior), left, size)
@@ -293,7 +295,7 @@ def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
   """
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))
-  ) / np.maximum(alpha, np.finfo(float).tiny)
+  ) / np.maximum(alpha, _LEAST_ALPHA)
   # Weights are divided by the largest weight, so none overflows and their sum is at least 1.
   weights = np.exp(logs - logs.max())
   return weights / weights.sum()

@@ -184,8 +184,9 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
         hint = (
           f"it has none; give --config.{prefix[:-1]}='{{}}'" if prefix else "it has none"
         )
-      at = f"{prefix}{option}={value!r}"
-      raise UserError(f"{at}: not an option of model {name!r}: {hint}")
+      raise UserError(
+        f"not an option of model {name!r}: {hint}", field=f"{prefix}{option}", value=value
+      )
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
