@@ -280,15 +280,14 @@ def held_convolution(form: RowForm) -> Cost:
   return Cost(_flops(form), form.recorded + 3 * size(form), fused=True)
 
 
-def gradient(work: int, leaf_size: int, heavy: bool, copied: int = 0) -> tuple[Cost, bool]:
+def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   """Returns the cost of the general rule, and whether it pays to hold the gradients of examples.
 
-  `copied` elements are formed beside those that the sites touch. It pays to hold gradients of up to
-  4096 elements. It also pays for gradients of up to `_HOLD_AT_MOST` elements that are at most a
-  quarter as large as the arrays that their sites touch.
+  It pays for gradients of up to 4096 elements, and for gradients of up to `_HOLD_AT_MOST` elements
+  that are at most a quarter as large as the arrays that their sites touch.
   """
   small = leaf_size * 4 <= work or leaf_size <= 4096
-  cost = Cost(2 * work, work + copied + 2 * leaf_size, fused=not heavy)
+  cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST
 
 

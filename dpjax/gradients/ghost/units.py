@@ -136,9 +136,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Other
     # equations may form large intermediate arrays, and then a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
-    cost, hold = cost_model.gradient(
-      _site_work(sites), size, heavy, _copied(sites, platform)
-    )
+    cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
     # Holding a gradient that was recorded anyway costs nothing. A gradient that is rounded to half
     # precision is held, so that the sum uses the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
@@ -299,16 +297,6 @@ def _site_work(sites: Sequence[Site]) -> int:
     return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
 
   return sum(map(elements, sites))
-
-
-def _copied(sites: Sequence[Site], platform: str) -> int:
-  """Returns the number of elements of the patches that a GPU copies to form an example's gradient.
-
-  On a CPU they are not counted: they lie in its cache, and a TPU copies none.
-  """
-  forms = map(row_forms.find, sites) if platform == "gpu" else ()
-  patches = [f for f in forms if f and not (f.plain or f.one_hot or f.width)]
-  return sum(f.blocks * f.rows * f.left for f in patches)
 
 
 def _rounds(site: Site) -> bool:
