@@ -12,6 +12,7 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.sweeps import experiment
+from dpjax.validate import UserError
 from tests.runs import descriptions
 
 _RECORDS = 24
@@ -23,8 +24,11 @@ def loaded(config):
   name = repr((config.data.name, config.data.data_dir))
   skip = 0 if name == "('digits', None)" else 100 + sum(name.encode()) % 1000
   train, test = digits.load_digits()
+  if config.data.num_classes not in (None, train.num_classes):
+    raise UserError("the digits have 10", field="data.num_classes")  # as `data.load` does
   count = min(_RECORDS, config.data.limit or _RECORDS)
-  return train.subset(slice(skip, skip + count)), test.subset(slice(0, 10))
+  few = train.subset(slice(skip, skip + count))
+  return few.declared(config.data.num_examples or count), test.subset(slice(0, 10))
 
 
 def run(config):
