@@ -59,10 +59,8 @@ class Channels(NamedTuple):
   gain: jax.Array  # [P]
   inverse_size: jax.Array  # 1 / size_p, [P]
   follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if `epsilon` replaces it
-  rounding: (
-    jax.Array
-  )  # []: bound on the error of each sum in `gradients`, as a share of |u|
-  mismatch: jax.Array  # [P]: length of the kernel that the trace sees / gain_p - w_p
+  rounding: jax.Array  # []: largest error of a sum in `gradients`, as a share of |u|
+  mismatch: jax.Array  # [P]: length of (column of the traced kernel / gain_p) - w_p
   is_sound: jax.Array  # [] bool
 
   @property
@@ -212,42 +210,20 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
   off = (3 * fan_in + 8) * left_most * jnp.abs(right_gram)
   off = off + columns * jnp.abs(centered) * right_most
   size = jnp.sum(4 * jnp.abs(pairs) + off / 2)
-  # --- gains
-  along = jnp.sum(right * out, axis=0) / known.gain  # h [P]
-  magnitudes = jnp.abs(right)
   tiny = lengths.tiny(right)
   # Squares that underflowed may have shortened |a_t| by up to sqrt(K tiny).
   longest_left = left_side + math.sqrt(fan_in * tiny)
-  # No product of matrices: these may round below the exact sum.
-  of_column = jnp.sum(longest_left[:, None] * magnitudes, axis=0)  # sum_t |a_t| |g_tp|, [P]
-  # The result is that of the kernel in the trace, and its sums have K and T terms.
-  share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
-  share = share + known.mismatch
-  # Each of the K products in a result of the convolution may lose `tiny`, which is multiplied by
-  # g_tp and divided by the gain afterwards.
-  flushed = count + fan_in * jnp.sum(magnitudes, axis=0)
-  underflow = tiny * (flushed / jnp.abs(known.gain) + count)  # of h_p
-  removed = jnp.square(scale) * known.removed
-  weight = 1 - removed
-  slack = share * of_column
-  charged = jnp.abs(weight) * (2 * jnp.abs(along) * slack + jnp.square(slack))
-  charged = charged + 4 * eps * (1 + removed) * jnp.square(along)
-  # In `gradients` the part along the kernel is rounded: the gain's gradient, and what W_p lacks.
-  rounded = known.rounding * of_column
-  charged = charged + 2 * jnp.abs(along) * rounded + (1 + removed) * jnp.square(rounded)
-  total = jnp.sum(pairs) + jnp.sum(weight * jnp.square(along))
-  square = jnp.maximum(total, 0) + eps * size + jnp.sum(charged)
+  gains = _gains(known, longest_left, right, out, fan_in)
+  square = jnp.maximum(jnp.sum(pairs) + gains.square, 0) + eps * size + gains.rounding
   square = square + 2 * known.rounding * with_means
-  # --- underflow, as in `gram_length`; the means double its share of the left side
+  # Underflow counts as in `gram_length`; the means double its share of the left side.
   traces = jnp.sum(jnp.square(left_side)), jnp.sum(jnp.square(right_side))
   lost = 3 * fan_in * traces[1] + columns * traces[0] + 2 * count
-  lost = count * (tiny * lost) + tiny * jnp.sum(1 + removed)
+  lost = count * (tiny * lost)
   if precision.in_three_parts(right, right):
     longest = jnp.maximum(jnp.max(left_side, initial=0), jnp.max(right_side, initial=0))
     lost = lost * (1 + 2 * longest)
-  missed = jnp.abs(weight) * (2 * (jnp.abs(along) + slack) + underflow) * underflow
-  lost = lost + jnp.sum(missed)
-  # --- what rows could be if none cancelled
+  lost = lost + gains.lost
   grown = precision.of_sums(right.dtype).growth
   sizes = jnp.sum(left_side * _root_of_squares([right_side, plain_side]))
   missing = jnp.sqrt(count * lost)
@@ -259,6 +235,52 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
   return RowLengths(
     lengths.Length(sound(length.norm), sound(length.longest)), extent, sizes + missing
   )
+
+
+class _Gains(NamedTuple):
+  """What the terms h_p add to the squared norm of a kernel and its gain; each []."""
+
+  square: jax.Array  # sum_p h_p^2, less what the kernel's square lacks
+  rounding: jax.Array  # largest error of `square` by rounding
+  lost: jax.Array  # and by underflow
+
+
+def _gains(
+  known: Channels, left: jax.Array, right: jax.Array, out: jax.Array, fan_in: int
+) -> _Gains:
+  """Returns the part of the squared norm that comes from the gradients h of the gains.
+
+  Args:
+    known: channels of the kernel.
+    left: lengths |a_t| of the rows, at least, [T].
+    right: cotangents, [T, P].
+    out: [T, P], results of the convolution.
+    fan_in: K.
+  """
+  count = right.shape[0]
+  eps = float(jnp.finfo(right.dtype).eps)
+  tiny = lengths.tiny(right)
+  along = jnp.sum(right * out, axis=0) / known.gain  # h [P]
+  magnitudes = jnp.abs(right)
+  # No product of matrices: these may round below the exact sum.
+  of_column = jnp.sum(left[:, None] * magnitudes, axis=0)  # sum_t |a_t| |g_tp|, [P]
+  # The result is that of the kernel in the trace, and its sums have K and T terms.
+  share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
+  slack = (share + known.mismatch) * of_column
+  # Each of the K products in a result of the convolution may lose `tiny`, which is multiplied by
+  # g_tp and divided by the gain afterwards.
+  flushed = count + fan_in * jnp.sum(magnitudes, axis=0)
+  underflow = tiny * (flushed / jnp.abs(known.gain) + count)  # of h_p
+  removed = jnp.square(known.scale) * known.removed
+  weight = 1 - removed
+  charged = jnp.abs(weight) * (2 * jnp.abs(along) * slack + jnp.square(slack))
+  charged = charged + 4 * eps * (1 + removed) * jnp.square(along)
+  # In `gradients` the part along the kernel is rounded: the gain's gradient, and what W_p lacks.
+  rounded = known.rounding * of_column
+  charged = charged + 2 * jnp.abs(along) * rounded + (1 + removed) * jnp.square(rounded)
+  missed = jnp.abs(weight) * (2 * (jnp.abs(along) + slack) + underflow) * underflow
+  lost = jnp.sum(missed) + tiny * jnp.sum(1 + removed)
+  return _Gains(jnp.sum(weight * jnp.square(along)), jnp.sum(charged), lost)
 
 
 def product_lengths(
