@@ -54,7 +54,8 @@ class WideResNet(nn.Module):
   size.
 
   >>> model = WideResNet(depth=10, width=1, num_classes=10)
-  >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+  >>> image = jax.ShapeDtypeStruct((1, 32, 32, 3), "float32")
+  >>> shapes = jax.eval_shape(model.init, jax.random.key(0), image)
   >>> sum(leaf.size for leaf in jax.tree.leaves(shapes))
   78938
   """

@@ -140,7 +140,7 @@ def _root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
   return jnp.sqrt(functools.reduce(jnp.add, map(jnp.square, norms)))
 
 
-class Rows(NamedTuple):
+class RowSides(NamedTuple):
   """Rows of one example, without the left ones."""
 
   left: jax.Array  # lengths |a_t| of the left ones, at least, [T]
@@ -155,17 +155,17 @@ class RowGram(NamedTuple):
   right: jax.Array  # cotangents [T, P]
 
 
-def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> Rows:
+def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> RowSides:
   """Returns the rows of a site. Windows are not copied if sums over them can be taken in place."""
   rows = form.build(data, cotangents)
   right = trees.at_least_float32(rows.right[0])
   if form.places is None:
-    return Rows(lengths.of(rows.left[0], axis=-1).longest, right)
+    return RowSides(lengths.of(rows.left[0], axis=-1).longest, right)
   squares = jnp.square(trees.at_least_float32(data[0]))
   missing = math.sqrt(form.left * lengths.tiny(squares))
   eps = float(jnp.finfo(squares.dtype).eps)
   sums = form.places.row_sums((squares,))[0]  # [T]
-  return Rows(jnp.sqrt(sums) * (1 + form.left * eps) + missing, right)
+  return RowSides(jnp.sqrt(sums) * (1 + form.left * eps) + missing, right)
 
 
 def gram_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> RowGram:
