@@ -227,7 +227,7 @@ def extraction_curve(
     validate.integer_in(1, len(x), num_queries=size)
   # One type for both, and one zero: -0.0 equals 0.0, but has other bytes.
   common = np.result_type(x, others)
-  bytes_of = lambda rows: [(row.astype(common) + 0).tobytes() for row in rows]
+  bytes_of = lambda rows: [row.tobytes() for row in rows.astype(common) + 0]
   known = set(bytes_of(x[: max(sizes)]))
   if shared := sum(row in known for row in bytes_of(others)):
     raise UserError(

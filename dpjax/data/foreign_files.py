@@ -1,4 +1,4 @@
-"""What the readers of other libraries' files by client share: errors of one line, and HDF5."""
+"""Errors of one line and HDF5, for the readers of other libraries' files by client."""
 
 from __future__ import annotations
 

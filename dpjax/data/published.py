@@ -26,12 +26,14 @@ class Published(NamedTuple):
     loader: dotted path of the function that returns (train, test), whole in memory; "": the
       files of tensorflow-datasets are read.
     in_folder: whether the loader takes `data_dir`, the folder of the files.
+    of_plays: whether a user's folder `shakespeare` may stand in for the published texts.
   """
 
   num_examples: int | None = None
   num_users: int | None = None
   loader: str = ""
   in_folder: bool = False
+  of_plays: bool = False
 
   def load(self) -> Callable[..., Any]:
     """Imports and returns the function at `loader`, which must not be ""."""
@@ -67,11 +69,16 @@ PUBLISHED: dict[str, Published] = {
     num_users=1_019,
     loader="dpjax.data.shakespeare.load_shakespeare",
     in_folder=True,
+    of_plays=True,
   ),
-  "shakespeare_lines": Published(53_801, loader=f"{_LINES}.load_lines", in_folder=True),
-  "shakespeare_roles": Published(798, loader=f"{_LINES}.load_roles", in_folder=True),
+  "shakespeare_lines": Published(
+    53_801, loader=f"{_LINES}.load_lines", in_folder=True, of_plays=True
+  ),
+  "shakespeare_roles": Published(
+    798, loader=f"{_LINES}.load_roles", in_folder=True, of_plays=True
+  ),
   "shakespeare_public_lines": Published(
-    26_941, loader=f"{_LINES}.load_public_lines", in_folder=True
+    26_941, loader=f"{_LINES}.load_public_lines", in_folder=True, of_plays=True
   ),
 }
 

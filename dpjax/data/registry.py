@@ -91,7 +91,7 @@ def load(
     )
   known = train.nominal_size
   # A user's folder may hold other texts, whose number is not published.
-  plays = name in PUBLISHED and name.startswith("shakespeare")
+  plays = name in PUBLISHED and PUBLISHED[name].of_plays
   user_texts = plays and not data.shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)

@@ -33,7 +33,7 @@ import jax
 from dpjax import trees, validate
 from dpjax.gradients.ghost import cost_model, tapped
 from dpjax.gradients.ghost.route import Recipe
-from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
+from dpjax.gradients.ghost.units import Rule, Sum, Unit, kept_at, sum_of
 from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4
@@ -65,11 +65,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   program = planned.program
   leaves = jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
-  # What a site keeps is recorded only where the unit's norm needs it.
-  kept_at = {site.index for u in planned.units if u.standard for site in u.sites}
-  counts = {
-    s.index: len(s.data) + len(s.kept) * (s.index in kept_at) for s in program.sites()
-  }
+  keeping = kept_at(planned.units)
 
   def forward(leaves, taps, examples):
     def loss(taps, example):
@@ -83,9 +79,9 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
     taps = {t.index: struct((count, *t.shape), t.aval.dtype) for t in program.taps()}
     examples = [_stacked(leaf, count) for leaf in jax.tree.leaves(example)]
     _, back, seen = jax.eval_shape(forward, leaves, taps, examples)
-    seen = {i: arrays[: counts[i]] for i, arrays in seen.items()}
+    seen = tapped.operands_of(program, seen, keeping)
     # The results that a site keeps are no part of what JAX keeps.
-    stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | kept_at}
+    stacked_again = {i: arrays for i, arrays in seen.items() if i in looped | keeping}
     return tuple(map(_nbytes, (back, stacked_again, seen, taps)))
 
   residuals, again, operands, cotangents = _slope(sizes)

@@ -74,6 +74,17 @@ def _unit(loss, params, batch, *, clip_norm=0.5, platform=None):
   return next(unit for unit in planned.units if place in unit.leaves)
 
 
+def _single(tree):
+  return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+
+def _exact_norms(loss, params, batch):
+  """Norms [B] of the gradients as JAX forms them."""
+  grads = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
+  squares = [np.square(g).reshape(len(batch), -1).sum(1) for g in jax.tree.leaves(grads)]
+  return np.sqrt(sum(squares))
+
+
 _UNUSUAL = [
   lambda p: {**p, "gain": -p["gain"]},
   lambda p: {**p, "gain": p["gain"].at[3].set(0.0)},
@@ -200,17 +211,13 @@ def _impostor(params, example):
 
 @pytest.mark.parametrize("loss", [_twice, _scaled, _gain_again, _half, _coarse, _impostor])
 def test_other_uses_take_the_general_rule(loss):
-  params, batch = _problem()
-  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-  batch = batch.astype(jnp.float32)
+  params, batch = _single(_problem())
   assert _unit(_loss, params, batch).standard is not None
   assert _unit(loss, params, batch).standard is None
 
 
 def test_no_gradient_of_an_example_is_formed():
-  params, batch = _problem(size=3, channels=32, features=40, side=4, batch=7)
-  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-  batch = batch.astype(jnp.float32)
+  params, batch = _single(_problem(channels=32, features=40, side=4, batch=7))
   with targets.compiling_for(targets.parse("gpu:h100:1")):
     clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)
     text = str(jax.make_jaxpr(clipped)(params, batch, True))
@@ -223,13 +230,8 @@ def test_no_gradient_of_an_example_is_formed():
 def test_norms_bound_the_gradient_and_are_near_it(rule, target, seed, x64):
   del x64
   params, batch = _problem(**_BY_RULE[rule], seed=seed)
-  gradient = lambda p, e: jax.grad(_loss)(p, e)
-  exact = jax.vmap(gradient, (None, 0))(params, batch)
-  squares = [
-    np.square(leaf).reshape(len(batch), -1).sum(1) for leaf in jax.tree.leaves(exact)
-  ]
-  exact = np.sqrt(sum(squares))
-  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, batch))
+  exact = _exact_norms(_loss, params, batch)
+  single = _single((params, batch))
   with _machine(target):
     assert _unit(_loss, *single).rule is rule
     clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)(*single, True)
@@ -245,7 +247,7 @@ def test_unusual_norms_bound_the_gradient_in_float32(change, x64):
   """Beside the other route: a gain of 1e9 under a sine is chaos, so double has another gradient."""
   del x64
   params, batch = _problem(side=4, channels=64, features=32)
-  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (change(params), batch))
+  single = _single((change(params), batch))
   assert _unit(_loss, *single).standard is not None
   slow, fast = oracle.both(_loss, *single, clip_norm=1.0)
   ratio = np.float64(fast.norms) / np.float64(slow.norms)
@@ -260,17 +262,11 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
   params, batch = _problem(side=2, channels=32, features=16, batch=3)
   # One row that lies along the kernel: there the gain has nearly the whole gradient.
   params["gain"] = 0.05 + 0 * params["gain"]
-  standard = standard_kernels.standardize_kernel(params["kernel"], params["gain"])
-  along = jnp.sign(standard[1, 1]).mean(-1)
+  along = jnp.sign(_standard(params)[1, 1]).mean(-1)
   batch = jnp.broadcast_to(along, batch.shape)
-  linear = lambda p, e: jnp.sum(
-    _conv(e, standard_kernels.standardize_kernel(p["kernel"], p["gain"])) * p["weight"]
-  )
-  exact = jax.vmap(jax.grad(linear), (None, 0))(params, batch)
-  exact = np.sqrt(
-    sum(np.square(leaf).reshape(3, -1).sum(1) for leaf in jax.tree.leaves(exact))
-  )
-  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, batch))
+  linear = lambda p, e: jnp.sum(_conv(e, _standard(p)) * p["weight"])
+  exact = _exact_norms(linear, params, batch)
+  single = _single((params, batch))
   with targets.compiling_for(targets.parse("gpu:h100:1")):
     share = precision.forward_growth(jnp.float32)
     assert share >= abs(rounding)
@@ -354,13 +350,13 @@ def test_rounded_parameters_take_the_general_rule(cast):
     kernel = _standard(params).astype(jnp.bfloat16).astype(jnp.float32)
     return jnp.sum(jnp.sin(_conv(example, kernel)) * params["weight"])
 
-  single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), _problem())
+  single = _single(_problem())
   assert _unit(loss, *single).standard is None
   assert _unit(rounded_result, *single).standard is None
 
 
 def test_a_gain_or_kernel_that_is_broadcast_takes_the_general_rule():
-  params, batch = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), _problem())
+  params, batch = _single(_problem())
   one_gain = params | {"gain": jnp.ones(1)}
   one_column = params | {"kernel": params["kernel"][..., :1]}
   for broadcast in (one_gain, one_column):

@@ -318,8 +318,8 @@ def signals() -> Iterator[list[int]]:
   middle of a step.
 
   An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal. A signal during the
-  last step stops nothing in the block, but the next phase of a run. It is raised again after the
-  block if more than this training should stop, for example the other runs of a sweep.
+  last step stops nothing in the block. It is raised again after the block if more than this
+  training should stop, for example the other runs of a sweep.
   """
   received: list[int] = []
   previous = {}
@@ -411,7 +411,7 @@ class _Trainer:
 
   def __call__(self, phase: Phase) -> Running:
     """Carries out a phase to its end, from its newest checkpoint if there is one. Returns the ended
-    phase."""
+    phase. A signal during its last step stops the next phase after a step."""
     running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
       received.extend(self.late)

@@ -138,7 +138,9 @@ def clipped_sum(
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, platform = planned
   flow = ParamFlow.of(program, leaves)
-  recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
+  examples = jax.tree.leaves(batch)
+  keeping = units.kept_at(planned_units)
+  recorded = tapped.record(program, leaves, examples, keeping)  # [*loops, B, ...]
   held, recomputed = [
     [u for u in planned_units if u.hold is hold] for hold in (True, False)
   ]

@@ -614,15 +614,15 @@ def outer_length(rows: RowFactors) -> RowLengths:
   Its growth by rounding in a sum is included (`precision`)."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
-    return RowLengths(_over_blocks(right), jnp.sum(right.longest))
+    return RowLengths(over_blocks(right), jnp.sum(right.longest))
   left = lengths.of(rows.left, axis=(1, 2))  # [N]
   grown = 1 + precision.of_sums(left.norm.dtype).growth
   norm = left.norm * right.norm * grown
   both = Length(norm, left.longest * right.longest * grown)
-  return RowLengths(_over_blocks(both), jnp.sum(left.longest + right.longest))
+  return RowLengths(over_blocks(both), jnp.sum(left.longest + right.longest))
 
 
-def _over_blocks(each: Length) -> Length:
+def over_blocks(each: Length) -> Length:
   """Returns the norm over blocks, [N] -> []. Norms are scaled before they are squared, since the
   square of a product of norms can leave the range of floats."""
   if each.norm.shape == (1,):

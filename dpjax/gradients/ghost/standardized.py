@@ -28,9 +28,8 @@ the gradient of each example is formed by itself.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -39,6 +38,7 @@ import jax.numpy as jnp
 from dpjax import trees
 from dpjax.gradients.ghost import lengths, precision, row_forms
 from dpjax.gradients.ghost.jaxpr_sites import StandardKernel
+from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.row_forms import RowForm, RowLengths
 from dpjax.gradients.ghost.units import Unit
 
@@ -53,7 +53,7 @@ _NEAR = 1e-3
 
 
 class Channels(NamedTuple):
-  """What the gradients of a standardised kernel need of its values, for P columns of length K."""
+  """Values of a standardised kernel that its gradients need, for P columns of length K."""
 
   direction: jax.Array  # w [K, P]
   gain: jax.Array  # [P]
@@ -115,29 +115,32 @@ def of_leaves(
   return Channels(direction, gain, inverse_size, follows, rounding, mismatch, jnp.all(good))
 
 
-def gradients(
-  known: Channels, unit: Unit, products: dict[int, tuple[jax.Array, ...]]
-) -> tuple[jax.Array, ...]:
-  """Returns the gradient of each leaf of the unit, from a gradient at its standardised kernel.
-
-  Args:
-    known: channels of the unit's kernel.
-    unit: unit of one kernel and its gain.
-    products: {index of the unit's site: (array [*kernel],)}.
-  """
-  ((product,),) = products.values()
+def gradients(known: Channels, product: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns (gradient of the kernel, gradient of the gain) from u, a gradient [*kernel] at the
+  standardised kernel."""
   flat = product.reshape(-1, product.shape[-1])  # [K, P]
   along = _column_sums(known.direction * flat)
   mean = _column_sums(flat) / flat.shape[0]
   rest = flat - mean[None] - (known.follows * along)[None] * known.direction
   kernel = (known.gain * known.inverse_size)[None] * rest
-  assert unit.standard is not None
-  by_leaf = {unit.standard.gain: along, unit.standard.kernel: kernel.reshape(product.shape)}
-  return tuple(by_leaf[leaf] for leaf in unit.leaves)
+  return kernel.reshape(product.shape), along
 
 
-def _root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
-  return jnp.sqrt(functools.reduce(jnp.add, map(jnp.square, norms)))
+def transpose(
+  leaves: Sequence[jax.Array], unit: Unit, seen: dict[int, tuple[jax.Array, ...]]
+) -> Callable[[dict[int, tuple[jax.Array, ...]]], tuple[jax.Array, ...]]:
+  """Returns `gradients` of a unit in the form of the transpose of `ParamFlow.pull`."""
+  (site,) = unit.sites
+  standard = unit.standard
+  assert standard is not None
+  known = of_leaves(leaves, standard, *seen[site.index])
+
+  def back(products):
+    of_kernel, of_gain = gradients(known, *products[site.index])
+    by_leaf = {standard.kernel: of_kernel, standard.gain: of_gain}
+    return tuple(by_leaf[leaf] for leaf in unit.leaves)
+
+  return back
 
 
 class RowSides(NamedTuple):
@@ -225,20 +228,25 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
     lost = lost * (1 + 2 * longest)
   lost = lost + gains.lost
   grown = precision.of_sums(right.dtype).growth
-  sizes = jnp.sum(left_side * _root_of_squares([right_side, plain_side]))
+  sizes = jnp.sum(left_side * trees.root_sum_squares([right_side, plain_side]))
   missing = jnp.sqrt(count * lost)
   added = (eps + grown) * sizes + known.rounding * jnp.sqrt(with_means)
   length = lengths.from_square(square, lost, added, (eps + grown) * missing)
+  return _measured(known, length, left_side, plain_side, sizes + missing)
+
+
+def _measured(
+  known: Channels, length: Length, left: jax.Array, right: jax.Array, reach: jax.Array
+) -> RowLengths:
+  """Returns the length of a gradient with the measures of its rows, of lengths [T] on each side."""
   sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
   # An entry that underflows is multiplied by the scale of its column afterwards.
-  extent = jnp.sum(left_side + plain_side) * jnp.maximum(jnp.max(scale), 1)
-  return RowLengths(
-    lengths.Length(sound(length.norm), sound(length.longest)), extent, sizes + missing
-  )
+  extent = jnp.sum(left + right) * jnp.maximum(jnp.max(known.scale), 1)
+  return RowLengths(Length(sound(length.norm), sound(length.longest)), extent, reach)
 
 
 class _Gains(NamedTuple):
-  """What the terms h_p add to the squared norm of a kernel and its gain; each []."""
+  """Part of the squared norm of a kernel and its gain that the terms h_p add; each []."""
 
   square: jax.Array  # sum_p h_p^2, less what the kernel's square lacks
   rounding: jax.Array  # largest error of `square` by rounding
@@ -284,7 +292,7 @@ def _gains(
 
 
 def product_lengths(
-  known: Channels, unit: Unit, product: jax.Array, left: jax.Array, right: jax.Array
+  known: Channels, product: jax.Array, left: jax.Array, right: jax.Array
 ) -> RowLengths:
   """Returns the length of the gradient of a kernel and its gain from u, which is formed.
 
@@ -292,23 +300,18 @@ def product_lengths(
 
   Args:
     known: channels of the kernel.
-    unit: unit of the kernel and its gain.
     product: gradient u of one example at the standardised kernel, [*kernel].
     left: lengths |a_t| of the rows, at least, [T].
     right: cotangents, [T, P].
   """
-  (site,) = unit.sites
-  parts = gradients(known, unit, {site.index: (product,)})
-  norms, longest = zip(*map(lengths.of, parts))
-  length = lengths.Length(_root_of_squares(norms), _root_of_squares(longest))
+  of_kernel, of_gain = map(lengths.of, gradients(known, product))
+  both = jax.tree.map(lambda *each: jnp.stack(each), of_kernel, of_gain)  # [2]
+  length = row_forms.over_blocks(both)
   scaled = lengths.of(right * known.scale[None], axis=-1).longest  # [T]
   plain = lengths.of(right, axis=-1).longest
-  sizes = jnp.sum(left * _root_of_squares([scaled, plain]))
+  sizes = jnp.sum(left * trees.root_sum_squares([scaled, plain]))
   eps = float(jnp.finfo(right.dtype).eps)
   rounding = (len(left) + 2) * eps / 2 + 2 * precision.of_sums(right.dtype).growth
   charged = (rounding + 2 * known.rounding) * sizes
-  sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
-  # An entry that underflows is multiplied by the scale of its column afterwards.
-  extent = jnp.sum(left + plain) * jnp.maximum(jnp.max(known.scale), 1)
-  whole = lengths.Length(sound(length.norm + charged), sound(length.longest + charged))
-  return RowLengths(whole, extent, sizes)
+  longer = Length(length.norm + charged, length.longest + charged)
+  return _measured(known, longer, left, plain, sizes)

@@ -8,7 +8,7 @@ convolutions are the ordinary ones of the whole batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,27 +40,31 @@ class Recorded(NamedTuple):
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
   cotangents: Cotangents  # arrays [*loops, B, ...]
-  kept: Operands  # results that some sites keep (`Site.kept`), arrays [B, ...]
 
 
-def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
+def record(
+  program: Program,
+  leaves: Sequence[Any],
+  examples: Sequence[Any],
+  keeping: Collection[int] = (),
+) -> Recorded:
   """Records losses, data operands and cotangents of every site, for each example.
 
   Args:
     program: program of one example.
     leaves: leaves of the parameters, [*param].
     examples: leaves of the batch, [B, ...].
+    keeping: indices of sites whose operands end with the results in `Site.kept`.
   """
 
   def loss(taps, example):
     outs, seen = run(program, [*leaves, *example], taps)
-    return outs[0], seen
+    return outs[0], operands_of(program, seen, keeping)
 
   zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
   taps = as_varying_as(examples, zeros)  # [*loops, *result]
   tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
-  sites = list(program.sites())
-  operand_axes = {s.index: (len(s.loops),) * len((*s.data, *s.kept)) for s in sites}
+  operand_axes = {site.index: len(site.loops) for site in program.sites()}
   # The taps are not batched. Their gradients are, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
@@ -68,10 +72,15 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
     out_axes=((0, operand_axes), tap_axes),
   )(taps, list(examples))
   operands, at_taps = jax.tree.map(_settle, (operands, at_taps))  # [*loops, B, ...]
-  cotangents = _cotangents(program, at_taps, tap_axes)
-  data = {s.index: operands[s.index][: len(s.data)] for s in sites}
-  kept = {s.index: operands[s.index][len(s.data) :] for s in sites if s.kept}
-  return Recorded(losses, data, cotangents, kept)
+  return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
+
+
+def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> Operands:
+  """Returns what `run` has seen at the sites: the results that a site keeps only for `keeping`."""
+  return {
+    s.index: seen[s.index] if s.index in keeping else seen[s.index][: len(s.data)]
+    for s in program.sites()
+  }
 
 
 def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:

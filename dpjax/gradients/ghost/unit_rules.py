@@ -80,14 +80,8 @@ class Norms(NamedTuple):
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
   """Returns the losses, and what was recorded at the sites of these units."""
-  chosen = [site.index for unit in units for site in unit.sites]
-  kept = [site.index for unit in units if unit.standard for site in unit.sites]
-  return Recorded(
-    recorded.losses,
-    {i: recorded.operands[i] for i in chosen},
-    {i: recorded.cotangents[i] for i in chosen},
-    {i: recorded.kept[i] for i in kept},
-  )
+  data, cotangents, _ = _arrays(units, recorded)
+  return Recorded(recorded.losses, data, cotangents)
 
 
 def finished(first: Norms) -> Norms:
@@ -134,7 +128,9 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
   if unit.standard is not None:
-    return functools.partial(_standard_norms, unit, *_channels(unit, flow))
+    (seen,) = flow.pull(unit.leaves, unit.sites)[0][unit.sites[0].index]
+    known = standardized.of_leaves(flow.leaves, unit.standard, seen)
+    return functools.partial(_standard_norms, unit, known, seen)
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -162,18 +158,14 @@ def _over_examples(
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Returns operands and cotangents of these units' sites, and the axis of examples for each.
-
-  The operands of a standardised kernel end with the results that its site keeps.
-  """
+  """Returns operands and cotangents of these units' sites, and the axis of examples for each."""
   sites = [site for unit in units for site in unit.sites]
-  data = {site.index: recorded.operands[site.index] for site in sites}
-  for unit in units:
-    if unit.standard is not None:
-      (site,) = unit.sites
-      data[site.index] = (*data[site.index], *recorded.kept[site.index])
-  cotangents = {site.index: recorded.cotangents[site.index] for site in sites}
-  return data, cotangents, {site.index: len(site.loops) for site in sites}
+
+  def pick(arrays):
+    return {site.index: arrays[site.index] for site in sites}
+
+  depth = {site.index: len(site.loops) for site in sites}
+  return pick(recorded.operands), pick(recorded.cotangents), depth
 
 
 def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
@@ -209,14 +201,6 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   return _of_rows(row_forms.with_rounding(product, parts))
 
 
-def _channels(unit: Unit, flow: ParamFlow) -> tuple[standardized.Channels, jax.Array]:
-  """Returns (channels of a unit of a standardised kernel and its gain, the kernel in the trace)."""
-  assert unit.standard is not None
-  (site,) = unit.sites
-  (seen,) = flow.pull(unit.leaves, unit.sites)[0][site.index]
-  return standardized.of_leaves(flow.leaves, unit.standard, seen), seen
-
-
 def _standard_norms(
   unit: Unit, known: standardized.Channels, seen: jax.Array, loss, data, cotangents
 ) -> Norms:
@@ -224,14 +208,15 @@ def _standard_norms(
   del loss
   (site,) = unit.sites
   (form,) = unit.forms
-  *operands, result = data[site.index]
+  operands = data[site.index][: len(site.data)]
+  at_site = cotangents[site.index]
   if unit.rule is Rule.PRODUCT:
-    (product,) = _site_gradient(site, (seen,), tuple(operands), cotangents[site.index])
-    rows = standardized.rows_of(form, tuple(operands), cotangents[site.index])
-    return _of_rows(standardized.product_lengths(known, unit, product, *rows))
+    (product,) = _site_gradient(site, (seen,), operands, at_site)
+    rows = standardized.rows_of(form, operands, at_site)
+    return _of_rows(standardized.product_lengths(known, product, *rows))
   by_places = cost_model.by_places(form, made_for.platform())
-  rows = standardized.gram_of(form, tuple(operands), cotangents[site.index], by_places)
-  out = form.build(tuple(operands), (result,)).right[0]  # [T, P]
+  rows = standardized.gram_of(form, operands, at_site, by_places)
+  out = form.build(operands, data[site.index][len(site.data) :]).right[0]  # [T, P]
   return _of_rows(standardized.row_lengths(known, rows, out, form.left))
 
 
@@ -631,8 +616,7 @@ def _transposed(
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   if unit.standard is not None:
     # With the operator whose rounding the norms include, not with the transpose of the trace.
-    known, _ = _channels(unit, flow)
-    back = functools.partial(standardized.gradients, known, unit)
+    back = standardized.transpose(flow.leaves, unit, seen)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
   for factor in factors:
@@ -650,7 +634,7 @@ def _transposed(
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """Computes sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
-  operands = recorded.operands[site.index]
+  operands = recorded.operands[site.index][: len(site.data)]
   cotangents = recorded.cotangents[site.index]
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]

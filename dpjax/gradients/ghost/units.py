@@ -124,13 +124,8 @@ def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, .
 def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
-  standard = _standard_form(group, sites, one_clip_norm)
-  chosen = cost_model.standard(standard, platform) if standard is not None else None
-  if standard is not None and chosen is not None:
-    cost, is_gram = chosen
-    rule = Rule.GRAM if is_gram else Rule.PRODUCT
-    known = sites[0].sources[0].standard
-    return Unit(group, tuple(sites), rule, (standard,), (False,), cost, False, "", known)
+  if standard := _standard_unit(group, sites, one_clip_norm, platform):
+    return standard
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Other
@@ -152,6 +147,24 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   choice = functools.partial(Unit, group, tuple(sites))
   rule, cost, hold = _cheapest(forms, platform)
   return choice(rule, tuple(forms), swapped, cost, hold, "")
+
+
+def kept_at(planned: Sequence[Unit]) -> frozenset[int]:
+  """Returns the indices of the sites whose kept results the norms read."""
+  grams = [unit for unit in planned if unit.standard and unit.rule is Rule.GRAM]
+  return frozenset(site.index for unit in grams for site in unit.sites)
+
+
+def _standard_unit(group, sites, one_clip_norm, platform) -> Unit | None:
+  """Returns the unit of a standardised kernel and its gain; None if the general rule takes it."""
+  form = _standard_form(group, sites, one_clip_norm)
+  chosen = form and cost_model.standard(form, platform)
+  if form is None or chosen is None:
+    return None
+  cost, is_gram = chosen
+  rule = Rule.GRAM if is_gram else Rule.PRODUCT
+  known = sites[0].sources[0].standard
+  return Unit(group, tuple(sites), rule, (form,), (False,), cost, False, "", known)
 
 
 def _standard_form(group, sites, one_clip_norm) -> RowForm | None:
