@@ -80,7 +80,7 @@ def _single(tree):
 
 def _exact_norms(loss, params, batch):
   """Norms [B] of the gradients as JAX forms them."""
-  grads = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
+  grads = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
   squares = [np.square(g).reshape(len(batch), -1).sum(1) for g in jax.tree.leaves(grads)]
   return np.sqrt(sum(squares))
 
@@ -226,20 +226,21 @@ def test_no_gradient_of_an_example_is_formed():
 
 
 @pytest.mark.parametrize(("rule", "target"), _RULES)
-@pytest.mark.parametrize("seed", range(3))
-def test_norms_bound_the_gradient_and_are_near_it(rule, target, seed, x64):
+def test_norms_bound_the_gradient_and_are_near_it(rule, target, x64):
   del x64
-  params, batch = _problem(**_BY_RULE[rule], seed=seed)
-  exact = _exact_norms(_loss, params, batch)
-  single = _single((params, batch))
-  with _machine(target):
-    assert _unit(_loss, *single).rule is rule
-    clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)(*single, True)
-  seen = np.float64(clipped.norms)
-  assert (seen >= exact * (1 - 1e-7)).all()
+  clipped = gradients.clipped_grad(_loss, l2_clip_norm=1.0)
+  norms = jax.jit(lambda params, batch: clipped(params, batch, True).norms)
   # By the growth of a rounded product, up to the square root of the number of rows.
   allowed = {"": 0.004, "gpu:h100:1": 0.1, "tpu:v5e:1x1": 0.05}[target]
-  assert (seen <= exact * (1 + allowed)).all()
+  for seed in range(3):
+    params, batch = _problem(**_BY_RULE[rule], seed=seed)
+    exact = _exact_norms(_loss, params, batch)
+    single = _single((params, batch))
+    with _machine(target):
+      assert _unit(_loss, *single).rule is rule
+      seen = np.float64(norms(*single))
+    assert (seen >= exact * (1 - 1e-7)).all()
+    assert (seen <= exact * (1 + allowed)).all()
 
 
 @pytest.mark.parametrize("change", _UNUSUAL)
@@ -285,7 +286,7 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
 
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(tapped, "run", rounded)
-      clipped = gradients.clipped_grad(linear, l2_clip_norm=1.0)(*single, True)
+      clipped = jax.jit(gradients.clipped_grad(linear, l2_clip_norm=1.0))(*single, True)
   assert (np.asarray(clipped.norms) >= exact * (1 - 1e-6)).all()
 
 
@@ -326,7 +327,7 @@ def test_results_that_underflow_shorten_no_norm(gain, length, cotangent, clip_no
   }
   assert _unit(_one_place, params, batch, clip_norm=clip_norm).standard is not None
   clipped = gradients.clipped_grad(_one_place, l2_clip_norm=clip_norm, method="ghost")
-  total = clipped(params, batch, True).total
+  total = jax.jit(clipped)(params, batch, True).total
   flat = np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(total)])
   assert np.linalg.norm(flat) <= clip_norm * (1 + 1e-5)
 
