@@ -23,7 +23,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ MISSING = [
   if importlib.util.find_spec(name) is None
 ]
 if TYPE_CHECKING or not MISSING:
+  import h11
   import prometheus_client
   import uvicorn
   from starlette.applications import Starlette
@@ -417,22 +418,60 @@ def _only_numbers(value: Any) -> bool:
   return type(value) in (int, float)
 
 
+class _LingeringTransport:
+  """asyncio's transport, whose `close` lets the other side read the last answer first.
+
+  A socket that is closed while bytes of the request are still on their way resets the connection.
+  Then the other side may lose the answer (RFC 9112, section 9.6).
+  """
+
+  def __init__(self, transport: Any, protocol: PatientProtocol):
+    self._transport = transport
+    self._protocol = protocol
+    self.lingers = False
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._transport, name)
+
+  def is_closing(self) -> bool:
+    return self.lingers or self._transport.is_closing()
+
+  def close(self) -> None:
+    if self.is_closing():
+      return
+    # In the other states the request is complete, or none has begun.
+    more_may_come = self._protocol.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+    if not more_may_come or not self._transport.can_write_eof():
+      self._transport.close()
+      return
+    self.lingers = True
+    self._transport.write_eof()
+    # Back pressure would leave the rest of the request unread.
+    self._transport.resume_reading()
+    self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
+
+
 class PatientProtocol(H11Protocol):
-  """uvicorn's HTTP protocol with two repairs.
+  """uvicorn's HTTP protocol with three repairs.
 
   It closes a connection that does not send the whole head of its next request within
   `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time. A client
-  that closes its side of the connection after a request still gets the answer.
+  that closes its side of the connection after a request still gets the answer. A client that is
+  refused before its request has come whole gets the answer too: what it still sends is thrown
+  away, for `linger_seconds` at most.
   """
 
   head_seconds = 10.0
+  linger_seconds = 1.0
   _timer: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: Any) -> None:
-    super().connection_made(transport)
+    super().connection_made(cast(Any, _LingeringTransport(transport, self)))
     self._watch()
 
   def data_received(self, data: bytes) -> None:
+    if self._lingers:
+      return
     super().data_received(data)
     self._watch()
 
@@ -447,7 +486,11 @@ class PatientProtocol(H11Protocol):
 
   def eof_received(self) -> bool:
     # True keeps the other direction of the connection open until the answer is written.
-    return self._busy
+    return self._busy and not self._lingers
+
+  @property
+  def _lingers(self) -> bool:
+    return cast(Any, self.transport).lingers
 
   @property
   def _busy(self) -> bool:

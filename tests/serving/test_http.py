@@ -211,8 +211,11 @@ def test_state_is_shown_to_people_and_to_prometheus(served):
   assert "predicted" not in text or "dpjax_psi" in text
 
 
-def _raw(served, *parts, wait=0.0, shut=False):
-  """Sends bytes as they are; returns what comes back until the other side closes."""
+def _raw(served, *parts, wait=0.0, shut=False, reset=True):
+  """Sends bytes as they are; returns what comes back until the other side closes.
+
+  With `reset=False` it raises ConnectionResetError where the other side resets the connection.
+  """
   with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
     for part in parts:
       connection.sendall(part)
@@ -224,7 +227,8 @@ def _raw(served, *parts, wait=0.0, shut=False):
       while chunk := connection.recv(65536):
         found += chunk
     except ConnectionResetError:
-      pass
+      if not reset:
+        raise
     return found
 
 
@@ -252,6 +256,34 @@ def test_slow_and_half_closed_clients_neither_hang_nor_lose_an_answer(served):
   assert b"400" in _raw(served, b"\x00\xff\r\n\r\n")
   assert b"200" not in _raw(served, b"GET /health HTTP/1.1\r\nX: " + b"a" * 100_000)
   assert served.send("/predict", {"rows": [_ROW]})[0] == 200
+
+
+@pytest.mark.parametrize(
+  ("head", "status"),
+  [
+    (_head(10**30), b"400"),
+    (_head(10**9), b"413"),
+    (_head(150_001, b"/release"), b"401"),
+    (_head(150_001).replace(b"application/json", b"text/plain"), b"400"),
+  ],
+)
+def test_an_early_refusal_is_read_whole_while_the_body_is_on_its_way(served, head, status):
+  # A socket that was closed at once would answer the second and later parts by a reset.
+  parts = (head, b"{", *[b"x" * 50_000] * 3)
+  found = _raw(served, *parts, wait=0.05, reset=False)
+  assert found.startswith(b"HTTP/1.1 " + status)
+  assert b'{"error": "must' in found or b"Invalid HTTP request received." in found
+
+
+def test_a_refused_client_that_never_stops_is_cut_off(served):
+  began = time.monotonic()
+  with socket.create_connection(("127.0.0.1", served.port), timeout=20) as connection:
+    connection.sendall(_head(10**30))
+    with pytest.raises(ConnectionError):
+      while time.monotonic() - began < 15:
+        connection.sendall(b"x" * 1_000)
+        time.sleep(0.01)
+  assert time.monotonic() - began < 15
 
 
 def test_many_at_once_are_answered_or_told_to_come_again(served, runs):
