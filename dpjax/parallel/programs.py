@@ -40,7 +40,9 @@ _ARRAY = re.compile(r"\b([a-z]+[0-9]+[a-z0-9]*|pred)\[([0-9,]*)\](?:\{([^}]*)\})
 _HEAD = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*)?\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_SLICES = ("dynamic-slice", "slice", "gather")
+_SLICES = ("dynamic-slice", "slice", "slice-start", "gather")
+# Results of these begin with their operands, which are not written.
+_RETURN_OPERANDS = ("slice-start", "all-gather-start", "collective-permute-start")
 
 
 class ProgramCounts(NamedTuple):
@@ -411,6 +413,8 @@ class _Reader:
     if each.opcode.startswith("copy-start"):
       # The results are (destination, source, token), and only the destination is written.
       results = results[:1]
+    if each.opcode in _RETURN_OPERANDS:
+      results = results[len(each.operands) :]
     size = sum(array.num_bytes for array in results)
     root = each if inner is None else inner.instructions.get(inner.root)
     place = computation if inner is None else inner
@@ -447,7 +451,8 @@ class _Reader:
     held = computation.arrays_of(operand)
     whole = math.prod(held[0].shape) if held else 0
     if place == 0 and whole and user.opcode in _SLICES:
-      return math.prod(user.arrays[0].shape) / whole
+      part = user.arrays[user.opcode in _RETURN_OPERANDS]
+      return math.prod(part.shape) / whole
     if place == 0 and user.opcode == "dynamic-update-slice":
       return 0.0
     return 1.0

@@ -153,6 +153,25 @@ def test_bytes_are_those_that_cross_the_memory_of_the_device():
   assert (counts.kernels, counts.fusions, counts.flops) == (5, 2, 0)
 
 
+_PARTS = """HloModule m
+
+ENTRY %main (x: f32[10,100]) -> f32[2,100] {
+  %x = f32[10,100]{1,0} parameter(0)
+  %start = ((f32[10,100]{1,0}), f32[2,100]{1,0SPACE}, s32[]{:S(2)}) slice-start(%x), slice={[2:4], [0:100]}
+  %done = f32[2,100]{1,0SPACE} slice-done(%start)
+  ROOT %copy = f32[2,100]{1,0} copy(%done)
+}
+"""
+
+
+@pytest.mark.parametrize(("space", "moves"), [("", 4), (":S(1)", 2)])
+def test_a_part_that_is_sent_for_early_is_its_own_bytes(space, moves):
+  """Its results begin with the whole array, which is neither read nor written."""
+  counts = programs.counted(_PARTS.replace("SPACE", space))
+  # The part is read, written, and both again by the copy; a small fast memory is no traffic.
+  assert counts.memory_bytes == moves * 4 * 200
+
+
 def test_what_is_sent_in_a_loop_is_sent_in_each_turn():
   text = """HloModule m
 
