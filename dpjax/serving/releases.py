@@ -1,7 +1,8 @@
 """The model that answers, the new one of a release, and what moves a release on.
 
-`rollout` decides by counts alone. This module holds the models, the times of their batches, and the
-lines of the journal. A line is on the disk before its content takes effect.
+`rollout` decides by counts and times that it is given. This module holds the models and the times
+of the new model's batches, and writes the journal. A line is on the disk before its content takes
+effect.
 """
 
 from __future__ import annotations

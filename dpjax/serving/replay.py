@@ -84,7 +84,8 @@ def model_of(
 def reference_from_stream(
   journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
 ) -> Reference | None:
-  """Returns a run's newest reference; None if it is not from the stream, or has other bins."""
+  """Returns a run's newest reference; None if there is none, if it is not from the stream, or if it
+  has other bins."""
   digest = digest_of(run)
   lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
   if not lines or lines[-1]["source"] != "stream":
