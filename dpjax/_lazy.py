@@ -1,8 +1,8 @@
 """Lazy packages: names are imported on first access.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
-editors read. `attach` reads the same lines, so a run imports only what it uses. In that list
-`from package import *` stands for all names that the other lazy package lists.
+editors read. `attach` reads the same lines, so a program imports only what it uses. In that list
+`from package import *` stands for all names in `package.__all__`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Package(types.ModuleType):
 
   def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
     # A package is pickled by its name. Cloudpickle does so for plain modules, but has no rule for a
-    # subclass. Ray and Flower send other processes functions that name a package of dpjax.
+    # subclass. Ray and Flower pickle functions, which may refer to a package of dpjax.
     return importlib.import_module, (self.__name__,)
 
 
@@ -88,7 +88,7 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
   """Returns `__getattr__`, `__dir__` and `__all__` for a package.
 
-  The package's modules become attributes too, although `__all__` leaves them out.
+  Modules of the package that it does not list are attributes too, but not in `__all__`.
 
   Args:
     package: `__name__` of the package.

@@ -1,7 +1,7 @@
 """Losses of ONE example, built from a model's `apply(params, x [1, ...])`.
 
 Each is a `dpjax.types.LossFn`: it sees one example and adds a batch axis of length 1, which
-models expect. So no example can reach another's gradient. All reductions are in float32 or
+models expect. So no example can affect another's gradient. All reductions are in float32 or
 wider, whatever type the model computes in.
 """
 
@@ -164,7 +164,7 @@ def next_token(
 
   Raises:
     UserError: during tracing: tokens that are no integers or not of one example, fewer than 2
-      in a sequence, weights of another shape.
+      in a sequence, weights or logits of another shape.
 
   >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
   >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8

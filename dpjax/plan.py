@@ -82,11 +82,12 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns if it is far from the expected batch size.
     num_steps: largest number of updates, all of which the guarantee covers.
-    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved for draws above the capacity.
+    delta: delta of the guarantee. If a draw can exceed the capacity, `OVERFLOW_SHARE` of delta is
+      reserved for such draws.
     neighboring_relation: relation of the guarantee; "" for the sampler's default.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
     slices: number of physical batches that make up one step; see `accumulated`.
-    noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
+    noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), since the cost depends on that bound.
     statistics: private statistics, computed once on the same data before the first step. Their
@@ -95,7 +96,7 @@ class Plan:
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
-  `dpjax/transforms/together.py` lists the combinations that are refused.
+  `dpjax/transforms/together.py` lists the combinations of options that are refused.
 
   Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
   is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
@@ -294,8 +295,9 @@ class Plan:
   ) -> Plan:
     """Returns the plan of a Poisson-sampled run, from its expected batch size and number of epochs.
 
-    With a size n, these two numbers give the sampling probability (batch_size / n), the capacity,
-    the divisor (batch_size) and the number of steps (epochs * n / batch_size, rounded).
+    With a size n, these two numbers give the sampling probability (batch_size / n), the divisor
+    (batch_size) and the number of steps (epochs * n / batch_size, rounded, at least 1). The
+    capacity is the smallest that delta allows.
 
     n is `num_examples` where given. Otherwise, under add_or_remove_one the size of the data is
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
@@ -377,7 +379,7 @@ class Plan:
 
   @property
   def is_private(self) -> bool:
-    """Whether an epsilon can be proved: there is noise, and the sampler has an event."""
+    """Whether the plan has an epsilon: there is noise, and the sampler has an event."""
     return not isinstance(self._event_at(0), NonPrivateDpEvent)
 
   @property
@@ -447,9 +449,10 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """Returns `event(steps)`, or one Gaussian event that is equal up to rounding.
+    """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
 
-    The Gaussian event is returned if there is one: it is faster to account for."""
+    If participation is bounded and has probability 1, all noisy sums cost as much as one Gaussian
+    release."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -769,6 +772,8 @@ class Plan:
     With slices > 1 the result takes the `slices` batches of one step one after the other. Only at
     the last batch it adds the noise, divides and updates the optimizer's own state.
 
+    With slices = 1 the result is `tx`.
+
     Args:
       rows: number of rows of a slice, if several devices need more than the plan's; 0 for the
         plan's number.
@@ -877,12 +882,12 @@ class Plan:
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
-        contribute zero. If the data have a `nominal_size`, the capacity is checked for that number.
+        contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again. Like the key of `transform`, it is
         for one run on one data set: costs of runs compose only if they sample independently.
-        Which rows a step draws depends on (rng, step) and the number of rows alone.
-      start: first step, for a resumed run.
+        Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
+      start: first step, for a resumed run; above 0 only with an `rng`.
 
     Raises:
       UserError: the sampler's capacity is too small for these data; or they have no rows, or

@@ -27,7 +27,7 @@ _taken = False
 def chosen_by_user() -> list[str]:
   """Returns the names of the set environment variables that choose an allocator's behaviour.
 
-  These are MALLOC_*, GLIBC_TUNABLES (even if empty) and LD_PRELOAD (another allocator).
+  These are MALLOC_*, GLIBC_TUNABLES and LD_PRELOAD (another allocator), even if they are empty.
   """
   named = ("GLIBC_TUNABLES", "LD_PRELOAD")
   return [name for name in os.environ if name in named or name.startswith("MALLOC_")]

@@ -26,13 +26,13 @@ SEGMENT_BYTES = 64 * 2**20
 # Number of newest indexes whose rows stay on disk.
 KEPT = 2
 _SUFFIX = ".rows"
-# Segment of a client without a row; files are numbered from 1.
+# File number of a client without a row; files are numbered from 1.
 _NOWHERE = 0
 
 
 def no_rows(num_clients: int) -> np.ndarray:
-  """Returns the index [N, 4] uint32 (segment, slot, digest in two words) of clients without
-  rows."""
+  """Returns the index [N, 4] uint32 of clients without rows. Its columns are file number, place
+  in the file, and digest in two words."""
   return np.zeros((num_clients, 4), np.uint32)
 
 
