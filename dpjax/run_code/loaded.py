@@ -227,7 +227,8 @@ def _keep(target: Any, *, is_code: bool) -> None:
   if file not in held or held[file].state != _state(file):
     _changes += 1
     load = LoadedFile(file, is_code=is_code, number=_changes)
-    # Files that this process has written, such as a cache, may change between two reads.
+    # A file that this process has written, such as a cache, may change between two reads. So its
+    # earlier digest is not kept.
     if file in held and not is_code and file not in _WRITTEN:
       load.before = held[file]._sha256
     held[file] = load

@@ -144,7 +144,7 @@ def version(name: str) -> str:
   """Returns the version of a package; "none" if it is not installed.
 
   A package installed from a folder or a repository may change without a new version. So a digest
-  is added: for a checkout of all sources, otherwise of the hashes in the package's RECORD.
+  is added: of all sources if the package is a checkout, otherwise of the hashes in its RECORD.
   """
   try:
     held = importlib.metadata.distribution(name)

@@ -41,7 +41,7 @@ MEAN = "mean"
 def pseudo_count_of(*scales: float) -> float:
   """Returns the number that is added to every count, given the scales of the Laplace noise.
 
-  If noise empties a small bin, the logarithm of its share would dominate the index. Adding the
+  If noise empties a small bin, the logarithm of its share would dominate the PSI. Adding the
   largest scale to each count, and at least 0.5, prevents that.
 
   >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)

@@ -105,7 +105,7 @@ class Releases:
       )
 
   def _enter(self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None) -> None:
-    """Sets the new model of a release, and begins its stage with these counts."""
+    """Sets the new model of a release, and begins stage `stage` with `counts`; None: all are 0."""
     self.new = new
     self.rollout = Rollout(self._rule, digest_of(new), stage=stage, counts=counts)
     self._restart_stage()

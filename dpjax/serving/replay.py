@@ -32,14 +32,14 @@ def next_window(journal: ServiceJournal, of: str) -> int:
 
 
 def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
-  """Returns whether the last start had the same runs. Then the release of that start goes on."""
+  """Returns whether the last start had the same runs. If so, its release goes on."""
   starts = journal.of_kind("start")
   return bool(starts) and set(starts[-1]["runs"]) == set(digests)
 
 
 def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, Any] | None:
-  """Returns the last line about a release of these runs: the line says the state of the release.
-  None if there is no release."""
+  """Returns the last line about a release of these runs; None if there is no release. The line says
+  the state of the release."""
   kinds = ("candidate", "stage", "promote", "roll_back")
   state = None
   for line in journal.lines:

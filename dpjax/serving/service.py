@@ -242,13 +242,13 @@ class Service:
     )
 
   async def predict(self, x: np.ndarray, key: str | None) -> Answer:
-    """Answers one request by the old model, or in a release by the model that the key decides.
+    """Answers one request by the old model, or in a release by the model that `key` decides.
 
     If the new model raises an error or its logits are not finite, the old model answers.
 
     Args:
       x: rows, as `Predictor.raw` returned them.
-      key: name of the user who asks, which decides the model in a release; None: the id of the
+      key: name of the user who asks. In a release it decides the model; None: the id of the
         request decides.
 
     Raises:
