@@ -107,7 +107,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
   Raises:
     _Refused: the body is no text, not JSON or no object; it is nested too deeply; it holds NaN,
-      infinity, or a key twice. The status is 400.
+      infinity, a key twice, or an escape for half of a surrogate pair. The status is 400.
   """
 
   def constant(name: str) -> Any:
