@@ -22,8 +22,8 @@ clipped sum is one product over the batch, to which the same linear operator is 
 
 Roundings are added to the norm as for other rows (`row_forms.gram_length`). The forward pass rounds
 the convolution's result, too (`precision.forward_growth`). All norms are NaN if a gain is too small
-or too large, or if rounding hides the mean of a column, or on which side of `epsilon` size_p^2 is.
-Then the gradient of each example is formed by itself.
+or too large, if the mean of a column is so large that its rounding is visible, or if size_p^2 is so
+near `epsilon` that rounding decides. Then the gradient of each example is formed by itself.
 """
 
 from __future__ import annotations
