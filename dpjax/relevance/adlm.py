@@ -23,7 +23,7 @@ from dpjax.types import Array
 
 # Weight of the old running statistics when the statistics of a batch are mixed in.
 _MOMENTUM = 0.9
-# Number that is added to a variance, since that of a constant output is 0.
+# Number that is added to a variance, since the variance of a constant output is 0.
 _TINY = 1e-3
 
 

@@ -237,8 +237,6 @@ class Outcome(NamedTuple):
   privacy: Privacy
   num_steps: int
   test: Any  # the test set as the model sees it
-  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: (
-    x
-  )  # transforms other inputs as `test` was
+  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # transforms raw inputs
   noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

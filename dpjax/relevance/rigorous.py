@@ -18,8 +18,8 @@ of feature j:
 | L     | randomised response on the label                  | eps_L, local                   |
 | S     | the noisy records of D2 secretly permuted         | eps_C + eps_L -> (eps, delta)  |
 
-beta and everything trained on the noisy records is post-processing. With a split, a hash of its
-index puts each record into D1 or D2. So the total is the larger cost of the two (parallel
+beta and everything trained on the noisy records is post-processing. With a split, each record
+is in D1 or D2, by a hash of its index. So the total is the larger cost of the two (parallel
 composition, which is adaptive, as beta comes from D1). Without a split, the total is the sum.
 """
 
@@ -297,9 +297,9 @@ def _pld_factor(levels: tuple, counts: tuple, epsilon: float, delta: float) -> f
 def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
   """Returns the event of Laplace noise on a vector of entries in [0, 1], under replace_one.
 
-  `counts[i]` entries have the noise scale b = `scales[i]`. The accountant wants a bound on one
-  record, not on the difference of two. An entry is within 1/2 of the public centre, so the bound is
-  1/2, and the multiplier is 2 b.
+  `counts[i]` entries have the noise scale b = `scales[i]`. The accountant wants a bound on the
+  norm of one record, not of a difference. An entry is within 1/2 of the public centre, so the bound
+  is 1/2, and the multiplier is 2 b.
   """
   events = [
     accounting.composed(accounting.laplace_event(2 * float(b)), int(count))
@@ -352,7 +352,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
-  # Above log n almost no amplification is left, so the search ends soon above it.
+  # Above log n almost no amplification is left, so the search ends 1 above it.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2

@@ -61,8 +61,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    # Only later stages, or post-processing of B, read these settings. At their defaults they do
-    # not change the keys of A and B, and so not the noise of A and B.
+    # Only later stages and the post-processing of stage B read these settings. The keys of A and B
+    # are made with their default values, so these settings do not change the noise of A and B.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(

@@ -41,9 +41,7 @@ class Paper:
   Nothing is proved in this mode, whatever is chosen here.
   """
 
-  preset: str = (
-    "P3"  # P1 .. P5 of `feature_budget.PRESETS`; "custom": the next three fields
-  )
+  preset: str = "P3"  # P1 .. P5 of `feature_budget.PRESETS`; "custom": next 3 fields
   beta_norm: str = "mean1"
   times_batch_size: bool = False
   draw: str = "record_once"  # record_once | record_fresh | batch | run
@@ -82,9 +80,7 @@ class Rigorous:
   Values of `rel_noise`, `labels` and `draw` that no proof covers are refused by name.
   """
 
-  split: bool = (
-    True  # disjoint records for relevance (D1) and features (D2): larger cost counts
-  )
+  split: bool = True  # disjoint D1 (relevance) and D2 (features): the larger cost counts
   split_share: float = 0.2  # share of the records in D1
   budget_share_1: float = 0.2  # unsplit dp_sgd: share of epsilon for model 1 and relevance
   # Kind of model 1: none (beta is uniform), untrained (initial weights), public (trained on other
@@ -96,9 +92,7 @@ class Rigorous:
   beta_power: float = 1.0
   floor: float | None = None  # of the noisy relevance; None: 0.1 / d
   features: str = "laplace_clipped"  # laplace | laplace_clipped | laplace_pld | gaussian
-  clip: float = (
-    0.25  # bound on a record's weighted L1 (laplace_clipped) or L2 (gaussian) norm
-  )
+  clip: float = 0.25  # bound on a record's weighted L1 or (gaussian) L2 norm
   labels: str = "randomized_response"  # or public; "raw" is refused
   label_share: float = 0.45  # of a record's local budget
   draw: str = "record_once"  # or record_fresh with compose_fresh; batch and run are refused
@@ -179,9 +173,8 @@ class Private:
 
   l2_clip_norm: float = 1.0
   delta: float = 1e-5
-  neighboring_relation: str = (
-    "add_or_remove_one"  # Poisson batches; replace_one: fixed size
-  )
+  # Batches are Poisson samples under add_or_remove_one, and of fixed size under replace_one.
+  neighboring_relation: str = "add_or_remove_one"
   learning_rate: float = 0.5  # of SGD
   momentum: float = 0.9
   adaptive_learning_rate: float = 2e-3  # of Adam, AdaGrad and RMSProp
