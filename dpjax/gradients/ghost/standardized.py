@@ -23,7 +23,8 @@ clipped sum is one product over the batch, to which the same linear operator is 
 Roundings are added to the norm as for other rows (`row_forms.gram_length`). The forward pass rounds
 the convolution's result, too (`precision.forward_growth`). All norms are NaN if a gain is too small
 or too large, if the mean of a column is so large that its rounding is visible, or if size_p^2 is so
-near `epsilon` that rounding decides. Then the gradient of each example is formed by itself.
+near `epsilon` that rounding decides which is larger. Then the gradient of each example is formed by
+itself.
 """
 
 from __future__ import annotations
@@ -58,9 +59,7 @@ class Channels(NamedTuple):
   direction: jax.Array  # w [K, P]
   gain: jax.Array  # [P]
   inverse_size: jax.Array  # 1 / size_p, [P]
-  follows: (
-    jax.Array
-  )  # [P]: 1 if size_p follows the kernel, 0 if `epsilon` replaces size_p^2
+  follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if it is sqrt(epsilon)
   rounding: jax.Array  # []: largest error of a sum in `gradients`, as a share of |u|
   mismatch: jax.Array  # [P]: length of (column of the kernel in the loss) / gain_p - w_p
   is_sound: jax.Array  # [] bool; if False, all norms become NaN
