@@ -521,7 +521,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Returns the line above the table: what is solved for, at which delta, sampler and relation."""
+  """Returns the line above the table: what is solved for, delta, sampler and relation."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -549,7 +549,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the true epsilon, and writes both if `out` is set."""
+  """Prints every published formula beside the true epsilon. Writes files if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -599,7 +599,7 @@ def show_runs(values: Any) -> None:
 
 
 def _check_companions(values: Any) -> None:
-  """Raises UserError for a flag whose companion is missing, or a --curve that cannot be made."""
+  """Raises UserError for a flag whose companion is missing, or a --curve that is no usable path."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   present = [name for name in bounded.FLAGS if values[name].present]
@@ -612,7 +612,7 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes the trade-off curve of each answer, and its privacy loss if `write_losses` has one.
+  """Writes the trade-off curve of each answer, and its privacy loss if `write_losses` does so.
 
   With several answers, the name of a file begins with the noise multiplier. Returns the paths.
   """

@@ -157,8 +157,8 @@ def workdir(prefix: str = "") -> str:
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
-  """Returns the result of a Python file's `get_config()`, checked to be a well-typed
-  `kind`.
+  """Returns the result of a Python file's `get_config()`. Raises UserError if the file fails, or if
+  the result is no well-typed `kind`.
 
   A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """

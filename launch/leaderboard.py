@@ -58,7 +58,7 @@ flags.DEFINE_string("board", None, "Folder of a clone of the board's repository.
 
 
 def main(*folders: str) -> None:
-  """Writes the entry of the folders that the command names."""
+  """Writes the entry of the runs in these folders, and prints its claims."""
   values = flags.FLAGS
   out = pathlib.Path(values.out)
   if out.suffix != ".yml":

@@ -30,7 +30,7 @@ class CsvTable(NamedTuple):
   rows: list[Row]
 
   def numeric(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged if its column holds numbers.
+    """Returns the name unchanged if its column holds only numbers and empty cells.
 
     Args:
       name: name of a column.

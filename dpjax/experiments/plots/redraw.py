@@ -321,7 +321,7 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  # Without result.json, only a column of PATE tells what the steps are.
+  # Without result.json, only a column that PATE writes tells what the steps are.
   usual = "queries" if "test_answers" in table.columns else "optimizer steps"
   steps = result.get(job.STEPS_ARE) if isinstance(result, dict) else None
   drawn = report.figure(rows, result, steps=str(steps or usual), look=look)
