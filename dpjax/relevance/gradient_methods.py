@@ -322,7 +322,7 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 
 
 def radp_dpsgd(job: Inputs) -> Outcome:
-  """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD. Both are composed.
+  """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD.
 
   Model 1 is untrained, so that it costs nothing. A square block of an image, with a side of
   `private.relevance_pool` places, has one relevance. The same noise distorts a larger block less.

@@ -146,8 +146,8 @@ def conservation_gap(scored: Relevance) -> Array:
 
 
 def heat_map(scores: HostArray) -> np.ndarray:
-  """Renders scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]. Red supports the
-  class, blue opposes it, white is neutral.
+  """Renders scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]. Channels are
+  summed. Red supports the class, blue opposes it, white is neutral.
 
   >>> heat_map(np.array([[1.0, -0.5, 0.0]])).tolist()
   [[[1.0, 0.0, 0.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]]]
