@@ -119,7 +119,7 @@ class Setting:
   """Base of the classes that `settings` makes."""
 
   function: ClassVar[Callable[..., Any]]
-  _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
+  _place: ClassVar[tuple[str, int]]  # (module, index of the class in `_KINDS[module]`)
 
   def make(self, *args: Any, **named: Any) -> Any:
     """Calls the function with these arguments and the configured ones."""

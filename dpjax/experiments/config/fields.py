@@ -47,7 +47,7 @@ _FLAT = {"data.name": "dataset"}
 
 @contextlib.contextmanager
 def own_names(config: Any) -> Iterator[None]:
-  """Renames the field of an error to the field of this config, where their paths differ.
+  """Renames the field of a UserError to the path that the field has in this config.
 
   Code for all kinds of run says `privacy.epsilon_budget`, but some configs have no sections.
 

@@ -17,9 +17,9 @@ from dpjax.experiments.config.choices import settings
 
 
 class Noise(NamedTuple):
-  """Public numbers about the private gradient, which an optimizer may know."""
+  """Public numbers that an optimizer may use."""
 
-  std: Any  # of the mean gradient; see Plan.noise_std
+  std: Any  # of the noise on the mean gradient; see Plan.noise_std
   num_examples: int
 
 

@@ -132,7 +132,7 @@ def gradients(known: Channels, product: jax.Array) -> tuple[jax.Array, jax.Array
 def transpose(
   leaves: Sequence[jax.Array], unit: Unit, seen: dict[int, tuple[jax.Array, ...]]
 ) -> Callable[[dict[int, tuple[jax.Array, ...]]], tuple[jax.Array, ...]]:
-  """Returns a function {site index: products} -> gradients of the leaves, as `ParamFlow.pull` does.
+  """Returns a function {site index: products} -> gradients, like the one from `ParamFlow.pull`.
 
   `seen` holds the standardised kernel of the unit's only site, by its index.
   """
