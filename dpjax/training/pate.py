@@ -35,8 +35,8 @@ _ROWS = 1000
 # decomposition (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
-# `reach` and `num_turns` with which the first student's scores are spread. Every example of the pool
-# has scores, so they need not spread far.
+# `reach` and `num_turns` with which the first student's scores are spread. Every example of the
+# pool has scores, so they need not spread far.
 _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
