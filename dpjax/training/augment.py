@@ -70,9 +70,7 @@ def _cropped(key: Array, x: Array, least_area: float) -> Array:
   area, skew = jax.random.uniform(key_size, (2,))
   ratio = (4 / 3) ** (2 * skew - 1)
   area = least_area + (1 - least_area) * area
-  part = jnp.minimum(
-    jnp.sqrt(area * jnp.stack([ratio, 1 / ratio])), 1
-  )  # share of each side
+  part = jnp.minimum(jnp.sqrt(area * jnp.stack([ratio, 1 / ratio])), 1)  # of each side
   corner = jax.random.uniform(key_corner, (2,)) * (1 - part) * jnp.array(x.shape[:2])
   return jax.image.scale_and_translate(
     x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
