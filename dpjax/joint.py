@@ -209,7 +209,7 @@ class JointPlan:
     fixed: Iterable[str] = (),
     **options: Any,
   ) -> JointPlan:
-    """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
+    """Returns the joint plan with the least noise for which the parts together keep epsilon.
 
     The noise multipliers given in `parts` set only their ratios: all of them, except those of
     `fixed` parts, are multiplied by one number. A mechanism without a noise multiplier, such as
@@ -223,8 +223,8 @@ class JointPlan:
       options: further fields of the class.
 
     Raises:
-      UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a part whose noise may change has no noise; or what the class raises.
+      UserError: no part's noise may change; the parts with unchanged noise cost more than epsilon;
+        a part whose noise may change has none; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)

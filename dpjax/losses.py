@@ -145,8 +145,8 @@ def next_token(
 ) -> LossFn:
   """Cross-entropy of the tokens of one example, each predicted from those before it.
 
-  An example is one sequence of tokens, `example.x` [T], and m = 1. `apply` gets tokens [m, T - 1],
-  returns logits [m, T - 1, V], and must be causal. `example.y` is unused.
+  An example is one sequence of tokens, `example.x` [T] (then m = 1), or m `sequences`. `apply` gets
+  tokens [m, T - 1], returns logits [m, T - 1, V], and must be causal. `example.y` is unused.
 
   No loss is divided by anything that depends on other examples. Dividing by the tokens of the
   whole batch, as is usual without privacy, would let every example change the gradients of all

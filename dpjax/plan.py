@@ -214,7 +214,7 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
+    """Returns the plan with the least noise for which `num_steps` steps meet a guarantee.
 
     Args:
       epsilon: epsilon of the guarantee (epsilon, delta). Give this or `attack`.
@@ -224,8 +224,8 @@ class Plan:
       options: further fields of the plan.
 
     Raises:
-      UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
-        reaches, an unknown option, or a sampler that has no event.
+      UserError: both or none of epsilon and attack; epsilon <= 0; a guarantee that no noise
+        meets; an unknown option; or a sampler that has no event.
     """
     # Options are checked first. A caller who gives a noise multiplier gives no epsilon, and must
     # not be told that epsilon is missing.
@@ -488,7 +488,7 @@ class Plan:
 
     `check_capacity` bounds the probability B that a run overflows, so that `OVERFLOW_SHARE` is
     enough at the plan's delta. At any delta overflow costs (1 + e^epsilon) B of it. At a smaller
-    delta epsilon is larger, so that share may not be enough. Then the least amount
+    delta epsilon is larger, and this share may not be enough. Then the least amount
     x >= (1 + e^epsilon(delta - x)) B on a grid of amounts is reserved.
 
     Raises:
@@ -507,7 +507,9 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta. The capacity is chosen for this epsilon."""
+    """Returns epsilon of all steps at the plan's delta minus the share for overflow.
+
+    The capacity is chosen for this epsilon."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property

@@ -18,7 +18,7 @@ _SETTINGS = {
   # Only the main arena keeps blocks above 64 MiB. Other arenas ask the system for each such block.
   _ARENA_MAX: 1,
   _TRIM_THRESHOLD: -1,  # never trim
-  _TOP_PAD: 2**26,  # bytes asked for ahead
+  _TOP_PAD: 2**26,  # bytes that are requested in advance
 }
 # Whether the C library took the settings. No call of the library tells this later.
 _taken = False

@@ -196,9 +196,9 @@ def meet(
       `config`. The peer may be a stranger, so it is disconnected, and the id stays free.
 
   Raises:
-    UserError: a bad argument, a port in use, a peer that does not come, that has the same
-      id, or that wants another run. If a peer is the cause, all processes that are there raise the
-      same message.
+    UserError: a bad argument; a port in use; a peer that does not come, has the same id, or
+      differs in `same`. If a peer is the cause, all processes that are there raise the same
+      message. A peer with another `config` raises at once, the others when it has not come.
   """
   at = lobby.address(coordinator)
   validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)
