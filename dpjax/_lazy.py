@@ -33,7 +33,7 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
         if alias.name == "*":
-          # The other package lists its names itself, so a name is added in one place only.
+          # The module behind `*` lists its names itself, so a name is added in one place only.
           source = importlib.import_module(line.module)
           names |= {public: (line.module, public) for public in source.__all__}
           continue
@@ -88,7 +88,7 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
   """Returns `__getattr__`, `__dir__` and `__all__` for a package.
 
-  Modules of the package that it does not list are attributes too, but not in `__all__`.
+  Modules that the package does not list are attributes too, but not in `__all__`.
 
   Args:
     package: `__name__` of the package.

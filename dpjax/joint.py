@@ -284,11 +284,11 @@ class JointPlan:
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
     """Returns this joint plan, with plan deltas so small that overflow costs at most its share.
 
-    This share is s * the joint delta, where s is `OVERFLOW_SHARE`. A plan with epsilon e sizes its
-    capacity so that it aborts with a probability B, where (1 + exp(e)) B <= s * the plan's delta.
-    All parts together need (1 + exp(epsilon)) sum B <= s * the joint delta. So each plan gets an
-    equal part of the joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1.
-    A smaller delta raises e, which makes B smaller still, so one division is enough.
+    This share is s * the joint delta, where s is `OVERFLOW_SHARE`. A plan with epsilon e aborts
+    with a probability B. Its capacity is so large that (1 + exp(e)) B <= s * the plan's delta. All
+    parts together need (1 + exp(epsilon)) sum B <= s * the joint delta. So each plan gets an equal
+    part of the joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A
+    smaller delta raises e, which makes B smaller still, so one division is enough.
 
     Args:
       epsilon: epsilon of all parts together.
@@ -614,7 +614,7 @@ class JointPlan:
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      # A user's subclass of Plan may state another event than Plan does.
+      # A user's mechanism, or subclass of Plan, states an event that dpjax has not proved.
       if not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)

@@ -63,8 +63,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
     field: field of the config that holds the path, for the message.
 
   Raises:
-    UserError: no such module, a module that fails during its import (the error names the line
-      in its file), no such name in the module, or an object that cannot be called.
+    UserError: no such module; a module that fails during its import (the error names the line
+      in its file); no such name in the module; or an object that cannot be called.
 
   >>> find("dpjax.models:Linear", "model.name").__name__
   'Linear'

@@ -301,8 +301,8 @@ def label_ends(
     text = textwrap.fill(name, characters, break_on_hyphens=False)
     shown.append((float(share), text, color, (text.count("\n") + 1) * line))
   shown.sort(key=lambda entry: entry[0])
-  # Place names from the lowest to the highest, each above the last. If the top one ends above
-  # the axes, push the names down again from the top.
+  # Place names from the lowest to the highest, each above the one before. If the top one ends
+  # above the axes, push the names down again from the top.
   centers: list[float] = []
   for share, _, _, size in shown:
     lowest = (

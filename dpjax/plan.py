@@ -303,8 +303,8 @@ class Plan:
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
     relations neighbours have equal sizes, and n is len(data).
 
-    A UserWarning is issued if delta is not below 1 / n, or if there are more than two million
-    steps, for which finding the noise takes a quarter of a minute or more.
+    A UserWarning is issued if delta is not below 1 / n. Another one is issued above two million
+    steps: finding the noise then takes a quarter of a minute or more.
 
     Args:
       data: the data that `batches` will draw from.
@@ -384,7 +384,7 @@ class Plan:
 
   @property
   def steps_alike(self) -> bool:
-    """Whether every step has the same event."""
+    """Whether no setting can make the event of one step differ from that of another."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
@@ -814,7 +814,8 @@ class Plan:
   def fitted_sampler(self, num_examples: int) -> Any:
     """Returns the sampler with the smallest capacity that the share of delta for overflow allows.
 
-    The capacity is enough for `num_examples` + 1 records, too."""
+    The capacity is enough for `num_examples` + 1 records, too. Raises UserError for a sampler
+    without a capacity."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
@@ -837,7 +838,7 @@ class Plan:
     needed = self._size_needed(num_examples)
     planned = self._size_of_divisor
     if needed and planned is not None and num_examples > planned + 1:
-      # The message leaves out the true number, which is secret: it may end in a log.
+      # The message may end up in a log, so it leaves out the true number, which is secret.
       raise UserError(
         "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
         f"drawn from, so batches would exceed capacity="

@@ -215,7 +215,8 @@ class PerExampleGrads(metaclass=Sealed):
   """Gradients of each example, stacked, which only a private transform opens. NOT private.
 
   `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them from arrays. They work in
-  every transformation of JAX. An Optax transform before the private one raises a UserError.
+  every transformation of JAX but differentiation. An Optax transform before the private one raises
+  a UserError.
 
   >>> grads = PerExampleGrads.of({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape, grads

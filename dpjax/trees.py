@@ -16,9 +16,9 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-# Largest number of float32 terms of a sum that are added one after the other. In a sum of N equal
-# terms, each of the last N / 2 additions may be rounded by N eps / 4 of a term, where 1 + eps is
-# the float after 1. For N = 1,024 these errors sum to .016 terms, for N = 65,536 to 64 terms. One
+# Largest number of float32 terms of a sum that are added one after the other. Let 1 + eps be
+# the float after 1. In a sum of N equal terms, each of the last N / 2 additions may be rounded by
+# N eps / 4 of a term. For N = 1,024 these errors sum to .016 terms, for N = 65,536 to 64 terms. One
 # more example can change the errors, and so move the sum by more than its own term.
 ADDED_AT_ONCE = 1024
 

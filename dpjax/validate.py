@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 # A word of more characters than the first number is cut. In a message of more characters than the
-# second, the value that it shows is cut. A launcher's "error: " in front then makes about 300.
+# second, the value that it shows is cut. With a launcher's "error: " that makes about 300.
 _LONGEST_WORD = 160
 _LONGEST = 292
 # Largest number of characters shown of another library's error.

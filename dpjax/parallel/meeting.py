@@ -63,8 +63,8 @@ class Meeting:
   def watch(self, lost: Lost) -> None:
     """Calls `lost(self, process id, what happened)` from another thread when a process is lost.
 
-    A peer is lost if it closes without a farewell or gives no sign of life. It may also report
-    another process as lost.
+    A peer is lost if it closes without a farewell or gives no sign of life. Any peer may also
+    report another process as lost.
     """
     for who, connection in self._connections.items():
       connection.settimeout(self._limit / _TICKS)

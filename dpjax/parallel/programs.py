@@ -298,7 +298,7 @@ class _Reader:
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # The branch with the fewest loops of unknown length counts. Among equals, it is the branch
+    # The branch with the fewest loops of unknown length is taken. Among equals, it is the branch
     # with the largest number of memory bytes.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 

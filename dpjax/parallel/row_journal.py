@@ -73,7 +73,7 @@ class Journal:
     self.folder = pathlib.Path(folder)
     self.row_bytes = row_bytes
     self._segment_rows = max(1, segment_bytes // max(1, row_bytes))
-    self._rows: dict[int, int] = {}  # rows in each file, with those that no index names
+    self._rows: dict[int, int] = {}  # number of rows in each file, used or not
     self._named: list[set[int]] = []  # files that each of the newest indexes uses
     self._open: int | None = None  # the file that is written to
     self._unsynced: set[int] = set()
@@ -126,7 +126,7 @@ class Journal:
     return places
 
   def read(self, places: np.ndarray) -> list[bytes]:
-    """Reads the rows at these places [K, 4] of an index.
+    """Returns the rows at these places [K, 4] of an index.
 
     Raises:
       UserError: a file is gone, or holds other bytes there.
