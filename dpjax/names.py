@@ -295,8 +295,8 @@ def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
   """Returns the modules and objects that the import paths in a config's fields name.
 
-  Import paths within `options` count too, since the object with these options may import them. For
-  `data.name` the path itself is returned, too.
+  Import paths within `options` count too, since the object with these options may import them.
+  The path `data.name` itself is returned, too.
   """
   roots: list[Any] = []
   for name, value in fields.items():

@@ -82,8 +82,7 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns if it is far from the expected batch size.
     num_steps: largest number of updates, all of which the guarantee covers.
-    delta: delta of the guarantee. If a draw can exceed the capacity, `OVERFLOW_SHARE` of delta is
-      reserved for such draws.
+    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved if draws can be too large.
     neighboring_relation: relation of the guarantee; "" for the sampler's default.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
     slices: number of physical batches that make up one step; see `accumulated`.
@@ -507,9 +506,8 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta minus the share for overflow.
-
-    The capacity is chosen for this epsilon."""
+    """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
+    is chosen for this epsilon."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -772,9 +770,8 @@ class Plan:
     """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other. Only at
-    the last batch it adds the noise, divides and updates the optimizer's own state.
-
-    With slices = 1 the result is `tx`.
+    the last batch it adds the noise, divides and updates the optimizer's own state. With slices = 1
+    the result is `tx`.
 
     Args:
       rows: number of rows of a slice, if several devices need more than the plan's; 0 for the

@@ -85,8 +85,7 @@ class Sealed(type):
   """Metaclass of classes that Optax must not take apart.
 
   If a mask and the gradients differ in structure, JAX raises an error that prints the class. So
-  `repr` of the class raises `MISPLACED`, too, if Optax is the caller. Flax tests `name in grads`;
-  the answer is always False.
+  its `repr` raises `MISPLACED`, too, in Optax. Flax tests `name in grads`: it is always False.
   """
 
   def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:

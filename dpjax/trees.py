@@ -202,9 +202,7 @@ def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def pairwise_sum(x: jax.Array) -> jax.Array:
-  """Returns the sum of x [m, ...] over its first axis, in pairs.
-
-  A term passes through at most ceil(log2(m)) roundings, in place of m - 1.
+  """Returns the sum of x [m, ...] over its first axis, in pairs: ceil(log2(m)) roundings in a row.
 
   >>> pairwise_sum(jnp.array([1.0, 2.0, 3.0]))
   Array(6., dtype=float32)
