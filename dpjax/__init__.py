@@ -1,6 +1,6 @@
-"""dpjax: train on private data in JAX; every epsilon is proved, or said not to be, and tested.
+"""dpjax: train on private data in JAX. Every epsilon is proved, or reported as not proved.
 
-Every package is an attribute of dpjax. It is imported at its first use, so a program that only
+Every package of dpjax is an attribute, which is imported at its first use. So a program that only
 computes an epsilon, for example, does not load the models.
 """
 

@@ -1,8 +1,8 @@
 """Lazy packages: names are imported on first access.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
-editors read. `attach` reads the same lines, so a run imports only what it uses. In that list
-`from package import *` stands for all names that the other lazy package lists.
+editors read. `attach` reads the same lines, so a program imports only what it uses. In that list
+`from package import *` stands for all names in `package.__all__`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
         if alias.name == "*":
-          # The other package lists its names itself, so a name is added in one place only.
+          # The module behind `*` lists its names itself, so a name is added in one place only.
           source = importlib.import_module(line.module)
           names |= {public: (line.module, public) for public in source.__all__}
           continue
@@ -63,7 +63,7 @@ class _Package(types.ModuleType):
 
   def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
     # A package is pickled by its name. Cloudpickle does so for plain modules, but has no rule for a
-    # subclass. Ray and Flower send other processes functions that name a package of dpjax.
+    # subclass. Ray and Flower pickle functions, which may refer to a package of dpjax.
     return importlib.import_module, (self.__name__,)
 
 
@@ -88,7 +88,7 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
   """Returns `__getattr__`, `__dir__` and `__all__` for a package.
 
-  The package's modules become attributes too, although `__all__` leaves them out.
+  Modules that the package does not list are attributes too, but not in `__all__`.
 
   Args:
     package: `__name__` of the package.

@@ -1,7 +1,8 @@
 """Old names of modules, attributes and arguments: they work for one release, and warn.
 
 `import dpjax.runs.central.config` gives `dpjax.experiments.kinds.central.config` itself, not a
-copy, so classes of both names are identical. Delete a row one release after its move.
+copy, so classes of both names are identical. Delete an entry of the tables below one release after
+its name has changed.
 """
 
 import functools

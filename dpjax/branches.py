@@ -18,7 +18,8 @@ _Result = TypeVar("_Result")
 def rarely_taken(branch: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
   """Marks a branch of a conditional that only unusual examples need.
 
-  Counts of the operations of an ordinary batch leave the branch out. Results do not change.
+  When `parallel.programs` counts the work of an ordinary batch, it leaves this branch out. Results
+  do not change.
 
   >>> half = rarely_taken(lambda x: x / 2)
   >>> float(jax.jit(lambda x: jax.lax.cond(x > 9, half, lambda x: x, x))(10.0))

@@ -39,7 +39,8 @@ class Columns:
     name: name of the dict in error messages.
 
   Raises:
-    UserError: no array at all, a None, a number without an axis, or unequal lengths.
+    UserError: no array at all; an entry that is None, a number without an axis, or a pandas
+      Series; unequal lengths; or names that cannot be sorted.
 
   >>> columns = Columns({"age": np.arange(3.0), "text": np.zeros((3, 5), np.int32)})
   >>> len(columns), columns[np.array([2, 0])]["age"].tolist(), columns.shapes

@@ -1,9 +1,10 @@
 """Several private mechanisms on the same data, under one budget.
 
-A project often asks the same records more than once: private statistics for preprocessing, a
-private quantile, a first and a second phase of training, a noisy evaluation. `JointPlan` finds
-one scale of the noise for which the COMPOSITION of all of them meets (epsilon, delta). Composing
-privacy losses is tighter than splitting epsilon: two parts of epsilon 1 cost less than 2 together.
+A project often reads the same records more than once: private statistics for preprocessing, a
+private quantile, a first and a second phase of training, a noisy evaluation. `JointPlan.calibrated`
+finds one scale of the noise for which the COMPOSITION of all mechanisms meets (epsilon, delta).
+Composing privacy losses is tighter than splitting epsilon: two parts of epsilon 1 cost less than 2
+together.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class JointPlan:
       if reason is None:
         return accountant
       reasons.append(reason)
-    # The last accountant knows the most events, so its reason is the most useful.
+    # If both accountants were tried, this is the reason of RDP, which knows more mechanisms.
     raise reasons[-1]
 
   def _reason_against(self, accountant: str) -> UserError | None:
@@ -208,7 +209,7 @@ class JointPlan:
     fixed: Iterable[str] = (),
     **options: Any,
   ) -> JointPlan:
-    """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
+    """Returns the joint plan with the least noise for which the parts together keep epsilon.
 
     The noise multipliers given in `parts` set only their ratios: all of them, except those of
     `fixed` parts, are multiplied by one number. A mechanism without a noise multiplier, such as
@@ -222,8 +223,8 @@ class JointPlan:
       options: further fields of the class.
 
     Raises:
-      UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a part whose noise may change has no noise; or what the class raises.
+      UserError: no part's noise may change; the parts with unchanged noise cost more than epsilon;
+        a part whose noise may change has none; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -255,8 +256,8 @@ class JointPlan:
       }
       return dataclasses.replace(shares, parts={**shares.parts, **changed})
 
-    # The share of delta reserved for draws above a capacity is fixed here. The capacities are
-    # fitted to it at the end.
+    # A fixed share of delta is reserved for draws above a capacity. At the end the deltas of the
+    # plans are chosen so that such draws cost no more than this share.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
     left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
     kept = dict.fromkeys(free, 0)
@@ -281,13 +282,13 @@ class JointPlan:
     return joint._with_capacities_for(epsilon, padded) if padded else joint
 
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
-    """Returns these parts, with plan deltas so small that overflow fits into the joint share.
+    """Returns this joint plan, with plan deltas so small that overflow costs at most its share.
 
-    A plan with epsilon e aborts with a probability B. It sizes its capacity so that
-    (1 + exp(e)) B <= the share of the plan's delta. All parts together need
-    (1 + exp(epsilon)) sum B <= the share of the joint delta. So each plan gets an equal part of the
-    joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta
-    raises e, which makes B smaller still, so one division is enough.
+    This share is s * the joint delta, where s is `OVERFLOW_SHARE`. A plan with epsilon e aborts
+    with a probability B. Its capacity is so large that (1 + exp(e)) B <= s * the plan's delta. All
+    parts together need (1 + exp(epsilon)) sum B <= s * the joint delta. So each plan gets an equal
+    part of the joint delta, divided by (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A
+    smaller delta raises e, which makes B smaller still, so one division is enough.
 
     Args:
       epsilon: epsilon of all parts together.
@@ -308,7 +309,7 @@ class JointPlan:
     return self.parts[name]
 
   def fitted(self, num_examples: int) -> JointPlan:
-    """Returns a joint plan in which each sampler has the smallest capacity that delta allows.
+    """Returns a joint plan in which each capacity is the smallest that its plan's delta allows.
 
     Args:
       num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
@@ -582,8 +583,8 @@ class JointPlan:
 
   @functools.cached_property
   def _starts_of_runs(self) -> dict[str, list[int]]:
-    """Returns plan name -> steps at which a new run of equal steps begins. Plans whose steps are
-    all alike are left out."""
+    """Returns plan name -> steps at which a new stretch of equal steps begins. Plans whose steps
+    are all alike are left out."""
     starts = {}
     for name, part in self.parts.items():
       if isinstance(part, Plan) and not part.steps_alike:
@@ -613,7 +614,7 @@ class JointPlan:
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      # A user's subclass of Plan may state another event than Plan does.
+      # A user's mechanism, or subclass of Plan, states an event that dpjax has not proved.
       if not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)

@@ -1,7 +1,7 @@
 """Losses of ONE example, built from a model's `apply(params, x [1, ...])`.
 
 Each is a `dpjax.types.LossFn`: it sees one example and adds a batch axis of length 1, which
-models expect. So no example can reach another's gradient. All reductions are in float32 or
+models expect. So no example can affect another's gradient. All reductions are in float32 or
 wider, whatever type the model computes in.
 """
 
@@ -145,8 +145,8 @@ def next_token(
 ) -> LossFn:
   """Cross-entropy of the tokens of one example, each predicted from those before it.
 
-  An example is one sequence of tokens, `example.x` [T], and m = 1. `apply` gets tokens [m, T - 1],
-  returns logits [m, T - 1, V], and must be causal. `example.y` is unused.
+  An example is one sequence of tokens, `example.x` [T] (then m = 1), or m `sequences`. `apply` gets
+  tokens [m, T - 1], returns logits [m, T - 1, V], and must be causal. `example.y` is unused.
 
   No loss is divided by anything that depends on other examples. Dividing by the tokens of the
   whole batch, as is usual without privacy, would let every example change the gradients of all
@@ -164,7 +164,7 @@ def next_token(
 
   Raises:
     UserError: during tracing: tokens that are no integers or not of one example, fewer than 2
-      in a sequence, weights of another shape.
+      in a sequence, weights or logits of another shape.
 
   >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
   >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8

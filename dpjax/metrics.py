@@ -1,4 +1,4 @@
-"""Metrics of a model on a data set: totals and means, compiled once.
+"""Metrics of a model on a data set, such as accuracy, mean loss and confusion counts.
 
 No noise is added, so a metric reveals something about the data it is computed on. Evaluate a
 private run on a test split that is public, or whose owners consent.
@@ -337,7 +337,7 @@ def evaluate_next_token(
   """Returns {"accuracy", "loss", "perplexity"} of predicting each token from those before it.
 
   `dataset.x` is tokens [n, T], or [n, m, T] where an example is several sequences; apply maps
-  [B, T - 1] to logits [B, T - 1, V]. Means are over all tokens that are not `padding_id`, so an
+  [B, T - 1] to logits [B, T - 1, V]. Means are over all predicted tokens but `padding_id`, so an
   example with more tokens weighs more. Perplexity is exp of the mean loss, which is in nats.
 
   >>> from dpjax.types import Example

@@ -27,7 +27,8 @@ from dpjax.validate import UserError
 FORM = "package.module:name"
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
-_FIELDS_OF: dict[str, str] = {}  # file of a user's code -> the field that names it
+# File of an imported object -> "field='path'", the config's field that names the object.
+_FIELDS_OF: dict[str, str] = {}
 
 
 def is_path(name: str) -> bool:
@@ -56,14 +57,14 @@ def one_of(choices: Iterable[str], **named: str) -> None:
 
 
 def find(path: str, field: str) -> Callable[..., Any]:
-  """Imports the class or function at an import path.
+  """Imports and returns the class or function at an import path.
 
   Args:
     field: field of the config that holds the path, for the message.
 
   Raises:
-    UserError: no such module, a module that fails during its import (the error names the line
-      in its file), no such name in the module, or an object that cannot be called.
+    UserError: no such module; a module that fails during its import (the error names the line
+      in its file); no such name in the module; or an object that cannot be called.
 
   >>> find("dpjax.models:Linear", "model.name").__name__
   'Linear'
@@ -91,7 +92,7 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 def _files(home: str, value: Any) -> list[str]:
   """Returns the file of the module in a path, and the file that defines the object. This is one
-  file, unless the module only imports the object."""
+  file, unless the module only imports the object. Modules without a file are left out."""
   homes = dict.fromkeys((home, str(getattr(value, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
@@ -125,8 +126,8 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
-  """Wraps `part`, a function of the object at a path. Any error in it becomes a UserError
-  that names the field, with the error as its cause.
+  """Wraps `part`: the object at a path, or one of its functions. Any error in `part` becomes a
+  UserError that names the field, with the error as its cause.
 
   >>> guarded("mine:inverse", "loss", lambda x: 1 / x)(0)
   Traceback (most recent call last):
@@ -178,7 +179,7 @@ def _file(home: str) -> str | None:
 
 
 def reason(error: BaseException, file: str | None) -> str:
-  """Describes an error in one line, with the number of the line in `file` that led to it.
+  """Returns an error as one line of text, with the line number in `file` that led to it, if any.
 
   >>> reason(ValueError("too\\n  small"), "mine.py")
   'ValueError: too small'
@@ -195,7 +196,7 @@ def blame(error: BaseException) -> str | None:
   It returns None if no such file is in the traceback.
   """
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  # A config may also name a part of dpjax by its import path. The file of dpjax is no user's file.
+  # A config may also name a part of dpjax by its import path. Files of dpjax are no user's files.
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
   faulty = next((file for file in theirs if file in files), None)
@@ -211,7 +212,8 @@ _FILES = (".pretrained", ".attack.target")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
-  """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
+  """Returns field -> {"path", "sha256"} for every import path and file of weights in a config,
+  except those within `options`.
 
   For an import path the sha256 covers the file of the module in the path. It also covers the file
   that defines the object, if it is another file. `code` also covers what these files import.
@@ -293,7 +295,8 @@ def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
   """Returns the modules and objects that the import paths in a config's fields name.
 
-  Import paths in a model's options count too, since the model may import them.
+  Import paths within `options` count too, since the object with these options may import them.
+  The path `data.name` itself is returned, too.
   """
   roots: list[Any] = []
   for name, value in fields.items():

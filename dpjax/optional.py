@@ -1,7 +1,7 @@
 """Packages that `pip install dpjax` leaves out, and the extra that installs each.
 
 The core trains, accounts and samples in a notebook. The launchers also draw pictures, write event
-files and read prepared data sets: `pip install 'dpjax[runs]'`.
+files and read prepared data sets, which needs `pip install 'dpjax[runs]'`.
 """
 
 from __future__ import annotations

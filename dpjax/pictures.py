@@ -244,7 +244,7 @@ def headline(figure: Figure, look: Look, title: str, note: str = "") -> None:
 
 
 def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
-  """Writes a key of labelled artists below the panels, in as many columns as fit."""
+  """Writes a legend of labelled artists below the panels, in as many columns as fit."""
   labels = [str(handle.get_label()) for handle in handles]
   if not labels:
     return
@@ -259,7 +259,7 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
 
 
 def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
-  """Returns a line or a marker for a `key`. `how` holds options of matplotlib's Line2D."""
+  """Returns a line or a marker for the legend of `key`. `how`: options of matplotlib's Line2D."""
   with optional.needed():
     from matplotlib.lines import Line2D
 
@@ -301,8 +301,8 @@ def label_ends(
     text = textwrap.fill(name, characters, break_on_hyphens=False)
     shown.append((float(share), text, color, (text.count("\n") + 1) * line))
   shown.sort(key=lambda entry: entry[0])
-  # Place names from the lowest to the highest, each above the last. If the top one ends above
-  # the axes, push the names down again from the top.
+  # Place names from the lowest to the highest, each above the one before. If the top one ends
+  # above the axes, push the names down again from the top.
   centers: list[float] = []
   for share, _, _, size in shown:
     lowest = (
@@ -345,7 +345,7 @@ def check_suffix(path: str | os.PathLike) -> str:
 
 
 def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -> None:
-  """Writes a picture, atomically and without a display. Names are not read as formulas.
+  """Writes a picture, atomically and without a display. A "$" in a title or label is plain text.
 
   Equal pictures give equal files: no date and no random id is written. Fonts of a PDF are
   TrueType, as publishers ask, and letters of an SVG are outlines.

@@ -82,11 +82,11 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns if it is far from the expected batch size.
     num_steps: largest number of updates, all of which the guarantee covers.
-    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved for draws above the capacity.
+    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is reserved if draws can be too large.
     neighboring_relation: relation of the guarantee; "" for the sampler's default.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
     slices: number of physical batches that make up one step; see `accumulated`.
-    noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
+    noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), since the cost depends on that bound.
     statistics: private statistics, computed once on the same data before the first step. Their
@@ -95,7 +95,7 @@ class Plan:
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
-  `dpjax/transforms/together.py` lists the combinations that are refused.
+  `dpjax/transforms/together.py` lists the combinations of options that are refused.
 
   Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
   is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
@@ -213,7 +213,7 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
+    """Returns the plan with the least noise for which `num_steps` steps meet a guarantee.
 
     Args:
       epsilon: epsilon of the guarantee (epsilon, delta). Give this or `attack`.
@@ -223,8 +223,8 @@ class Plan:
       options: further fields of the plan.
 
     Raises:
-      UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
-        reaches, an unknown option, or a sampler that has no event.
+      UserError: both or none of epsilon and attack; epsilon <= 0; a guarantee that no noise
+        meets; an unknown option; or a sampler that has no event.
     """
     # Options are checked first. A caller who gives a noise multiplier gives no epsilon, and must
     # not be told that epsilon is missing.
@@ -294,15 +294,16 @@ class Plan:
   ) -> Plan:
     """Returns the plan of a Poisson-sampled run, from its expected batch size and number of epochs.
 
-    With a size n, these two numbers give the sampling probability (batch_size / n), the capacity,
-    the divisor (batch_size) and the number of steps (epochs * n / batch_size, rounded).
+    With a size n, these two numbers give the sampling probability (batch_size / n), the divisor
+    (batch_size) and the number of steps (epochs * n / batch_size, rounded, at least 1). The
+    capacity is the smallest that delta allows.
 
     n is `num_examples` where given. Otherwise, under add_or_remove_one the size of the data is
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
     relations neighbours have equal sizes, and n is len(data).
 
-    A UserWarning is issued if delta is not below 1 / n, or if there are more than two million
-    steps, for which finding the noise takes a quarter of a minute or more.
+    A UserWarning is issued if delta is not below 1 / n. Another one is issued above two million
+    steps: finding the noise then takes a quarter of a minute or more.
 
     Args:
       data: the data that `batches` will draw from.
@@ -377,12 +378,12 @@ class Plan:
 
   @property
   def is_private(self) -> bool:
-    """Whether an epsilon can be proved: there is noise, and the sampler has an event."""
+    """Whether the plan has an epsilon: there is noise, and the sampler has an event."""
     return not isinstance(self._event_at(0), NonPrivateDpEvent)
 
   @property
   def steps_alike(self) -> bool:
-    """Whether every step has the same event."""
+    """Whether no setting can make the event of one step differ from that of another."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
@@ -447,9 +448,10 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """Returns `event(steps)`, or one Gaussian event that is equal up to rounding.
+    """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
 
-    The Gaussian event is returned if there is one: it is faster to account for."""
+    If participation is bounded and has probability 1, all noisy sums cost as much as one Gaussian
+    release."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -485,7 +487,7 @@ class Plan:
 
     `check_capacity` bounds the probability B that a run overflows, so that `OVERFLOW_SHARE` is
     enough at the plan's delta. At any delta overflow costs (1 + e^epsilon) B of it. At a smaller
-    delta epsilon is larger, so that share may not be enough. Then the least amount
+    delta epsilon is larger, and this share may not be enough. Then the least amount
     x >= (1 + e^epsilon(delta - x)) B on a grid of amounts is reserved.
 
     Raises:
@@ -504,7 +506,8 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta. The capacity is chosen for this epsilon."""
+    """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
+    is chosen for this epsilon."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -767,7 +770,8 @@ class Plan:
     """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other. Only at
-    the last batch it adds the noise, divides and updates the optimizer's own state.
+    the last batch it adds the noise, divides and updates the optimizer's own state. With slices = 1
+    the result is `tx`.
 
     Args:
       rows: number of rows of a slice, if several devices need more than the plan's; 0 for the
@@ -807,7 +811,8 @@ class Plan:
   def fitted_sampler(self, num_examples: int) -> Any:
     """Returns the sampler with the smallest capacity that the share of delta for overflow allows.
 
-    The capacity is enough for `num_examples` + 1 records, too."""
+    The capacity is enough for `num_examples` + 1 records, too. Raises UserError for a sampler
+    without a capacity."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
@@ -830,7 +835,7 @@ class Plan:
     needed = self._size_needed(num_examples)
     planned = self._size_of_divisor
     if needed and planned is not None and num_examples > planned + 1:
-      # The message leaves out the true number, which is secret: it may end in a log.
+      # The message may end up in a log, so it leaves out the true number, which is secret.
       raise UserError(
         "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
         f"drawn from, so batches would exceed capacity="
@@ -877,12 +882,12 @@ class Plan:
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
         whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
         the data have a bool array `present` [n], rows whose entry is False may be drawn, and
-        contribute zero. If the data have a `nominal_size`, the capacity is checked for that number.
+        contribute zero. If the data have a `nominal_size`, it is `declared` of `check_capacity`.
       rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
         of the operating system, which nobody can draw again. Like the key of `transform`, it is
         for one run on one data set: costs of runs compose only if they sample independently.
-        Which rows a step draws depends on (rng, step) and the number of rows alone.
-      start: first step, for a resumed run.
+        Which rows a step draws depends on the sampler, (rng, step) and the number of rows alone.
+      start: first step, for a resumed run; above 0 only with an `rng`.
 
     Raises:
       UserError: the sampler's capacity is too small for these data; or they have no rows, or

@@ -8,12 +8,13 @@ import numpy as np
 def random_phases(
   random: np.random.Generator, count: int, falling: np.ndarray
 ) -> np.ndarray:
-  """Draws images with amplitude 1 / `falling` at each frequency and uniform random phases.
+  """Draws images of random phases, with a mean power proportional to 1 / `falling`^2.
 
   Args:
     random: generator of the phases.
-    falling: inverse amplitudes [H, W], in the order of `np.fft.fftfreq`; infinite at frequencies to
-      leave out. The absolute frequency as `falling` gives the spectrum of photographs (Field 1987).
+    falling: a number for each frequency [H, W], in the order of `np.fft.fftfreq`, equal for f and
+      -f; infinite for frequencies to leave out. The absolute frequency as `falling` gives the
+      spectrum of photographs (Field 1987).
 
   Returns:
     [count, H, W] of variance 1 over all; each image has mean 0 if falling[0, 0] is infinite.

@@ -8,8 +8,8 @@ example could move the sum by more than the noise covers. Two things prevent thi
 | -------------------------------------- | --------------------------------------------------- |
 | a transform or a wrapper of Optax      | `UserError` where it takes the tree apart, in the   |
 |                                        | words of `MISPLACED`                                |
-| anybody else, by `jax.tree.map`        | JAX refuses arithmetic on a sealed leaf: its type   |
-|                                        | is `key<sealed: ...>`, and no function takes it     |
+| anybody else, by `jax.tree.map`        | JAX refuses arithmetic on a sealed leaf, since its  |
+|                                        | type is `key<sealed: ...>`                          |
 
 A sealed leaf holds the bits of its array as a typed random key. So it works in jit, vmap, scan,
 cond, shard_map and donation. Under jit, sealing and opening a leaf cost nothing, because XLA
@@ -61,7 +61,7 @@ def _impl(words: int) -> Any:
   )
 
 
-_IMPLS = {1: _impl(1), 2: _impl(2)}  # by the 32-bit words of a number
+_IMPLS = {1: _impl(1), 2: _impl(2)}  # by how many 32-bit words a number takes
 
 
 def refuse_inside_optax() -> None:
@@ -85,7 +85,7 @@ class Sealed(type):
   """Metaclass of classes that Optax must not take apart.
 
   If a mask and the gradients differ in structure, JAX raises an error that prints the class. So
-  `repr` raises `MISPLACED`, too. Flax tests `name in grads`; the answer is always False.
+  its `repr` raises `MISPLACED`, too, in Optax. Flax tests `name in grads`: it is always False.
   """
 
   def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
@@ -214,7 +214,8 @@ class PerExampleGrads(metaclass=Sealed):
   """Gradients of each example, stacked, which only a private transform opens. NOT private.
 
   `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them from arrays. They work in
-  every transformation of JAX. An Optax transform before the private one raises a UserError.
+  every transformation of JAX but differentiation. An Optax transform before the private one raises
+  a UserError.
 
   >>> grads = PerExampleGrads.of({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape, grads
@@ -229,9 +230,10 @@ class PerExampleGrads(metaclass=Sealed):
 
   @classmethod
   def of(cls, arrays: Any, mask: Any = None, rows: Any = None) -> PerExampleGrads:
-    """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B].
+    """Seals a tree of real floating-point arrays, [B, *param] each. The mask [B] stays readable.
 
-    `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
+    `rows`: sealed row numbers of the gradients from which the arrays were made, row by row; None
+    numbers the rows from 1 on.
     """
     # Floats of fewer than 8 bits cannot be sealed as words. They become float32, which has all
     # their values.
@@ -268,7 +270,7 @@ class PerExampleGrads(metaclass=Sealed):
     """Returns the gradients as plain arrays, [B, *param] each, to inspect them. NOT private.
 
     Raises:
-      UserError: a leaf that is no longer sealed.
+      UserError: a leaf that is no longer sealed, or is missing.
     """
     leaves, treedef = jax.tree.flatten(self.leaves)
     if len(leaves) != len(self.dtypes):

@@ -1,6 +1,6 @@
 """Epsilon of a private run from its settings, or one setting that a given epsilon allows.
 
-No data, model or `Plan` are needed.
+No data, model or `Plan` is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 # Value of `sampler` for a run without sampling: every record is in every step.
 EVERYBODY = "none"
 SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
-# Samplers that bound how often an example takes part. `bounded_rows` knows them.
+# Samplers that bound how often an example takes part, and whose epsilon `bounded_rows` simulates.
 BOUNDED = sampling.answered("simulated")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
@@ -114,7 +114,7 @@ def run_event(question: Question) -> accounting.DpEvent:
 
 
 def solve(question: Question) -> Question:
-  """Returns the question with its unknown setting solved for, rounded so that epsilon is kept.
+  """Returns the question with its unknown setting solved for, rounded so that the guarantee holds.
 
   Without an attack, a question with an unknown epsilon is returned unchanged; call `epsilon_of`.
 
@@ -131,8 +131,8 @@ def solve(question: Question) -> Question:
       accountant=question.accountants[0],
     )
     answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
-    # The accountant may use a coarser grid of losses for the rounded noise multiplier. The bound is
-    # then slightly looser, and more noise is needed.
+    # The accountant may use a coarser grid of privacy losses for the rounded noise multiplier. Its
+    # bound is then slightly looser, and more noise is needed.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
       answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
@@ -158,7 +158,7 @@ def solve(question: Question) -> Question:
 
   times = kind.times_per_pass(question.size)
 
-  # The search tries any probability, but only some of them give whole batches or passes.
+  # The search tries any probability, but only some probabilities give whole batches or passes.
   def near(prob: float) -> float:
     return kind.nearest_prob(prob, question.num_examples or 0, times)
 
@@ -256,8 +256,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   delta for batches above their capacity, as that program does.
 
   Raises:
-    UserError: a sampler outside `BOUNDED`; a sampling_prob that is not 1 / min_sep for
-      balls_in_bins, or above 1 / min_sep for min_sep.
+    UserError: a sampler outside `BOUNDED`; a min_sep out of its range; a sampling_prob that is
+      above 1 / min_sep, or, with the sampler balls_in_bins, below it.
 
   >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
   >>> [name for name, _ in rows][:2]

@@ -16,10 +16,10 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-# Largest number of float32 terms of a sum that are added one after the other. A sum of N equal
-# terms is rounded by up to N eps / 2 of a term at each addition, where 1 + eps is the float after
-# 1. These errors add up to .016 terms for 1,024 rows, and to 64 terms for 65,536. One more example
-# can change the errors, and so move the sum by more than its own term.
+# Largest number of float32 terms of a sum that are added one after the other. Let 1 + eps be
+# the float after 1. In a sum of N equal terms, each of the last N / 2 additions may be rounded by
+# N eps / 4 of a term. For N = 1,024 these errors sum to .016 terms, for N = 65,536 to 64 terms. One
+# more example can change the errors, and so move the sum by more than its own term.
 ADDED_AT_ONCE = 1024
 
 
@@ -88,7 +88,7 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
 
 @rarely_taken
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-  """Returns the norms `plain`. Norms whose `keep` is False are computed anew.
+  """Returns the norms `plain`, but computes those anew whose `keep` is False.
 
   Each row is scaled by itself, so no example affects the rounding of another one's norm.
   """
@@ -202,7 +202,7 @@ def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def pairwise_sum(x: jax.Array) -> jax.Array:
-  """Sums [m, ...] over its first axis, in pairs: a term enters log2(m) roundings, not m.
+  """Returns the sum of x [m, ...] over its first axis, in pairs: ceil(log2(m)) roundings in a row.
 
   >>> pairwise_sum(jnp.array([1.0, 2.0, 3.0]))
   Array(6., dtype=float32)

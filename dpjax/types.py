@@ -114,7 +114,7 @@ class ClippedSum(metaclass=sealed.Sealed):
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
   # Number of slices that the sum adds up: 1, or all slices of a step if they were accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
-  seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
+  seal: Any = _OF_ITS_BOUNDS  # [], takes no arithmetic
 
   def __post_init__(self):
     if self.seal is _OF_ITS_BOUNDS:

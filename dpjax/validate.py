@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-# Number of characters above which a word of a message is cut, and number above which the value that
-# a message shows is cut. With the "error: " of a launcher, the second makes about 300 characters.
+# A word of more characters than the first number is cut. In a message of more characters than the
+# second, the value that it shows is cut. With a launcher's "error: " that makes about 300.
 _LONGEST_WORD = 160
 _LONGEST = 292
 # Largest number of characters shown of another library's error.
@@ -116,7 +116,7 @@ class UserError(ValueError):
 
   def __reduce__(self) -> tuple[Any, ...]:
     # By default an exception is pickled by its positional arguments, which would lose the field
-    # of an error in a worker process. The value is sent as text, since it may not pickle.
+    # of an error in a worker process. The value is sent as text, since some cannot be pickled.
     shown = NO_VALUE if self.value is NO_VALUE else Verbatim(_shown(self.value))
     return _rebuilt, (type(self), self.must, self.field, shown, self.hint)
 
@@ -413,7 +413,7 @@ def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
-  """Returns the known word that differs from `word` by few typing errors; None if none does.
+  """Returns the known word that differs from `word` by few spelling errors; None if none does.
 
   An error is a letter too many, missing or wrong, or two neighbours exchanged. One error is
   allowed for every four letters of `word`: at least one, and at most three.

@@ -34,12 +34,13 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
-  # each record is in a random set of 7 of the 2000 steps of a pass; more passes: --sampling_prob
+  # each record takes part in 7 random steps of one pass of 2000 steps. With
+  # --sampling_prob=0.035 it takes part in 7 steps of every pass of 200 steps
   python -m launch.account --sampler=k_out_of_t --num_selected=7 --noise_multiplier=1 \\
     --num_steps=2000
 
-  # steps of a record are at least 8 apart, and noise has 4 bands: epsilon is simulated; for
-  # --sampler=balls_in_bins it is also proved
+  # steps of a record are at least 8 apart, and noise has 4 bands. epsilon with amplification is
+  # simulated; for --sampler=balls_in_bins it is also proved
   python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
     --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
 
@@ -53,7 +54,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
     --num_steps=4000
 
   # how much noise limits every attack: to a true positive rate of .1 at a false positive rate of
-  # .01; to an advantage; to mu of Gaussian DP; or to errors with a given chance at least
+  # .01; to an advantage; to mu of Gaussian DP; or so that it errs with at least a given chance
   python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
@@ -69,8 +70,8 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # published formulas beside the true epsilon: some claim too small an epsilon, some waste noise
   python -m launch.account --compare_documents --out=/tmp/documents
 
-noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
-solved for is rounded to the private side, and each epsilon is rounded up.
+noise_multiplier is (std of the noise on the sum) / l2_clip_norm under every neighbouring relation.
+The number that is solved for is rounded so that its target holds. Each epsilon is rounded up.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Returns questions from flag values, one for each noise multiplier.
+  """Returns questions from flag values: one for each noise multiplier, or a single one if none is
+  given.
 
   Raises UserError if a flag is missing, is out of range, or contradicts another one.
   """
@@ -217,8 +219,8 @@ def questions(values: Any) -> list[Question]:
 
 
 def _check_counts(values: Any) -> None:
-  """Raises UserError for counts of 2^53 or more: ratios of counts are floats, which could not tell
-  them apart."""
+  """Raises UserError for counts of 2^53 or more. Ratios of counts are floats, and as floats some of
+  these counts are equal."""
   for name in ("num_steps", "batch_size", "num_examples", "capacity", "num_selected"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
@@ -228,8 +230,8 @@ def _check_counts(values: Any) -> None:
 
 
 def _for_sampler(values: Any, name: str) -> int | None:
-  """Returns the value of a flag that some samplers need; None for other samplers, which refuse
-  it."""
+  """Returns the value of a flag that some samplers need; None for other samplers. Raises UserError
+  if the sampler needs the flag and it is missing, or if another sampler gets it."""
   value = getattr(values, name)
   readers = [
     sampler
@@ -246,8 +248,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
 
 
 def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
-  # If batches cannot overflow, the capacity truncates larger draws, which changes the cost. For
-  # other samplers it only pads batches, which costs nothing.
+  # A sampler whose batches cannot overflow cuts larger draws to the capacity, which changes the
+  # cost. For other samplers the capacity only pads batches, which does not change the cost.
   return name in kind.options and not (name == "capacity" and kind.can_overflow)
 
 
@@ -264,9 +266,9 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 
 
 def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
-  """Returns the guarantee in an attacker's terms for which the noise is solved, if any.
+  """Returns the bound on attackers for which the noise is solved; None if there is no such bound.
 
-  With the noise given, --fpr and --prior only say where the attacker's terms are printed.
+  If the noise is given, --fpr and --prior only add a rate and a risk to the printed line.
   """
   numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
   if not has_noise:
@@ -321,14 +323,14 @@ def _sampling_prob(values: Any) -> float | None:
 def _without_batch(values: Any, prob: float | None) -> float | None:
   """Returns --sampling_prob. For a fixed size it is rounded to the nearest possible probability.
 
-  Without the flag, a sampler in passes gets the probability that makes the run one pass. For other
-  samplers the result is then None.
+  Without the flag, the result for a sampler in passes is the probability that makes the run one
+  pass, and for other samplers None.
   """
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))
-    # Training draws whole batches, so a batch of b examples has the probability b / n.
+    # A batch of a fixed size holds a whole number b of examples, so its probability is b / n.
     whole = kind.takes_whole_passes
     return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
@@ -346,8 +348,8 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
 
 
 def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
-  """Returns the probability of a sampler in passes, with a mean batch equal or closest to
-  --batch_size."""
+  """Returns the probability with which a sampler in passes has a mean batch of --batch_size. Raises
+  UserError if a whole number of steps changes the mean batch by one example or more."""
   batch_size = values.batch_size
   times = kind.times_per_pass(solve.size_of(values))
   drawn = times * values.num_examples
@@ -378,7 +380,8 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
     )
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
-  # Rounding errors must not add a step: 40 / 0.01 gives 4000 steps, not 4001.
+  # Rounding errors must not add a step. As floats 9 / 0.009 is 1000.0000000000001, which gives 1000
+  # steps, not 1001.
   steps = math.ceil(values.epochs / prob * (1 - 1e-12))
   if steps >= _MOST:
     raise UserError(
@@ -406,8 +409,8 @@ def _check_one_missing(question: Question) -> None:
 def table(answers: Iterable[Question], *, gdp: bool = False, zcdp: bool = False) -> str:
   """Returns a text table with a row for each answer and accountant.
 
-  `gdp` adds a row with the central limit's approximation, and `zcdp` one with the bound of
-  zero-concentrated DP."""
+  An answer may get more rows: its cost in launch.train, and Poisson sampling for comparison. `gdp`
+  adds the central limit's approximation, and `zcdp` the bound of zero-concentrated DP."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
   lines = [header, *(row for answer in answers for row in _rows(answer, gdp, zcdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
@@ -443,7 +446,7 @@ def _up(epsilon: float) -> str:
 
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
-  """Returns the row of --gdp, labelled as an approximation."""
+  """Returns the row of --gdp, labelled as an approximation unless it is exact."""
   bound = accounting.gdp.approximate(
     solve.run_event(answer),
     delta=answer.delta,
@@ -454,10 +457,10 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a note if launch.train would exceed the requested guarantee; None if it keeps it.
+  """Returns a note if launch.train would exceed the requested guarantee with this noise, else None.
 
-  launch.train reserves a share of delta for batches above the capacity. If the run itself finds the
-  noise (`--config.privacy.epsilon`), it takes that into account, and adds a little more noise.
+  launch.train reserves a share of delta for batches above the capacity. A run that finds the noise
+  itself (`--config.privacy.epsilon`) accounts for this share, and adds a little more noise.
   """
   if answer.attack is not None and answer.can_overflow:
     return _note_on_attack(answer, answer.attack)
@@ -518,7 +521,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Returns the line above the table: what is solved for, at which delta, sampler and relation."""
+  """Returns the line above the table: what is solved for, delta, sampler and relation."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -546,7 +549,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the true epsilon, and draws a picture if `out` is set."""
+  """Prints every published formula beside the true epsilon. Writes files if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -570,7 +573,7 @@ def _check_out(name: str, values: Any) -> None:
 
 
 def show_runs(values: Any) -> None:
-  """Prints what finished runs cost together: each run, then all of them, then in words."""
+  """Prints the cost of each finished run, of all together, and the joint guarantee in words."""
   given = [
     name
     for name in (*_QUESTION_FLAGS, "out", "compare_documents")
@@ -596,7 +599,7 @@ def show_runs(values: Any) -> None:
 
 
 def _check_companions(values: Any) -> None:
-  """Raises UserError for a flag whose companion is missing."""
+  """Raises UserError for a flag whose companion is missing, or a --curve that is no usable path."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   present = [name for name in bounded.FLAGS if values[name].present]
@@ -609,9 +612,9 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes the trade-off curve of each answer, and its privacy loss where there is one.
+  """Writes the trade-off curve of each answer, and its privacy loss if `write_losses` does so.
 
-  With several answers, the name of a file begins with the noise multiplier.
+  With several answers, the name of a file begins with the noise multiplier. Returns the paths.
   """
   paths = []
   for answer in answers:
@@ -646,7 +649,7 @@ def main() -> None:
 
 
 def answer_questions(values: Any) -> None:
-  """Prints the answers about runs that flags describe, and writes their curves to --curve."""
+  """Prints the answers about the runs that flags describe. Writes curves if --curve is set."""
   _check_companions(values)
   if values.sampler in solve.BOUNDED:
     _check_counts(values)

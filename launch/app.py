@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 def fail(message: object, code: int = 2) -> None:
   """Prints an error of one line on stderr, and ends the process with an exit code."""
-  # The message is formatted like a UserError: on one line, without the middle of a long value.
+  # The message is formatted like a UserError: on one line, without the middle of a very long word.
   line = " ".join(str(UserError(str(message))).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
@@ -124,8 +124,8 @@ def report_audit(result: Mapping[str, Any]) -> None:
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
-  """Makes the process keep freed memory if one of these runs trains centrally on scattering
-  features.
+  """Makes the process keep freed memory if one of these runs trains centrally on features, such as
+  those of scattering.
 
   Such runs get faster, and other runs may get slower (`dpjax.parallel.allocator`). Call it before
   JAX is used.
@@ -200,8 +200,8 @@ class _Stops:
   """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
 
   A destructor, or a callback of a library, may swallow the exception. Then the signal is sent
-  again. Other code may catch the exception and raise another error, as tqdm does. `_stop_behind`
-  then finds it.
+  again. Other code may catch the exception and raise another error, as tqdm does. Then
+  `_stop_behind` finds the `_Stopped` among the causes of that error.
   """
 
   def __init__(self) -> None:
@@ -285,8 +285,8 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
 
-  A write to any other broken pipe fails as usual. For example, about one in 500 event loops that
-  save checkpoints is written to after it has closed.
+  A write to any other broken pipe fails as usual. For example, Orbax saves checkpoints in event
+  loops, and writes to about one in 500 of them after it has closed.
   """
   poll = select.poll()
   for number in (1, 2):
@@ -298,7 +298,8 @@ def _end_unread(signum: int, frame: object) -> None:
 
 
 def _is_memory(error: BaseException) -> bool:
-  """Returns whether an error, or its cause, is a lack of memory: Python's, or XLA's."""
+  """Returns whether an error, or one of its causes, is a lack of memory in Python, XLA or the
+  system."""
   said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
   return any(
     isinstance(one, MemoryError) or any(words in str(one) for words in said)
@@ -309,7 +310,7 @@ def _is_memory(error: BaseException) -> bool:
 def _without_late_words(unraisable: Any) -> None:
   """Passes an error to Python's own hook, except the late errors of a checkpoint that failed.
 
-  Orbax's other tasks, and native threads, raise such errors when nobody waits for them any more.
+  Orbax's other tasks, and native threads, raise such errors when nobody waits for the save.
   """
   late = isinstance(unraisable.exc_value, RuntimeError)
   files = [
@@ -356,7 +357,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
-    # stdout is flushed while `_end_unread` still handles SIGPIPE. Without a stdout, print fails.
+    # stdout is flushed while `_end_unread` still handles SIGPIPE. If it is closed, print fails.
     finally:
       with contextlib.suppress(OSError):
         print(end="", flush=True)

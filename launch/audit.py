@@ -19,9 +19,10 @@ clip norm, every record counted twice, one key for two draws. The row's own game
 each of them. Writes twins.csv and twins.json to --out; exit code 1 if one is missed. All of
 them: about half an hour on two cores.
 
---final_model audits what a training releases last and nothing else: many models of a data
-set, trained from worst-case initial parameters with a target and without it; writes
-final_model.json to --out. 1,000 models of mnist and as many without: two to three minutes.
+--final_model audits trainings that release their final parameters alone: many models of a data
+set, trained from worst-case initial parameters (--initial) with a target record and without it.
+Writes final_model.json to --out. 1,000 models of mnist with the target and as many without: two
+to three minutes.
 """
 
 from __future__ import annotations

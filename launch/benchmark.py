@@ -5,13 +5,13 @@
     --repeats=9 --out=runs/benchmark
   python -m launch.benchmark --suite=federated --workloads=cnn,mlp --methods=loop,vmap
   python -m launch.benchmark --suite=federated --cpu_devices=8
-  python -m launch.benchmark --suite=federated --workloads=mlp --methods=vmap,pmap,shard_map \
+  python -m launch.benchmark --suite=federated --workloads=mlp --methods=vmap,pmap,shard_map \\
     --cpu_devices=8 --data_mb=2,188
-  python -m launch.benchmark --suite=federated --workloads=cifar10_pfl \
+  python -m launch.benchmark --suite=federated --workloads=cifar10_pfl \\
     --methods=threads,loop,pfl,flower --peer_python=PATH
-  python -m launch.benchmark --suite=training \
+  python -m launch.benchmark --suite=training \\
     --configs=configs/mnist_cnn.py,configs/cifar10_cnn.py --methods=auto,vmap
-  python -m launch.benchmark --suite=devices --cpu_devices=8 --configs=configs/mnist_cnn.py \
+  python -m launch.benchmark --suite=devices --cpu_devices=8 --configs=configs/mnist_cnn.py \\
     --mesh=data:1 --mesh=data:8 --mesh=data:4,model:2
   python -m launch.benchmark --suite=sweeps --configs=configs/mnist_cnn.py --processes=1,2
   python -m launch.benchmark --suite=population --clients=100,10000 --rounds=100
@@ -27,8 +27,8 @@
   python -m launch.benchmark --suite=serve --minutes=30 --folder=made --out=runs/serve_load
 
 --suite=gradients times each workload in one process, all methods in turns: the ordinary gradient,
-the vmap route, the fast route (ghost), auto, and auto over 16 microbatches and in a scan that is
-written by hand (plain_loop). Where they are installed (pip install -e '.[bench]') it adds
+the vmap route, the fast route (ghost), auto, auto over 16 microbatches (microbatches), and the same
+in a hand-written scan (plain_loop). Where they are installed (pip install -e '.[bench]') it adds
 jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped one
 by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
 and memory of each with their ratio to OUR ordinary gradient. A method is skipped, and says so,
@@ -36,26 +36,26 @@ if it cannot do a workload, or if twice its per-example gradients exceed 8 GB (o
 .9 of its memory). Writes gradients.csv and gradients.png to --out after each workload; entries
 that are there already for this device are not measured again. All of it takes half an hour or more
 on two idle CPU cores; name --workloads and --methods for less. --batches=256,1024 measures other
-sizes of a batch. On an accelerator compiling takes most of the time: --compile_ahead=8 does it
-first, in eight processes.
+sizes of a batch. On an accelerator compiling takes most of the time: --compile_ahead=8 compiles
+all programs first, in eight processes.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
 loop of jitted local steps. Then it times a round over the number of clients (--clients), by the
-last of --methods (default: threads). It writes federated.csv and
-federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" and
-"shard_map" run over all devices (--cpu_devices=8 makes 8 of one CPU: for the correctness of the
-programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_mb also times
-rounds of the same 40 clients beside data sets of these sizes, in turns. The workload cifar10_pfl is
-the published CIFAR-10 setup of pfl-research (50 of 1,000 clients a round, 5 local steps): ours
-beside "pfl" and "flower" (its simulation; the same PyTorch client), each in a process of its own,
-by --peer_python, the Python of an environment with them (see benchmarks/peer_rounds.py).
+last of --methods (default: threads). It writes federated.csv and federated.png. "loop" is one
+thread, "threads" is what launch.federate does on a CPU. "pmap" and "shard_map" run over all devices
+(--cpu_devices=8 makes 8 of one CPU, which shows that the program is right, not how fast it is).
+"fedjax" is FedJAX where it is installed. --data_mb also times rounds of the same 40 clients beside
+data sets of these sizes, in turns. The workload cifar10_pfl is the published CIFAR-10 setup of
+pfl-research (50 of 1,000 clients a round, 5 local steps). It compares ours with "pfl" and "flower"
+(Flower's simulation; the same PyTorch client), each in a process of its own. --peer_python names
+the Python of an environment with these packages (see benchmarks/peer_rounds.py).
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
 
---suite=devices times a step of whole configs over meshes of devices (--mesh, once for each; 1, 2,
-4, ... of all where none is given), in turns, and reads from the compiled program what a device
-sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) are called virtual.
+--suite=devices times a step of whole configs over meshes of devices, in turns: one --mesh for each,
+by default 1, 2, 4, ... and all devices. It reads from the compiled program what a device sends and
+holds, and writes devices.csv. Devices made of one CPU (--cpu_devices) are called virtual.
 
 --suite=sweeps times sweeps of four seeds of whole configs, 100 steps each, whose runs are shared by
 --processes, from start to end; it writes sweeps.csv.
@@ -71,7 +71,7 @@ of device and host, each in a process of its own; it writes population.csv.
 --suite=secure_sums measures sums of clients' vectors by protocol (--methods: see
 dpjax/secure/sums), all parties in one process, with and without drop-outs: seconds, bytes,
 streams, operations and memory, for --workloads=CLIENTSxLENGTH,...; it writes sums.csv and
-sums.md. With --repeats the best is reported.
+sums.md. The best of --repeats sums is reported.
 
 --suite=sum_messages counts the messages and bytes that one client sends and receives in a secure
 sum of --workloads=CLIENTSxLENGTH,..., by protocol. It runs nothing; it writes sum_messages.csv.
@@ -290,7 +290,7 @@ flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak mem
 
 
 def main() -> None:
-  """Runs the suite, with a line on stderr after each workload."""
+  """Runs the suite that --suite names. Refuses flags that this suite does not read."""
   options = flags.FLAGS
   for name, suites in _OF_SUITES.items():
     if options.suite not in suites:
@@ -402,7 +402,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # The launchers of these configs prepare memory in the same way.
+  # launch.train prepares memory in the same way, so its steps are as fast as the timed ones.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)

@@ -26,7 +26,7 @@ _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
-  """Returns runs from flag values, one for each noise multiplier.
+  """Returns the settings of a run for each noise multiplier, from flag values.
 
   Raises UserError if a flag is missing, is out of range, or does not fit the sampler.
   """

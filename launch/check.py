@@ -6,7 +6,8 @@
 Every check uses the config's own model, gradient, noise, sampler and keys.
 Gradient: the influence of one example; each clipped term alone and their sum, for every mask, for
 long and short gradients, and for a batch of the run's own size; padding; examples that are not
-finite; sums that remember earlier batches; cross-example leakage; whether a step is its parts.
+finite; sums that remember earlier batches; cross-example leakage; whether a whole step adds
+anything to the parts that are checked.
 Noise: distribution, tails and independence over every step of the run (on a sample of the
 coordinates); updates that hold more than their own sum and noise; the divisor.
 The rest: the sampler's scheme and its seed, the accountant, what is stated, overflow, reuse of

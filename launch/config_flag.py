@@ -40,9 +40,9 @@ def define(
   default: str | None = None,
   help: str = "config file: a Python file whose get_config() returns the config.",
 ) -> None:
-  """Defines `--name=FILE.py` and every `--name.field=value` of the command line.
+  """Defines `--name=FILE.py`, every `--name.field=value` of the command line, and --print_config.
 
-  Call it at import time, as any absl flag. Without a default the flag is required.
+  Call it at import time, like any absl flag. Without a default the flag `name` is required.
   """
   _KINDS[name] = kind
   flags.DEFINE_string(name, default, help)
@@ -68,7 +68,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """Returns the config of the file that the flag names, checked, with the overrides.
 
   If the overrides leave a field unread, it goes back to its default, and a line on stderr says so;
-  see `dpjax.experiments.run.switches`.
+  see `dpjax.experiments.run.switches`. With --print_config, prints the config and ends the process.
 
   Args:
     more: values of fields that have a flag of their own, such as "audit.enabled".
@@ -157,10 +157,10 @@ def workdir(prefix: str = "") -> str:
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
-  """Returns the result of a Python file's `get_config()`, checked to be a well-typed
-  `kind`.
+  """Returns the result of a Python file's `get_config()`. Raises UserError if the file fails, or if
+  the result is no well-typed `kind`.
 
-  A file of configs/ that is missing here is read from the installation of dpjax.
+  A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """
   at = f"{name}={path}"
   path = str(_file_of(path, at))

@@ -9,8 +9,9 @@ dotted name. The run writes to --workdir: config.json, metrics.jsonl, result.jso
 .csv, params.npz (both networks), checkpoints/ (with the noise key: secret). Stop it at any time;
 the same command goes on where it stopped.
 
-With --config.method=public the student reads public images and the teacher, and costs nothing. With
---config.method=joint both read private records, and one clipped gradient holds the parts of both.
+With --config.method=public the student reads public images and the teacher, and costs nothing more.
+With --config.method=joint teacher and student read private records, and one clipped gradient holds
+the parts of both.
 """
 
 from __future__ import annotations

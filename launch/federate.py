@@ -24,7 +24,7 @@ the clients' program is compiled for that machine, which need not be there.
 
 On several machines, or several processes of one, each runs its share of every cohort:
 
-  python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/many \
+  python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/many \\
     --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0   # there: 1, and so on
 
 with the same command on all but for --process_id. Process 0 listens at --coordinator, writes

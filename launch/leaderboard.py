@@ -3,16 +3,17 @@
   python -m launch.leaderboard results/cifar10_patches --out=entry.yml \\
     --name='Patches of random images' --authors='A. Researcher'
 
-  # with a clone of the board: writes its file with the new entry, and prints which are as good
+  # with a clone of the board: writes a copy of the board's file with the new entry to --out, and
+  # prints which claims of the board are at least as good
   git clone https://github.com/Private-MachineLearning/Private-MachineLearning.github.io board
   python -m launch.leaderboard results/cifar10_patches --out=CIFAR10_no.yml --board=board \\
     --name='Patches of random images' --authors='A. Researcher'
 
-The words that follow are folders of runs or of sweeps. Epsilons, deltas, accuracies and accountants
-are read from their files. Runs that differ in their seed alone are one claim, their mean. What the
-board's rules do not allow is refused: part of a data set, an epsilon that is not of one image, a
-delta above 1e-5, and public data without their name. The board: private-machinelearning.github.io
-(arXiv:2601.17189).
+Arguments that are no flags are folders of runs or of sweeps. Epsilons, deltas, accuracies and
+accountants are read from their files. Runs that differ in their seed alone are one claim, their
+mean. What the board's rules do not allow is refused: part of a data set, an epsilon that is not of
+one image, a delta above 1e-5, and public data without their name. The board:
+private-machinelearning.github.io (arXiv:2601.17189).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ flags.DEFINE_string("board", None, "Folder of a clone of the board's repository.
 
 
 def main(*folders: str) -> None:
-  """Writes the entry of the folders that the command names."""
+  """Writes the entry of the runs in these folders, and prints its claims."""
   values = flags.FLAGS
   out = pathlib.Path(values.out)
   if out.suffix != ".yml":

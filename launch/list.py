@@ -37,8 +37,8 @@ def _docstrings(folder: str, marks: str) -> dict[str, str]:
 
 
 def configs() -> Rows:
-  """Returns the first sentence of every published config, with the launcher that its docstring
-  names."""
+  """Returns every file of configs/, with the first sentence of its docstring, and the launcher that
+  the docstring names."""
 
   def summary(text: str) -> str:
     return f"{sentence(text)} [{', '.join(_COMMAND.findall(text)[:1])}]"

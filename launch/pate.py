@@ -1,4 +1,4 @@
-"""PATE: teachers vote on public examples, noisy votes label them, a student learns from these.
+"""PATE: a student learns from public examples that are labelled by noisy votes of teachers.
 
   python -m launch.pate --config=configs/pate/quickstart.py --workdir=runs/pate
   python -m launch.pate --config=configs/pate/mnist.py --workdir=runs/pate_mnist \\

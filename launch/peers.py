@@ -1,5 +1,5 @@
 """`--coordinator --num_processes --process_id`: one launcher as several processes, on one
-machine or many. The commands differ only in --process_id."""
+machine or many. Their commands differ in --process_id, and if need be in --local_devices."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ class _Ending:
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
   def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
-    """Ends the process after a failed exchange. It waits first, so that others can report the
-    cause."""
+    """Ends the process after a failed exchange. It waits first, since `lost` knows the cause
+    and may still be called."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
@@ -164,8 +164,8 @@ class _Ending:
     self._exit(meeting, 1, who, why)
 
   def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
-    """Ends the process on a user's error. It waits before the end, since the others most likely
-    find the same error, and report it themselves."""
+    """Ends the process on an error that is no bug. It waits before the end, since the others most
+    likely find the same error, and report it themselves."""
     self._once.acquire()
     self._say(str(error))
     time.sleep(_MOMENT)
@@ -267,8 +267,8 @@ def run(
     same: values that must be equal in all processes; see `meeting.meet`.
     saved: function that describes the saved state. It is called when a peer is lost.
 
-  A UserError ends the process with one line and exit code 2. If a process dies, each of the others
-  ends with one line and exit code 1.
+  A UserError ends the process with one line and exit code 2, an OSError with one line and exit code
+  1. If a process dies, each of the others ends with one line and exit code 1.
   """
   _own_stdout()
   _own_stderr(f"process {options.process_id} of {options.num_processes}")

@@ -11,10 +11,11 @@
     --group=curve --out=accuracy.pdf --size=3.3x2.4 --font_size=7 --style=grey --log_y
 
 Files that dpjax writes are recognised by their columns: curve.csv of sweeps, report.csv of runs and
-of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and those
-of benchmarks. Titles and published results come from the sweep.json beside a curve.csv.
-What holds no finite number is not drawn; a line on stderr names it. Nothing is trained or
-accounted for anew, except epsilon between two evaluations of a run.
+of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and
+gradients.csv, compiled.csv, federated.csv and distributed_noise.csv of benchmarks. Titles and
+published results come from the sweep.json beside a curve.csv. Rows without a finite number are not
+drawn; a line on stderr counts them. Nothing is trained or accounted for anew, except epsilon
+between two evaluations of a run.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ format with random access). Only this command needs TensorFlow and the network:
 
 Training then reads the files without either, here or on another machine that you copy the
 folder to. Names: mnist, fashion_mnist, cifar10, imdb_reviews, or any other
-tensorflow-datasets name with an image or a text and a label. "digits" and
-"random_process" are embedded.
+tensorflow-datasets name with an image or a text and a label. "digits", "random_process" and
+a few more are embedded.
 
   python -m launch.prepare --dataset=femnist --data_dir=data
 
 fetches a federation instead, as TensorFlow Federated published it: one file, emnist_all.sqlite
-(170 MB, unpacked 4.7 GB) of "femnist", stackoverflow.sqlite of "stackoverflow" (tens of GB). It
-needs the network alone; `configs/fed/femnist.py` reads it.
+for "femnist" (170 MB, unpacked 4.7 GB), or stackoverflow.sqlite for "stackoverflow" (tens of GB).
+This needs the network, but no TensorFlow. `configs/fed/femnist.py` reads emnist_all.sqlite.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 Every field of the config (dpjax/experiments/kinds/relevance/config.py) can be overridden by its
 dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
-A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
-several write them under points/, and sweep.json: all of them, and what they cost together.
-Always: report.png and .csv (both metrics by epoch) and
+A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir.
+Several runs write these under points/, and sweep.json: all runs, and what they cost together.
+Always: report.png and .csv (test accuracy and loss by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
 the accuracy. checkpoints/ in a run's folder holds a digest of its data: keep it as secret as
 the data. Stop it at any time; the same command goes on where it stopped.
@@ -17,8 +17,8 @@ Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon
 (estimates, from a few steps on zeros, without the attacks of --audit); it writes nothing.
 
 --figure_9=DIR trains nothing. It draws 100,000 numbers of Laplace and Gaussian noise, as figure 9
-of the paper does, and says what either noise is for a whole record; it writes figure_9.png,
-figure_9.csv and result.json to DIR.
+of the paper does, and prints the standard deviation of each noise: if one number is released, and
+if a whole record is. It writes figure_9.png, figure_9.csv and result.json to DIR.
 """
 
 from __future__ import annotations

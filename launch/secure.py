@@ -11,7 +11,7 @@ against plain, what is hidden from whom), secure.png, sweep.json, points/ (one f
 row). Stop it at any time; the same command goes on where it stopped (a sum or a regression is
 one step, and a stop waits for its end). Exit code 1 if one of several rows failed. Rows whose
 extra is not installed (pip install -e '.[secure,he]') are left out, and named first. All parties
-run on this machine: it measures, and keeps no secret from you.
+run on this machine: the command measures, and keeps no secret from you.
 """
 
 from __future__ import annotations

@@ -9,12 +9,14 @@ decide when the share grows, and when the run is taken back (--stages, --stage_r
 --error_rate, --latency_ms, --stage_labels, --accuracy_drop). The key of a request decides which
 model it gets.
 
-Drift is the PSI of answers and of --drift_inputs over public bins, window by window (--window
-rows), against --reference. With --drift_epsilon every window is noisy and accounted.
+Drift is the population stability index (PSI) of answers and of --drift_inputs over public bins, for
+each window of --window rows, against --reference. With --drift_epsilon every window is noisy and
+accounted.
 
---workdir holds the journal: stages, alarms, windows, charges. A service that was killed goes on
-where it was with the same command. The journal is as private as the requests. There is neither
-encryption nor a password: put a proxy before any --host that others can reach.
+--workdir holds the journal: stages, alarms, windows, and the epsilon that is spent. A service that
+was killed goes on where it was with the same command. The journal is as private as the requests.
+Requests have neither encryption nor a password: put a proxy before any --host that others can
+reach.
 Needs pip install 'dpjax[serve]'. docs/serve.md has every field of requests and answers.
 """
 
@@ -117,8 +119,8 @@ def _shares(name: str) -> tuple[float, ...]:
 
 
 def _stages(num_runs: int) -> tuple[float, ...]:
-  """Returns the shares of requests at each stage of a release. --weights sets the first share, and
-  then only larger shares of --stages follow."""
+  """Returns the shares of requests at each stage of a release. If --weights is given, it sets the
+  first share, and only larger shares of --stages follow."""
   from dpjax.serving import rollout
 
   stages = _shares("stages")
@@ -165,7 +167,7 @@ def main() -> None:
   from dpjax.serving.rollout import StageRule
   from dpjax.serving.service import Service, ServiceSettings
 
-  # Every mistake of a flag is reported before a model is loaded.
+  # Most mistakes in flags are reported before a model is loaded, which takes longer.
   shared = ("max_rows", "max_queue", "wait_ms", "deadline", "window", "feedback_window")
   shared += ("psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
   shared += ("drift_epsilon", "drift_budget")

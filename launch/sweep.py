@@ -11,15 +11,15 @@ such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a 
 runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to --workdir:
 sweep.json, curve.csv, curve.png, table.md, points/; after the last run curve.pdf and curve.svg,
 for a paper (launch.plot draws them again). Stop it at any time; the same command goes on where it
-stopped. Exit code 1 if one of its runs failed. A private selection writes best/
-(to be released), trials.json and trials/ (secret).
+stopped. Exit code 1 if one of its runs failed, or if an audit refuted the claim of a run. A
+private selection writes best/ (to be released), trials.json and trials/ (both secret).
 --processes=2 runs two at a time. It helps runs that leave cores idle, as those of small
 convolutional networks do; each process holds the data.
 --only='CNN @ *' runs the variants of that name alone; the same command without it goes on.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros); it writes nothing.
 --print_commands prints one command for each run, for a job array or xargs; the same sweep without
-it collects the folders that they leave.
+this flag collects the folders that these commands leave.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ app.define_dry_run()
 
 
 def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
-  """Returns a shell command for each run of a sweep. It writes to the folder where the sweep looks
-  for the run.
+  """Returns a shell command for each run of a sweep. Each command writes to the folder where the
+  sweep looks for its run.
 
   Raises:
     UserError: a field of a run can only be written in a config file.

@@ -16,7 +16,8 @@ guesses are too good for the proof, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
 from a few steps on zeros). It refuses what the run would refuse, and writes nothing.
 With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, which need not be
-there: whether it fits, its memory, what devices send, and the hours that it takes at least.
+there. The plan then says whether the step fits, its memory, what devices send, and how many hours
+all steps take at least.
 --config.release=true takes every key from the operating system and logs nothing private.
 
 Several accelerators share every batch with --config.mesh=data:8. On several machines, or in

@@ -18,7 +18,7 @@ _SETTINGS = {
   # Only the main arena keeps blocks above 64 MiB. Other arenas ask the system for each such block.
   _ARENA_MAX: 1,
   _TRIM_THRESHOLD: -1,  # never trim
-  _TOP_PAD: 2**26,  # bytes asked for ahead
+  _TOP_PAD: 2**26,  # bytes that are requested in advance
 }
 # Whether the C library took the settings. No call of the library tells this later.
 _taken = False
@@ -27,7 +27,7 @@ _taken = False
 def chosen_by_user() -> list[str]:
   """Returns the names of the set environment variables that choose an allocator's behaviour.
 
-  These are MALLOC_*, GLIBC_TUNABLES (even if empty) and LD_PRELOAD (another allocator).
+  These are MALLOC_*, GLIBC_TUNABLES and LD_PRELOAD (another allocator), even if they are empty.
   """
   named = ("GLIBC_TUNABLES", "LD_PRELOAD")
   return [name for name in os.environ if name in named or name.startswith("MALLOC_")]

@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 
 # Record of a client that still has its first state.
 _NONE = b""
-# Number of rows that are read at once in a pass over all clients.
+# Number of rows that `restored` reads at once.
 _AT_ONCE = 64
 
 

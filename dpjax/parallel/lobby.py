@@ -54,7 +54,7 @@ def address(coordinator: str) -> Address:
   """
   host, _, port = str(coordinator).rpartition(":")
   host = host.strip("[]")
-  # A port of thousands of digits is refused before it is read.
+  # At most six digits are converted, as a port may be given with thousands of digits.
   if not host or not port.isdecimal() or not 0 < int(port[:6]) < 65536 or len(port) > 6:
     raise UserError(
       "must be HOST:PORT, as 10.0.0.1:9000", field="coordinator", value=coordinator
@@ -173,7 +173,7 @@ class _Lobby:
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
     self.heard: list[socket.socket] = []
-    self._refused: dict[int, str] = {}  # id -> why the first who claimed it was let go
+    self._refused: dict[int, str] = {}  # id -> why the first who claimed it was refused
 
   def gather(self, deadline: float) -> str | None:
     """Waits until all peers are there; after the deadline, `fewest` of them are enough.
@@ -248,11 +248,11 @@ class _Lobby:
     # A peer that does not know the run gets no further information about it.
     if "config" in self._mine and theirs.get("config") != self._mine["config"]:
       who = theirs["process_id"]
-      # An unknown peer's number may have any length, so it is cut to fit a line.
+      # The id that an unknown peer claims may have any length, so it is cut to fit a line.
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # The socket does not block, since the peer need not listen.
+      # If the peer reads nothing, this raises rather than waits, since the socket does not block.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
@@ -325,7 +325,7 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
-    # A label that is empty or above 63 letters is a UnicodeError.
+    # A part of the host's name that is empty or above 63 letters raises UnicodeError.
     except (socket.gaierror, UnicodeError) as error:
       raise UserError(
         "no such host", field="coordinator", value=Verbatim(f"{at.host}:{at.port}")

@@ -1,4 +1,4 @@
-"""Says for which machine a `with` block builds its programs: for this or for an absent one.
+"""Says for which machine a `with` block builds its programs: the present one, or an absent one.
 
 Code that builds a program asks here, not JAX, for its platform and its devices. `targets`
 describes the absent machines, and compiles for them.

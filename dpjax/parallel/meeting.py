@@ -2,11 +2,11 @@
 
 JAX's runtime ends a process with a stack trace if a peer does not come, if two processes have the
 same id, or if process 0 dies. So the processes meet before JAX's runtime starts, over a plain
-socket at the same address. Each says who it is and what it wants to run. Process 0 compares, and
-all go on, or all end with the same error message. A peer that does not know what is to be run is
-disconnected, and the others wait on. The sockets stay open, even during a computation. If one of
-them closes without a farewell, its peer is dead. A peer that gives no sign of life for
-`peer_timeout` seconds hangs.
+socket at the address that the runtime uses later. Each says who it is and what it wants to run.
+Process 0 compares, and all go on, or all end with the same error message. A peer that does not
+know what is to be run is disconnected, and the others wait on. The sockets stay open, even during
+a computation. If one of them closes without a farewell, its peer is dead. A peer that gives no
+sign of life for `peer_timeout` seconds hangs.
 
 Nothing here is encrypted or authenticated, and neither is JAX's runtime: use trusted networks
 only. `lobby` holds the code of the meeting itself.
@@ -63,8 +63,8 @@ class Meeting:
   def watch(self, lost: Lost) -> None:
     """Calls `lost(self, process id, what happened)` from another thread when a process is lost.
 
-    A peer is lost if it closes without a farewell or gives no sign of life. It may also report
-    another process as lost.
+    A peer is lost if it closes without a farewell or gives no sign of life. Any peer may also
+    report another process as lost.
     """
     for who, connection in self._connections.items():
       connection.settimeout(self._limit / _TICKS)
@@ -183,7 +183,7 @@ def meet(
   peer_timeout: float = 30.0,
   report: Callable[[str], None] = lambda line: None,
 ) -> Meeting:
-  """Waits until all processes are there and agree. Uses no device.
+  """Waits until all processes are there and agree, and returns their meeting. Uses no device.
 
   Args:
     coordinator: "HOST:PORT" of process 0, where it listens until all have come.
@@ -196,9 +196,9 @@ def meet(
       `config`. The peer may be a stranger, so it is disconnected, and the id stays free.
 
   Raises:
-    UserError: a bad argument, a port in use, a peer that does not come, that has the same
-      id, or that wants another run. If a peer is the cause, all processes that are there raise the
-      same message.
+    UserError: a bad argument; a port in use; a peer that does not come, has the same id, or
+      differs in `same`. If a peer is the cause, all processes that are there raise the same
+      message. A peer with another `config` raises at once, the others when it has not come.
   """
   at = lobby.address(coordinator)
   validate.integer_in(1, MOST_PROCESSES, num_processes=num_processes)

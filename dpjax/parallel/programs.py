@@ -5,13 +5,13 @@ TPU's small fast memory as if it were the large one. Here:
 
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |
-| flops         | two for each product of a matrix product or convolution, padding left out   |
+| flops         | two per multiplication in matrix products and convolutions, without padding |
 | memory bytes  | a kernel's operands (each once) and results, if they lie in device memory   |
 | slices        | only the slice or the update, where a kernel slices or updates an array     |
 | a loop        | its body times its trips; once if its trips are unknown (`unknown_loops`)   |
 | a conditional | the branch with the fewest unknown loops; among equals, the largest number  |
 |               | of memory bytes. Branches that return constants, or are rarely taken, are   |
-|               | left out                                                                    |
+|               | left out if there are others                                                |
 
 Elementwise operations count as no flops: they run beside the matrix units, bound by memory.
 """
@@ -173,7 +173,7 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _pairs(inputs: int, outputs: int, window: dict[str, int]) -> int:
-  """Returns the number of pairs of a kernel entry and an input entry that meet along one axis.
+  """Returns how many pairs of entries of a convolution's kernel and input meet along one axis.
 
   Padding and the holes of a dilated input do not count.
   """
@@ -300,7 +300,7 @@ class _Reader:
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # The branch with the fewest loops of unknown length counts. Among equals, it is the branch
+    # The branch with the fewest loops of unknown length is taken. Among equals, it is the branch
     # with the largest number of memory bytes.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
@@ -308,7 +308,7 @@ class _Reader:
     """Returns whether a branch is marked as rarely taken, in the name of one of its operations."""
     computation = self.computations[name]
     for each in computation.instructions.values():
-      # Only fusions are searched: a conditional inside the branch has branches of its own.
+      # Of called computations only fusions are searched: a conditional has branches of its own.
       fused = each.called("calls") if each.opcode == "fusion" else []
       if f"/{RARE}/" in each.attributes or any(map(self._is_rare, fused)):
         return True
@@ -419,7 +419,7 @@ class _Reader:
     root = each if inner is None else inner.instructions.get(inner.root)
     place = computation if inner is None else inner
     if root is not None and root.opcode == "dynamic-update-slice":
-      # The update is made in place, so only its size is written.
+      # The update is made in place, so only the bytes of the update are written.
       whole = math.prod(root.arrays[0].shape) or 1
       update = place.arrays_of(root.operands[1])
       return size * math.prod(update[0].shape) / whole if update else size

@@ -26,13 +26,13 @@ SEGMENT_BYTES = 64 * 2**20
 # Number of newest indexes whose rows stay on disk.
 KEPT = 2
 _SUFFIX = ".rows"
-# Segment of a client without a row; files are numbered from 1.
+# File number of a client without a row; files are numbered from 1.
 _NOWHERE = 0
 
 
 def no_rows(num_clients: int) -> np.ndarray:
-  """Returns the index [N, 4] uint32 (segment, slot, digest in two words) of clients without
-  rows."""
+  """Returns the index [N, 4] uint32 of clients without rows. Its columns are file number, place
+  in the file, and digest in two words."""
   return np.zeros((num_clients, 4), np.uint32)
 
 
@@ -73,7 +73,7 @@ class Journal:
     self.folder = pathlib.Path(folder)
     self.row_bytes = row_bytes
     self._segment_rows = max(1, segment_bytes // max(1, row_bytes))
-    self._rows: dict[int, int] = {}  # rows in each file, with those that no index names
+    self._rows: dict[int, int] = {}  # number of rows in each file, used or not
     self._named: list[set[int]] = []  # files that each of the newest indexes uses
     self._open: int | None = None  # the file that is written to
     self._unsynced: set[int] = set()
@@ -126,7 +126,7 @@ class Journal:
     return places
 
   def read(self, places: np.ndarray) -> list[bytes]:
-    """Reads the rows at these places [K, 4] of an index.
+    """Returns the rows at these places [K, 4] of an index.
 
     Raises:
       UserError: a file is gone, or holds other bytes there.

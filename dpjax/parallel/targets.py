@@ -6,8 +6,8 @@ each chip.
 
   pip install 'dpjax[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
 
-Nothing runs on such devices. JAX's own device stays the CPU, where arrays are made. Only what is
-lowered for a target's devices is compiled for them.
+Nothing runs on such devices. JAX's default device stays that of this machine, and arrays are made
+there. Only what is lowered for a target's devices is compiled for them.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise NotFitting(_wanted(str(error))) from error
-  # Imported here, since only plans for absent machines count the work of a program.
+  # Imported here, since a launcher that only checks a target's name counts no work.
   from dpjax.parallel.programs import counted
 
   memory = program.memory_analysis()

@@ -1,8 +1,8 @@
 """Relevance: layer-wise relevance propagation, and noise that follows it.
 
-The adaptive-Laplace family (RADP, AdLM, ILM) as in the papers: every epsilon is a claim, listed
-with its failed assumptions. RADP also has a rigorous mode with a proof (`rigorous`).
-`pipeline.run` runs any method; `lrp.relevance` explains any feed-forward net.
+The adaptive-Laplace methods (RADP, AdLM, ILM) run as published. Each of their epsilons is a claim,
+with a list of the assumptions that fail. RADP also has a rigorous mode with a proof (`rigorous`).
+`pipeline.run` runs any method. `lrp.relevance` explains any net of the layers that `lrp` lists.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """AdLM and ILM (Phan et al. 2017) as in their published code. Nothing is proved.
 
-ALL images of a batch get one map of Laplace noise, divided by the batch size. The last hidden
-layer is normalised over the batch and clipped to [-1, 1]. The loss is a quadratic approximation of
-the sigmoid cross-entropy, whose coefficients get noise once. It holds the terms z^2 / 8 and N * W
-of `polynomial_loss`, so it is not comparable with a cross-entropy. Report the cross-entropy of the
-logits instead.
+ALL images of a batch get the same map of Laplace noise, whose scale is divided by the batch size.
+The last hidden layer is normalised over the batch and clipped to [-1, 1]. The loss is a quadratic
+approximation of the sigmoid cross-entropy, with noise on its coefficients, drawn once. The loss
+holds the terms z^2 / 8 and N * W of `polynomial_loss`, so it is not comparable with a
+cross-entropy. Report the cross-entropy of the logits instead.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dpjax.types import Array
 
 # Weight of the old running statistics when the statistics of a batch are mixed in.
 _MOMENTUM = 0.9
-# Number that is added to a variance, so that no unit divides by zero.
+# Number that is added to a variance, since the variance of a constant output is 0.
 _TINY = 1e-3
 
 
 class Net(NamedTuple):
-  """A net with batch normalisation. init(key, x) -> params. apply(params, x) -> logits, normalised
-  by running statistics."""
+  """A net with batch normalisation. `init(key, x)` returns params. `apply(params, x)` returns
+  logits; it normalises the last hidden layer by running statistics."""
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
@@ -38,11 +38,11 @@ class Net(NamedTuple):
 
 
 def net(body: Any, num_classes: int) -> Net:
-  """Returns a net that normalises the outputs [B, h] of a body, clips them to [-1, 1], and maps
+  """Returns a net that normalises the outputs [B, h] of `body`, clips them to [-1, 1], and maps
   them linearly to logits.
 
-  The normalisation mixes the examples of a batch, which alone would rule out a guarantee for a
-  single record.
+  The normalisation mixes the examples of a batch, so one record changes the loss terms of all
+  others.
   """
 
   def init(key: Array, x: Any) -> Any:
@@ -83,7 +83,8 @@ def input_scales(
 ) -> np.ndarray:
   """Returns the scales [d] of the input noise: Delta_h0 / (d * beta_j * eps2) / L.
 
-  Delta_h0 is `how.first_layer_sensitivity`, eps2 is `epsilon` and L is `batch_size`.
+  Delta_h0 is `how.first_layer_sensitivity` (2 (d / 4) 25 if that is None), eps2 is `epsilon` and
+  L is `batch_size`.
 
   >>> scales = input_scales(np.full(784, 1 / 784), AdLM(), epsilon=0.075, batch_size=1800)
   >>> round(float(scales[0]), 1)  # the published code, at beta = 1
@@ -111,9 +112,10 @@ def loss_noise(
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
-  """Returns a loss: the mean over a batch of sum_k max(z, 0) - z * y + log 2 - |z| / 2 + z^2 / 8,
+  """Returns a loss: the mean over a batch of sum_k (max(z, 0) - z * y + log 2 - |z| / 2 + z^2 / 8),
   minus sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
-  z are the logits, y is 1 for the label's class, N is `noise`, W are the weights of the last layer.
+  z is the logit of class k, y is 1 for the label's class, else 0, N is `noise`, and W are the
+  weights of the last layer.
 
   The loss returns (value, statistics of the batch).
   """

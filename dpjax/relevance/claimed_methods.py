@@ -1,5 +1,5 @@
-"""Methods without a proof: RADP as in the paper, AdLM and ILM, whose epsilons are claims;
-and plain training, which has none."""
+"""Methods without a proof: RADP as in the paper, AdLM, ILM, and plain training. The first three
+have a claimed epsilon, plain training has none."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
 
 def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   """Runs AdLM, or ILM if `with_relevance` is False. A batch shares one noise map, and the loss is
-  noisy. The epsilon is only a claim."""
+  noisy unless `job.adlm.loss_noise` is False. The epsilon is only a claim."""
   # The budget is divided equally among relevance (AdLM only), inputs and loss.
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds

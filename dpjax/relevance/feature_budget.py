@@ -1,8 +1,8 @@
-"""Shares of the budget: the paper's entropy rule, its repair, and the epsilon of noise
-scales.
+"""Each feature's share of the privacy budget, by the rule of the paper or repaired, and the scale
+of each feature's noise.
 
-`beta` [d] sums to 1; feature j gets beta_j of the feature budget, so noise of scale
-proportional to 1 / beta_j. Notation as in Kang and Wang 2024 (RADP), eqs. 10-16.
+`beta` [d] sums to 1. Feature j gets the share beta_j of the feature budget, and so noise of a scale
+proportional to 1 / beta_j. "The paper" is Kang and Wang 2024 (RADP); notation as in its eqs. 10-16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRAWS = ("record_once", "record_fresh", "batch", "run")
 
 def entropy_bits(shares: HostArray) -> np.ndarray:
   """Returns the entropies -R_j log2 R_j in bits (eq. 15). They are 0 for R_j = 0, and at most
-  0.5307, at R_j = 1 / e.
+  0.5307, at R_j = 1 / e. Raises UserError for a share below 0.
 
   >>> entropy_bits([0.5, 0.5, 0.0]).tolist()
   [0.5, 0.5, 0.0]
@@ -69,8 +69,8 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
   """Returns the scales (1 / n) / max(eps_j, floor) of the noise on R_j (Alg. 2, step 14).
 
   eps_j is the entropy of R_j, and n is `num_records`. The paper has floor 0, which gives a feature
-  without relevance infinite noise. The scale depends on the data, so no epsilon holds for this
-  noise.
+  without relevance infinite noise. The scale depends on the data, so no finite epsilon
+  holds for this noise.
   """
   validate.non_negative(floor=floor)
   with np.errstate(divide="ignore"):
@@ -103,7 +103,7 @@ def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.n
   """Returns shares beta_j proportional to max(R_j, floor)^power, which are > 0 and sum to 1.
 
   This is post-processing of the noisy shares R, so it costs no privacy. The paper has no floor,
-  and so gets negative shares and negative noise scales.
+  so its shares and noise scales can be negative.
 
   >>> floor_normalized([0.6, -0.2, 0.2], floor=0.2).tolist()
   [0.6, 0.2, 0.2]
@@ -127,7 +127,7 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """An interpretation of Algorithm 3, or of the AdLM code before it. The noise has the scale
+  """An interpretation of the paper's Algorithm 3, or of the older AdLM code. The noise scale is
   m / (beta'_j eps2), with m = L (the batch size) or 1, and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()
@@ -143,7 +143,7 @@ class Reading:
     validate.one_of(DRAWS, draw=self.draw)
 
   def scales(self, beta: np.ndarray, *, epsilon: float, batch_size: int) -> np.ndarray:
-    """Returns the scale [d] of the Laplace noise on each feature."""
+    """Returns the scales [d] of the Laplace noise on the features."""
     validate.positive(epsilon=epsilon)
     sensitivity = batch_size if self.times_batch_size else 1
     weights = beta * len(beta) if self.beta_norm == "mean1" else beta
@@ -176,8 +176,8 @@ def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -
 
 
 def best_power_shares(weights: HostArray) -> np.ndarray:
-  """Returns shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, the weighted
-  variance of the noise. The minimum is (sum_j w_j^(1/3))^3.
+  """Returns shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, to which the
+  weighted variance of the noise is proportional. The minimum is (sum_j w_j^(1/3))^3.
 
   >>> best_power_shares([8.0, 1.0]).round(4).tolist()
   [0.6667, 0.3333]

@@ -1,8 +1,8 @@
 """From relevance maps to each feature's share: p [n, d] on the simplex, and its mean R [d].
 
-A feature is a place of an image; its channels are summed. The privacy proofs need one fact:
-every row of p is >= 0 and sums to 1, for every record and model. So with a fixed model,
-replacing a record moves the mean by at most 2 / n in the L1 norm.
+A feature is an entry of an input, or a place of an image, whose channels are summed. The privacy
+proofs need one fact: every row of p is >= 0 and sums to 1, for every record and model. So with a
+fixed model, replacing a record moves the mean by at most 2 / n in the L1 norm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
 NORMS = ("abs", "relu", "raw")
-# A relevance map whose weights have at most this sum carries no information.
+# A relevance map whose weights have at most this sum counts as one without information.
 _NOTHING = 1e-12
 
 
@@ -126,7 +126,8 @@ def mean_shares(
 def l1_sensitivity(num_records: int, neighboring_relation: str = "replace_one") -> float:
   """Returns the bound on how far one record moves the mean share, in the L1 norm.
 
-  Under add_or_remove_one the divisor must be a public constant, not the realised number.
+  Under add_or_remove_one the sum of shares must be divided by a public `num_records`, not by the
+  true number of records.
 
   >>> l1_sensitivity(1000), l1_sensitivity(1000, "add_or_remove_one")
   (0.002, 0.001)

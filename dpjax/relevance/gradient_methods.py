@@ -1,4 +1,4 @@
-"""Methods that perturb gradients: each is a Plan with another optimizer after it."""
+"""Methods that perturb gradients: each is a Plan, with an optimizer after it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _plan(
   sampler: Any = (
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
-    # No draw exceeds this capacity. The fitted sampler below has a smaller capacity.
+    # No draw exceeds this capacity. The fitted sampler below mostly has a smaller one.
     else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
   )
   plan = Plan(
@@ -111,8 +111,8 @@ def _plan(
   plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
   if fixed:
     return plan
-  # An abort costs (1 + e^epsilon) times its probability, with the epsilon of the WHOLE run. The
-  # plan's epsilon leaves `before` out, so the plan's delta is divided by e^before.
+  # An abort adds (1 + e^epsilon) times its probability to delta, with the epsilon of the WHOLE run.
+  # The plan's epsilon leaves `before` out, so the plan's delta is divided by e^before.
   careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
   return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
 
@@ -202,7 +202,7 @@ def dpsgd(job: Inputs) -> Outcome:
 
 
 def tempered(job: Inputs) -> Outcome:
-  """Runs DP-SGD on the same net with tempered sigmoids (Papernot et al. 2021)."""
+  """Runs DP-SGD on model 2 with tempered sigmoids (Papernot et al. 2021)."""
   return _standard(job, _sgd(job), job.nets.tempered)
 
 
@@ -266,9 +266,9 @@ def _in_pairs(job: Inputs) -> Outcome:
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
-  # q is the sampling probability, C the clip norm. Replacing a record turns a step
-  # (1 - q) N(0) + q N(u) into (1 - q) N(0) + q N(v), with |u - v| <= 2 C. By joint convexity,
-  # removal at distance 2 C is no harder to detect.
+  # q is the sampling probability, C the clip norm. Replacing a record changes the distribution of
+  # a step from (1 - q) N(0) + q N(u) to (1 - q) N(0) + q N(v), with |u - v| <= 2 C. By joint
+  # convexity, this is no easier to detect than the removal of an element of norm 2 C.
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   guarantee = Privacy(
     kind="claimed",
@@ -291,8 +291,8 @@ def _in_pairs(job: Inputs) -> Outcome:
 
 
 def dp_sgld(job: Inputs) -> Outcome:
-  """Runs Langevin dynamics that samples with the plan's noise. It is accounted as the equivalent
-  DP-SGD."""
+  """Runs Langevin dynamics whose random term is the plan's noise. Its accounting is that of DP-SGD
+  with the same plan."""
   plan = make_plan(job, job.size, job.epsilon)
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
   step_size = job.private.learning_rate / job.size
@@ -312,7 +312,8 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     plan,
     _sgd(job),
     noise_key=job.keys.key(MODEL_1),
-    # Batches of model 1 must be independent of those of model 2, whose seed is `secret` itself.
+    # Secret draws must be independent. The seed of other methods' batches is `secret` itself, and
+    # that of the shuffler of rigorous mode is [secret, 1].
     batch_seed=job.keys.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
@@ -321,7 +322,7 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 
 
 def radp_dpsgd(job: Inputs) -> Outcome:
-  """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD. Both are composed.
+  """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD.
 
   Model 1 is untrained, so that it costs nothing. A square block of an image, with a side of
   `private.relevance_pool` places, has one relevance. The same noise distorts a larger block less.
@@ -375,7 +376,8 @@ def input_weights(
 ) -> np.ndarray:
   """Returns weights w_j proportional to (d beta_j)^kappa, with sum_j beta_j w_j^2 = 1.
 
-  They have the shape of one example. This is post-processing of beta, so it costs no privacy.
+  They have the shape of one example, [height, width, 1] for images. This is post-processing of
+  beta, so it costs no privacy.
 
   Args:
     beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.

@@ -25,16 +25,16 @@ RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
 
 class Keys(NamedTuple):
-  """Every source of randomness. `noise` and `secret` determine the noise: keep them secret.
+  """Every source of randomness. The guarantees need `noise` and `secret` to be secret.
 
-  `run` mixes the method, the settings and the records into `noise` and `secret`. So the same keys
-  give other noise and other batches for other data or other settings.
+  `pipeline.run` mixes the method, the settings and the records into `noise` and `secret`. So with
+  other data or other settings, the same keys give other noise and other sampled batches.
   """
 
   init: jax.Array  # key of initial parameters
   noise: jax.Array  # key from which all noise comes
   order: int  # seed of the order of batches that are not sampled for privacy
-  secret: int  # seed of Poisson batches and of the shuffler
+  secret: int  # seed of batches that are sampled for privacy, and of the shuffler
 
   def key(self, purpose: int) -> jax.Array:
     """Returns the noise key of one purpose."""
@@ -65,8 +65,8 @@ class Inputs:
   rigorous: Rigorous = dataclasses.field(default_factory=Rigorous)
   private: Private = dataclasses.field(default_factory=Private)
   adlm: AdLM = dataclasses.field(default_factory=AdLM)
-  public: Any = None  # data of the public model 1
-  relevance_records: int | None = None  # number of first records used for relevance
+  public: Any = None  # public data, which train model 1 if rigorous.model1="public"
+  relevance_records: int | None = None  # relevance is averaged over this many first records
   # Number of records that plans are made for; None: len(train).
   public_size: int | None = None
   on_epoch: train.OnEpoch | None = None  # function that gets the test scores of an epoch
@@ -121,11 +121,11 @@ class Inputs:
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
-    """Returns this job with keys that depend on the settings (also `how`) and on the records.
+    """Returns this job with keys that depend on `how`, on the settings and on the records.
 
-    The same noise at two scales would reveal the records. The same noise on two data sets would
-    cancel in their difference. Under a secret key, each pair of settings and records gets a
-    separate draw.
+    The settings `paper`, `rigorous` and `adlm` count only if the caller adds them to `how`. The
+    same noise at two scales would reveal the records. The same noise on two data sets would cancel
+    in their difference. Under a secret key, each pair of settings and records gets a separate draw.
     """
     settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
     settings += (self.train.num_classes, self.keys.order)
@@ -175,7 +175,7 @@ class Inputs:
     """Trains a net by `fit` and returns its outcome. `privacy` is the guarantee that the caller has
     computed."""
     seen = self.test if test is None else test
-    # Each net has another initial key. Index 1 is that of model 1.
+    # Each net has another initial key. Model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
     scored = self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
@@ -219,7 +219,7 @@ class RecordNoise(NamedTuple):
   shared_channels: bool = False
   grid: float | None = None  # smallest step of the grid; None: no rounding
   l1_clip: float | None = None  # bound on a record's L1 norm, weighted by beta
-  clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
+  clip_after: float | None = None  # noisy entries are cut to [-clip_after, clip_after]
   # Transformation of records [n, *shape] before the noise. The proof of the noise needs it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
@@ -237,6 +237,6 @@ class Outcome(NamedTuple):
   privacy: Privacy
   num_steps: int
   test: Any  # the test set as the model sees it
-  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # transforms other inputs
+  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # transforms raw inputs
   noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

@@ -1,4 +1,4 @@
-"""Labels under randomised response, and the loss that learns from them without bias."""
+"""Labels under randomised response, and a loss that corrects for their noise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def noisy_labels(
 
   The randomness of record i is a function of (key, i), so repeated calls give the same label.
 
-  Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
+  Guarantee: (epsilon, 0)-DP for each label under replace_one (local).
 
   Raises:
     UserError: two records have the same id, and would share their randomness; the labels are not
@@ -42,7 +42,7 @@ def noisy_labels(
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  # This call checks epsilon and the number of classes, since `_responses` may come from a cache.
+  # This call checks epsilon and the number of classes before float() and int() convert them.
   keep_probability(epsilon, num_classes)
   true = finite.indices("labels", labels, 0, int(num_classes) - 1)
   if true.ndim != 1:

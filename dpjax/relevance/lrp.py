@@ -2,21 +2,23 @@
 
 | layer                    | rule                                                          |
 | ------------------------ | ------------------------------------------------------------- |
-| dense, convolution, sum  | `rule`: epsilon, z_plus or alpha_beta (below), bias inside    |
+| dense, conv, sum-pooling | `rule`: epsilon, z_plus or alpha_beta (below)                 |
 | the first such layer     | `input_rule`: the same, or z_box for inputs in a known box    |
-| max-pool, maximum        | the winner takes all; ties share                              |
+| maximum                  | the largest entry takes all; equal ones share                 |
+| max-pooling              | the same, but one of equal entries takes all                  |
 | sum of two branches      | in proportion to what each contributes                        |
 | activation, reshape, ... | unchanged                                                     |
 
-For a layer z = f(a) + b with f linear and relevance R of z (Bach et al. 2015, "On
-pixel-wise explanations"; the eqs. of section 2.2 there):
+A layer z = f(a) + b with f linear passes the relevance R of z to a as follows (Bach et al.
+2015, "On pixel-wise explanations"; the eqs. are those of its section 2.2):
 
 - epsilon: a * f^T(R / (z + e sign(z))), sign(0) = 1 (eq. 58). The bias keeps its share.
-- alpha_beta: positive and negative contributions z+ and z- apart, without the bias:
-  alpha (share of z+) - beta (share of z-), alpha - beta = 1 (eq. 60). z_plus is (1, 0).
-  Where alpha_beta finds contributions of one sign only, those share all.
-- z_box: for inputs in [low, high]: x f^T s - low f+^T s - high f-^T s with
-  s = R / (f(x) - f+(low) - f-(high)) (Montavon et al. 2017, the z^B rule).
+- alpha_beta: alpha (share of z+) - beta (share of z-), with alpha - beta = 1 (eq. 60). z+ and
+  z- are the sums of positive and of negative contributions, without the bias. z_plus has
+  alpha = 1. Where alpha_beta finds contributions of one sign only, they share all relevance.
+- z_box, for inputs in [low, high]: x f^T s - low f+^T s - high f-^T s with
+  s = R / (f(x) - f+(low) - f-(high)) (Montavon et al. 2017, the z^B rule). f+ has only the
+  positive weights of f, and f- only the negative ones.
 
 Nothing here is private: relevance is computed from raw examples.
 """
@@ -50,11 +52,11 @@ class Lrp:
   """Settings of relevance propagation.
 
   Args:
-    rule: rule of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
+    rule: rule of weighted layers and of sums of branches: "epsilon" | "z_plus" | "alpha_beta".
     input_rule: rule of the first weighted layer: "same" | "z_box" (inputs in [low, high]).
     target: start of the propagation: the logit of the "true_class", of the "predicted_class", or
       "all_logits".
-    stabilizer: e of the epsilon rule, >= 0; larger is smoother and conserves less.
+    stabilizer: e of the epsilon rule, >= 0; a larger one smooths more, and conserves less.
     alpha: alpha of alpha_beta, >= 1; beta is alpha - 1.
     low, high: bounds of the inputs, for "z_box".
 
@@ -108,7 +110,8 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     y: [B] integer labels; used by target "true_class" only.
 
   Raises:
-    UserError: an operation has no rule (raised while tracing; the message names the operation).
+    UserError: an operation has no rule, and the message names it; `apply` does not return one
+      array of logits [B, K], or they do not depend on x. All are raised while tracing.
 
   >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
   >>> how = Lrp(target="true_class", stabilizer=0.0)
@@ -143,8 +146,8 @@ def conservation_gap(scored: Relevance) -> Array:
 
 
 def heat_map(scores: HostArray) -> np.ndarray:
-  """Renders scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]. Red supports the
-  class, blue opposes it, white is neutral.
+  """Renders scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]. Channels are
+  summed. Red supports the class, blue opposes it, white is neutral.
 
   >>> heat_map(np.array([[1.0, -0.5, 0.0]])).tolist()
   [[[1.0, 0.0, 0.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]]]
@@ -177,7 +180,7 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
   done = set()
   credits.add(recorded.out, start)
   for node in reversed(recorded.nodes):
-    # A bias may already be processed, together with the weighted sum before it.
+    # A weighted sum may already be processed, together with a bias after it.
     if id(node) in done:
       continue
     layer = _layer(node, recorded.x)
@@ -193,8 +196,8 @@ class _Layer(NamedTuple):
   last bias."""
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
-  scales: tuple[Any, ...]  # scalar factor behind each node
-  is_first: bool  # whether the operand is the input, perhaps moved
+  scales: tuple[Any, ...]  # scalar factor on the result of each node
+  is_first: bool  # whether the operand is the input, perhaps moved or scaled
 
   @property
   def data(self) -> tuple[Cell, ...]:
@@ -260,7 +263,7 @@ def _contributed(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
   """Distributes relevance over the operands of a sum of branches, or to the operand of a lone bias.
-  The contribution of an operand is its value."""
+  The contribution of an operand is its value, or minus its value if it is subtracted."""
   if node.kind is NodeKind.BIAS:
     parts: tuple[Array, ...] = (values[0],)
   else:

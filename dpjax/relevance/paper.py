@@ -91,8 +91,8 @@ def features(
   with jax.enable_x64(True):
     unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
-  # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite. The feature
-  # then gets the smallest share, or nearly the whole budget.
+  # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite. A feature
+  # with such noise then gets the smallest share, or nearly the whole budget.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))
   beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
@@ -180,7 +180,7 @@ def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
 
 
 def theorem_6_series(z: float, num_terms: int) -> float:
-  """Returns the sum of the first terms of theorem 6's series for ln(1 + e^-z).
+  """Returns the sum of the first `num_terms` terms of theorem 6's series for ln(1 + e^-z).
 
   It is a counter-example, which no method uses. The proof takes the series of ln(1 + x) for
   x = e^-z and for x = e^z in one line. The series converges only for x <= 1. So one of the two

@@ -1,4 +1,4 @@
-"""Entry point of all methods, of the paper's tests and dpjax's own: Inputs in, Outcome out.
+"""Runs the methods that the RADP paper compares, and dpjax's own: Inputs in, Outcome out.
 
 | method          | mode of proof                                                            |
 | --------------- | ------------------------------------------------------------------------ |
@@ -41,8 +41,8 @@ NAMES = ("radp", *METHODS)
 
 
 def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Returns the names of the optional parts of an Inputs that a method reads. `run` refuses other
-  parts.
+  """Returns which of the parts "relevance_records" and "public" of an Inputs a method reads. `run`
+  refuses a part that is not read.
 
   >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
   (['relevance_records'], [])
@@ -85,12 +85,13 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 
 
 def run(method: str, mode: str, job: Inputs) -> Outcome:
-  """Runs one method; `mode` matters for "radp" only. Noise and batches depend on the method,
-  the settings and the records: see `Keys`.
+  """Runs one method; `mode` matters for "radp" only. Noise and sampled batches depend on the
+  method, the settings and the records: see `Keys`.
 
   Raises:
     UserError: the method or the mode is unknown; the method does not read a part or a setting of
-      the job; rigorous mode refuses a setting. The message names what is wrong.
+      the job; a value is out of range; a training record is empty; rigorous mode refuses a setting
+      or the data. The message names what is wrong.
   """
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)

@@ -1,4 +1,4 @@
-"""The guarantee of a run, in a record that cannot hold a claim without its failures."""
+"""The guarantee of a run. A claimed epsilon always comes with its failed assumptions."""
 
 from __future__ import annotations
 

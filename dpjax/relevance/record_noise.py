@@ -2,21 +2,22 @@
 
 The noise of record i is drawn from fold_in(key, i). So it is the same at every call, and no
 two records share any. Noise that is drawn ONCE per record costs once. The other ways to draw
-are those of the code before the paper; they are here to be measured and attacked.
+are here to be measured and attacked; "batch" and "run" are those of the AdLM code.
 
-| draw           | noise                         | what is proved for a record         |
+| draw           | noise                         | epsilon that is proved for a record |
 | -------------- | ----------------------------- | ----------------------------------- |
-| "record_once"  | a function of (key, record)   | sum_j 1 / b_j                       |
+| "record_once"  | a function of (key, record)   | sum_j channels / b_j                |
 | "record_fresh" | new in each epoch             | that, times the number of epochs    |
 | "batch"        | one map for a batch           | nothing: differences are noise-free |
 | "run"          | one map for the whole run     | nothing: differences are noise-free |
 
 Samples come from `dpjax.noise.source`: tails to 133 scales (Gaussian: 9.49 standard
-deviations), in the float type of the records. Which floats a sum can be depends on the record
-(Mironov 2012). Rounding to a public grid afterwards is post-processing, and limits which
+deviations), in the float type of the records. Which floats record + noise can be depends on the
+record (Mironov 2012). Rounding to a public grid afterwards is post-processing, and limits which
 numbers can be seen. A feature's step is `GRID`, or for scales above 2 between scale / 2^8 and
-scale / 2^7. So 2^15 floats lie in a cell; `mechanisms.finite` says what that leaves open. With
-one step for all, a cell at scale 80,000 would hold three floats, whose odds reveal the record.
+scale / 2^7. So about 2^15 floats lie in a grid cell; `mechanisms.finite` says what that leaves
+open. With one step for all scales, a cell at scale 80,000 would hold about three floats. Their
+probabilities would reveal the record.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def noisy_records(
 
   Raises:
     UserError: `distinct_ids` refuses the ids; a scale is not positive, or so small or large that
-      float32 noise would vanish or overflow; a record is not finite.
+      float32 noise would vanish or overflow; a record is not finite; `grid` is no power of two.
 
   Guarantee: each record's output is (sum_j channels / b_j, 0)-DP under replace_one (local), for
   Laplace noise of scales b_j, channels that are not shared, and entries of x in [0, 1]. The proof

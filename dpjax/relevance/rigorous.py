@@ -1,8 +1,10 @@
 """RADP with a proof: stages A (model 1), B (relevance), C (features), L (labels), S (shuffle).
 
-Neighbours: replace_one on (image, label), n and all settings public; with labels="public"
-replace_one on the image alone. Records must lie in [0, 1]. c is the number of channels of an
-image, C is the clip norm, and b_j is the noise scale of feature j:
+Neighbours differ in one record (image, label), replaced by another; with labels="public" they
+differ in one image alone. The number of records and all settings are public. Entries of records
+must lie in [0, 1]. A split divides the records into D1 (n1 records) for stages A and B, and D2 for
+the others. c is the number of channels of an image, C is the clip norm, and b_j is the noise scale
+of feature j:
 
 | stage | mechanism                                         | cost of a record in it         |
 | ----- | ------------------------------------------------- | ------------------------------ |
@@ -16,9 +18,9 @@ image, C is the clip norm, and b_j is the noise scale of feature j:
 | L     | randomised response on the label                  | eps_L, local                   |
 | S     | the noisy records of D2 secretly permuted         | eps_C + eps_L -> (eps, delta)  |
 
-beta and everything trained on the noisy records is post-processing. A hash of its index puts a
-record into D1 or into D2, so the total is the larger cost (parallel composition; adaptive, as
-beta comes from D1). Where both use all records, the total is the sum.
+beta and everything trained on the noisy records is post-processing. With a split, each record
+is in D1 or D2, by a hash of its index. So the total is the larger cost of the two (parallel
+composition, which is adaptive, as beta comes from D1). Without a split, the total is the sum.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ def check_domain(**named: Any) -> None:
 
 def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
   """Transforms records for the noise of stage C: centres them for "gaussian", and scales them down
-  to the clip norm for "gaussian" and "laplace_clipped".
+  to the clip norm for "gaussian" and "laplace_clipped". For other noise they are unchanged.
 
   Raises:
     UserError: a record is not of float32 numbers in [0, 1]. For such a record no scale of
@@ -218,8 +220,8 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
 
 
 def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
-  """Returns the norms [n] of records, weighted by beta. They are summed in float64, since float32
-  sums of many features err by more than `_SLACK`."""
+  """Returns the sum of each record's magnitudes, weighted by beta: [n]. The sums are in float64,
+  since float32 sums of many features err by more than `_SLACK`."""
 
   def norm(magnitude: np.ndarray) -> float:
     wide = magnitude.astype(np.float64)  # [d] or [height, width, channels]
@@ -229,7 +231,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
-  # A record of zeros has norm 0, so the divisor needs a bound.
+  # A record of zeros has norm 0, which must not be a divisor.
   factor = np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
   return x * factor.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -251,7 +253,7 @@ def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
   """Returns the noise that makes the release of a record from `clipped` locally (epsilon,
-  delta)-DP.
+  delta)-DP. delta is `how.delta` for "gaussian" and "laplace_pld", else 0.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
@@ -295,8 +297,9 @@ def _pld_factor(levels: tuple, counts: tuple, epsilon: float, delta: float) -> f
 def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
   """Returns the event of Laplace noise on a vector of entries in [0, 1], under replace_one.
 
-  An entry is within 1/2 of the public centre. So the L1 bound of the accountant's convention is
-  1/2, and the multiplier is 2 b.
+  `counts[i]` entries have the noise scale b = `scales[i]`. The accountant wants a bound on the
+  norm of one record, not of a difference. An entry is within 1/2 of the public centre, so the bound
+  is 1/2, and the multiplier is 2 b.
   """
   events = [
     accounting.composed(accounting.laplace_event(2 * float(b)), int(count))
@@ -337,8 +340,8 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
 
 @functools.lru_cache(maxsize=64)
 def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
-  """Returns the largest local eps0 whose shuffled reports cost at most (epsilon, delta). It is
-  epsilon itself if there are too few records.
+  """Returns nearly the largest local eps0 whose shuffled reports cost at most (epsilon, delta). It
+  is epsilon itself if there are too few records.
 
   >>> round(local_epsilon_for(1.5, 60_000, 1e-5), 2)
   7.35
@@ -349,7 +352,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
-  # Beyond log n almost no amplification is left, so the search ends a little above.
+  # Above log n almost no amplification is left, so the search ends 1 above it.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2

@@ -36,7 +36,7 @@ _FLOAT_NOTE = (
 
 
 class _Prepared(NamedTuple):
-  """Records of D2 after stages A to L, and the same transformation for test inputs."""
+  """Records of D2 after stages C, L and S, and the transformation of test inputs for model 2."""
 
   records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # epoch -> records
   class_priors: np.ndarray
@@ -61,8 +61,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    # The noise of stages A and B depends only on settings that these stages read. So settings of
-    # later stages do not change what A and B release.
+    # Only later stages and the post-processing of stage B read these settings. The keys of A and B
+    # are made with their default values, so these settings do not change the noise of A and B.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
@@ -75,7 +75,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   public = job.rigorous.labels == "public"
   rests_on = ()
   if job.rigorous.model1 == "public":
-    # This assumption cannot be checked, since copies may differ in a bit or in their name.
+    # This assumption cannot be checked, since a copy of a private record may differ in one bit.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
   guarantee = privacy.proved(
     epsilon,
@@ -108,7 +108,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
 
 
 def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the records of D1 and of D2; without a split, both are all records."""
+  """Returns the ids of D1 and of D2. Without a split or without model 1, both are all records."""
   how = job.rigorous
   n = len(job.train)
   if how.model1 == "none" or not how.split:
@@ -133,7 +133,7 @@ def _pooled_shape(job: Inputs) -> tuple[int, ...]:
 
 
 def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
-  """Returns (beta from the records of D1, charges of stages A and B for these records)."""
+  """Returns (beta from the records `ids`, charges of stages A and B for these records)."""
   how = job.rigorous
   where = "D1" if how.split else "all"
   data = job.train.subset(ids)
@@ -169,7 +169,7 @@ def _model_1(
   job: Inputs, data: Any, epsilon: float, where: str
 ) -> tuple[Any, list[StageCharge]]:
   """Returns (parameters of model 1, charges of stage A). The parameters are untrained, from public
-  data, or from DP-SGD on D1."""
+  data, or from DP-SGD on `data`."""
   how = job.rigorous
   model = job.nets.first
   if how.model1 == "untrained":

@@ -1,4 +1,4 @@
-"""Settings of methods, as frozen dataclasses, which configs nest unchanged."""
+"""Settings of methods, as frozen dataclasses. Configs of runs have them as nested fields."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Paper:
   Nothing is proved in this mode, whatever is chosen here.
   """
 
-  preset: str = "P3"  # P1 .. P5 of `feature_budget.PRESETS`; "custom": the next three
+  preset: str = "P3"  # P1 .. P5 of `feature_budget.PRESETS`; "custom": next 3 fields
   beta_norm: str = "mean1"
   times_batch_size: bool = False
   draw: str = "record_once"  # record_once | record_fresh | batch | run
   mechanism: str = "laplace"  # laplace | gaussian
-  delta: float = 1e-3  # of the Gaussian, which the paper counts per coordinate
+  delta: float = 1e-3  # delta of Gaussian noise; the paper counts it per coordinate
   rel_norm: str = "abs"  # abs | relu | raw (eq. 10 as printed)
   entropy_floor: float | None = None  # None: log2(d) / d; the paper has 0
   floor: float | None = None  # of the noisy relevance; None: 0.1 / d
-  shared_channels: bool = True  # one value for the channels of a place
+  shared_channels: bool = True  # one noise value for the channels of a place
 
   def __post_init__(self) -> None:
     validate.one_of((*PRESETS, "custom"), **{"paper.preset": self.preset})
@@ -77,11 +77,11 @@ class Paper:
 class Rigorous:
   """Settings of the mode with a proof; see `relevance.rigorous`. No budget depends on the data.
 
-  For `rel_noise`, `labels` and `draw`, the choices of the paper are refused by name.
+  Values of `rel_noise`, `labels` and `draw` that no proof covers are refused by name.
   """
 
-  split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
-  split_share: float = 0.2  # share of D1
+  split: bool = True  # disjoint D1 (relevance) and D2 (features): the larger cost counts
+  split_share: float = 0.2  # share of the records in D1
   budget_share_1: float = 0.2  # unsplit dp_sgd: share of epsilon for model 1 and relevance
   # Kind of model 1: none (beta is uniform), untrained (initial weights), public (trained on other
   # data) or dp_sgd (trained on D1).
@@ -92,14 +92,14 @@ class Rigorous:
   beta_power: float = 1.0
   floor: float | None = None  # of the noisy relevance; None: 0.1 / d
   features: str = "laplace_clipped"  # laplace | laplace_clipped | laplace_pld | gaussian
-  clip: float = 0.25  # weighted L1 (laplace_clipped) or L2 (gaussian) norm of a record
+  clip: float = 0.25  # bound on a record's weighted L1 or (gaussian) L2 norm
   labels: str = "randomized_response"  # or public; "raw" is refused
   label_share: float = 0.45  # of a record's local budget
   draw: str = "record_once"  # or record_fresh with compose_fresh; batch and run are refused
   compose_fresh: bool = False  # account for every epoch's fresh noise
   shuffle: bool = True  # a trusted shuffler: central (epsilon, delta) by amplification
   delta: float = 1e-5
-  pool: int = 4  # average-pool the images first: a public transformation
+  pool: int = 4  # side of the blocks over which images are averaged first; a public step
   seeded_noise: bool = False  # noise from the seed: reproducible, NOT fit for a release
 
   def __post_init__(self) -> None:
@@ -173,7 +173,8 @@ class Private:
 
   l2_clip_norm: float = 1.0
   delta: float = 1e-5
-  neighboring_relation: str = "add_or_remove_one"  # Poisson, PLD; replace_one: fixed, RDP
+  # Batches are Poisson samples under add_or_remove_one, and of fixed size under replace_one.
+  neighboring_relation: str = "add_or_remove_one"
   learning_rate: float = 0.5  # of SGD
   momentum: float = 0.9
   adaptive_learning_rate: float = 2e-3  # of Adam, AdaGrad and RMSProp
@@ -206,7 +207,7 @@ class AdLM:
 
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
-  input_clip: float = 10.0  # of the noisy inputs
+  input_clip: float = 10.0  # bound on the absolute value of noisy inputs
   # Whether the loss gets noise. It gets none in the authors' code for MNIST: the training step gets
   # the noise of the tests, of scale 0.
   loss_noise: bool = True

@@ -1,9 +1,9 @@
 """The forward pass of a feed-forward net, recorded as layers with a relevance rule.
 
-`record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
-constant. An equation that sees the input becomes a node of one of the kinds below. A function
-of single entries (an activation, however it is spelt) makes no node. Its result shares the
-*root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
+`record` walks the jaxpr of `apply(params, x)`. A value that depends on the parameters alone is a
+constant. An equation that depends on the input becomes a node of one of the kinds below, with
+one exception: a function of single entries (an activation, however it is written). Its result
+shares the *root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
 derivatives, remat) are entered.
 
 This relies on JAX's `jax.make_jaxpr` and `jax.extend.core.Literal`, and on the names and
@@ -86,7 +86,7 @@ class Cell:
 
   value: Any
   data: bool = False  # whether the value depends on the input
-  node: Node | None = None  # node that made it; None: an input, a constant, an activation
+  node: Node | None = None  # node that made it; None: x, a constant, an entrywise function
   source: Cell | None = None  # the root, if the value is an entrywise function of it
   scale: Any = 1.0  # value == scale * root.value, unless nonlinear
   nonlinear: bool = False
@@ -242,11 +242,11 @@ def _entrywise(of: Cell, value: Any, nonlinear: bool, scale: Any = 1.0) -> Cell:
 
 
 def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
-  """Returns the cell of an affine equation that is entrywise in ONE root, or None if the equation
-  needs a node.
+  """Returns the cell of a sum, difference, product or quotient whose data operands share ONE root;
+  None if the equation needs a node.
 
-  A scalar factor keeps the root. After a nonlinearity, any scalar constant keeps the root, since it
-  is part of the activation, as in (1 + tanh(x)) / 2.
+  A scalar factor keeps the root. After a nonlinearity, any scalar constant keeps the root, since
+  the constant is part of the activation, as in (1 + tanh(x)) / 2.
   """
   # Several functions of one root make one function of it: x + x^3, or x * sigmoid(x).
   if len(data) > 1:

@@ -1,4 +1,4 @@
-"""Training loops of this package: plain (for public or noised data) and private."""
+"""Training loops of this package: `fit` (without noise on gradients) and `fit_private`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpjax.relevance.settings import Training
 from dpjax.types import Array, Example, HostArray, LossFn, Params
 
 # On a CPU a convolution over 600 images exceeds the caches. It takes twice as long per image as a
-# convolution over 60 images. So a batch is cut into equal parts, whose gradients are added.
+# convolution over 60 images. So a batch is cut into equal parts, whose gradients are averaged.
 _PART = 64
 
 # Names of a method's trainings. Model 1 is the net whose relevance is propagated, and model 2 is

@@ -1,8 +1,9 @@
 """The code of a run, so that edited code never shares noise with the code before the edit.
 
-Two runs with the same noise and different code reveal their exact clipped sums: the difference of
-their releases holds no noise. So `of` names the code, `experiments.run.run_keys` binds every key to
-that name, and a run can be resumed with the same code only.
+Two runs with the same noise and different code reveal the exact difference of their clipped sums,
+since the difference of their releases holds no noise. So `of` names the code,
+`experiments.run.run_keys` binds every key to that name, and a run can be resumed with the same code
+only.
 
 | code                                            | is identified by                           |
 | ----------------------------------------------- | ------------------------------------------ |
@@ -16,8 +17,8 @@ that name, and a run can be resumed with the same code only.
 | what replaces a function of a library           | the file of the replacement                |
 | options of JAX and XLA that set a precision     | their values, where they are not usual     |
 | data files that the user's modules read [2]     | SHA-256 of the file                        |
-| values that they hold after their import [2]    | SHA-256 of the value                       |
-| environment variables that they name [2]        | SHA-256 of the value                       |
+| values of these modules after their import [2]  | SHA-256 of the value                       |
+| environment variables that the modules name [2] | SHA-256 of the value                       |
 
 [1] There are two kinds of such changes in a user's module. The code of a function is not in the
 source, for example if `exec` made the function from another file. Or a number or string differs
@@ -34,21 +35,22 @@ The files that a run reaches depend on the run, not on the process. `sys.modules
 modules that a test, a notebook or a plugin imported by chance. So the search starts at the modules
 that the config names. It follows (1) every import statement in their sources, also within
 functions; (2) every module or file that a string constant in these sources may name; (3) the parts
-of their functions, classes and values: closures, defaults, decorated functions, partial arguments.
-A module that is not yet imported is found as an import would find it. Its source is read without
-running it.
+of the modules' functions, classes and values: closures, defaults, decorated functions, partial
+arguments. A module that is not yet imported is found as an import would find it. Its source is read
+without running it.
 
 A source is read once, when its module is first seen. If the file is edited later, a long process
 still runs the module that it has imported, and names the code by that first source. A file that was
 edited between its import and the first look is refused, if its compiled file shows the edit.
 
-An audit hook (`loaded`) records the loads of each user's file that no source shows. From each file
-that it reaches, the search follows these loads of any kind: computed names, `exec_module`, `runpy`,
-plugins, archives, threads, data files.
+An audit hook (`loaded`) records which files each user's file loads, even if no source shows this:
+by computed names, `exec_module`, `runpy`, plugins, archives, threads, or as data. From each file
+that the search reaches, it follows these loads.
 
 Code that is loaded or called only after the noise was chosen is refused before a step is written.
-`watched` refuses such code while a run is built and does its first step, and `check_still` after
-each later step. docs/release.md lists the code that these checks miss.
+`watched` refuses such code while a run is built and does its first step. After each later step,
+`check_still` refuses code that the step loaded. docs/release.md lists the code that these checks
+miss.
 """
 
 from __future__ import annotations

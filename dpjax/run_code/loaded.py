@@ -1,4 +1,4 @@
-"""Loads by the user's files: code that runs and data that are read, in every thread.
+"""Record of the files that the user's files load, in every thread: code to run and data to read.
 
 A source shows what may be loaded; Python reports what was loaded. Python raises an audit event for
 each file that it opens and for each piece of code that it runs: by an import, a finder,
@@ -180,7 +180,8 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """Returns (whether a frame shows who loads, the user's file if it is the user, else None)."""
+  """Returns (whether a frame shows what caused the load, the user's file if it is the cause, else
+  None)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
@@ -226,7 +227,8 @@ def _keep(target: Any, *, is_code: bool) -> None:
   if file not in held or held[file].state != _state(file):
     _changes += 1
     load = LoadedFile(file, is_code=is_code, number=_changes)
-    # Files that this process has written, such as a cache, may change between two reads.
+    # A file that this process has written, such as a cache, may change between two reads. So its
+    # earlier digest is not kept.
     if file in held and not is_code and file not in _WRITTEN:
       load.before = held[file]._sha256
     held[file] = load

@@ -46,10 +46,10 @@ class Names:
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
   # Names bound once, to a literal dict, list or set.
   tables: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # Names bound once, to a computed container that does not start empty.
+  # Names bound once, to a comprehension, or to a dict, list, set or tuple with computed entries.
   displays: set[str] = dataclasses.field(default_factory=set)
-  # Names whose values differ between processes: functions set them, or they hold a time, a host or
-  # the like.
+  # Names whose values may differ between processes: functions set them, or they hold a time, a host
+  # or the like.
   changing: set[str] = dataclasses.field(default_factory=set)
   # Words that may name environment variables, if the source reads the environment.
   variables: set[str] = dataclasses.field(default_factory=set)

@@ -125,7 +125,7 @@ def owner(file: str) -> str:
   installed, standard = _folders()
   if real.startswith(os.path.join(str(_PACKAGE), "")):
     return "dpjax"
-  # The names of folders also cover an environment whose folders this Python does not know.
+  # Folders with these names may also belong to an environment that this Python does not know.
   parts = pathlib.PurePath(real).parts
   if real.startswith(installed) or {"site-packages", "dist-packages"} & {*parts}:
     return "installed"
@@ -144,7 +144,7 @@ def version(name: str) -> str:
   """Returns the version of a package; "none" if it is not installed.
 
   A package installed from a folder or a repository may change without a new version. So a digest
-  of the hashes in its RECORD is added, and for a checkout a digest of all sources.
+  is added: of all sources if the package is a checkout, otherwise of the hashes in its RECORD.
   """
   try:
     held = importlib.metadata.distribution(name)
@@ -191,8 +191,8 @@ def sha256_of_sources(folder: str) -> str:
   return sha256.hexdigest()
 
 
-# The digest is computed when dpjax is imported, so that a later edit does not count as the running
-# code.
+# The digest is computed when this module is imported, so that a later edit does not count as the
+# running code.
 _DPJAX = sha256_of_sources(str(_PACKAGE))
 
 

@@ -31,8 +31,8 @@ _MOST_WRAPPED = 20
 
 
 def replaced() -> Iterator[Any]:
-  """Yields the functions in library namespaces that a user's file defines, and the classes in which
-  it defines a method.
+  """Yields what user's files have put into library namespaces: functions that such a file defines,
+  and classes with a method that such a file defines.
 
   A startup file, a config file or a cell of a notebook can set `jnp.tanh = mine` or
   `nn.Dense.__call__ = mine`. The sources that the run names do not show such a replacement.
@@ -47,13 +47,13 @@ def replaced() -> Iterator[Any]:
     # imports.
     values = [*getattr(module, "__dict__", {}).values()]
     # Thousands of functions come from a hundred files, so a namespace is first checked as a whole.
-    # Every digest of a run makes this check, and nearly all checks find nothing.
+    # Each search for a run's code makes this check, and nearly always nothing is found.
     if _are_of_user(values, checkouts):
       yield from (value for value in values if _are_of_user([value], checkouts))
 
 
 def _are_of_user(values: list[Any], checkouts: tuple[str, ...]) -> bool:
-  """Returns whether a user's file defines a function among values, or a method of their classes.
+  """Returns whether a user's file defined a function, or a method of a class, among `values`.
 
   Args:
     values: values of a namespace.

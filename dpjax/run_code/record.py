@@ -17,8 +17,9 @@ class Code(NamedTuple):
   modules: dict[str, str]  # the user's modules: name -> SHA-256
   versions: dict[str, str]  # packages: name -> version, or version and SHA-256
   files: frozenset[str] = frozenset()  # paths of the modules on this machine
-  # SHA-256, by name, of files that the user's modules read and of values that they computed at
-  # import. Files and values may depend on private data, so the digests are as secret as the data.
+  # SHA-256, by name, of files that the user's modules read, of values that these modules computed,
+  # and of environment variables that they name. All of these may depend on private data, so the
+  # digests are as secret as the data.
   inputs: Mapping[str, str] = types.MappingProxyType({})
   read: frozenset[str] = frozenset()  # paths of the files in `inputs`
   # `loaded.number_of_changes` when the search began. This record does not cover later loads.
@@ -34,7 +35,8 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax code {text}".encode()).digest()
 
   def secret_digest(self) -> bytes:
-    """Returns 32 bytes that identify the code's inputs, as secret as the data; b"" for no inputs.
+    """Returns 32 bytes that identify the code's inputs; b"" for none. They are as secret as the
+    data.
 
     >>> Code({}, {}).secret_digest(), len(Code({}, {}, inputs={"a": "1"}).secret_digest())
     (b'', 32)

@@ -28,7 +28,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
       is part of the run. Roots of dpjax and of installed packages add nothing but a version.
 
   Raises:
-    UserError: a file was edited after it was imported.
+    UserError: a file was edited after it was imported or loaded.
 
   >>> of().modules, sorted(of().versions)[:3]
   ({}, ['dp_accounting', 'dpjax', 'flax'])
@@ -81,9 +81,9 @@ class _Search:
     self._named: set[str] = set()  # modules whose source was looked at
     self._read: set[tuple[str, str]] = set()  # (module, file)
     self._live: set[int] = set()  # ids of modules whose values were looked at
-    self._values: dict[int, Any] = {}  # held, so that no other value gets its id
+    self._values: dict[int, Any] = {}  # id -> value, kept so that the id stays its own
     self._specs: dict[str, Any] = {}
-    self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
+    self._known_codes: dict[str, frozenset[str]] = {}  # file -> digests of its byte code
 
   def modules(self) -> dict[str, str]:
     return _named(self._digests)
@@ -101,7 +101,8 @@ class _Search:
   def loads(self) -> bool:
     """Adds files that were loaded in ways that no source shows. Returns whether a file was new.
 
-    It is called after the sources were followed, so that a file in them keeps its module's name.
+    It is called after the sources were followed, so that a file that they name keeps the name of
+    its module.
     """
     loads = [load for file in sorted(self.files) for load in loaded.by(file)]
     # Code that only config files loaded is left out here: `config_file` decides about it.
@@ -133,7 +134,7 @@ class _Search:
     return bool(new)
 
   def config_file(self, file: str) -> None:
-    """Adds the config file and the user's files that it imports, if they modify their imports.
+    """Adds the config file and the user's files that it imports, each if it modifies its imports.
 
     Examples are `helper.SCALE = 3` and `jax.config.update(...)`. Files that do not modify imports
     affect a run only through the values in the config, which has a digest of its own.
@@ -342,7 +343,7 @@ class _Search:
         self._computed(f"{name}.{key}", held[key])
 
   def _computed(self, name: str, live: Any, *, kind: str = "value") -> None:
-    """Adds a value that no source shows to the secret inputs: it may depend on private data."""
+    """Adds a value to the secret inputs: no source shows it, and it may depend on private data."""
     self._inputs.add((f"{kind} {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
@@ -421,8 +422,8 @@ class _Search:
   def _is_in_source(
     self, name: str, file: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> bool:
-    """Returns whether byte code is part of the file's source. If another tool compiled the module,
-    it is enough that the byte code names that file."""
+    """Returns whether the source of `file` compiles to this byte code, among other code. If another
+    tool compiled the module, it is enough that the byte code names that file."""
     spec = space.get("__spec__")
     if sources.is_compiled_by_others(spec):
       return _is_same(file, code.co_filename)

@@ -65,7 +65,8 @@ def _check_compiled(spec: Any, file: str, content: bytes) -> None:
 
 
 def source(file: str) -> bytes:
-  """Returns the bytes of a code file as they were when its module was first seen.
+  """Returns the bytes of a code file as they were when its module was first seen. If no imported
+  module is of this file, returns its bytes now.
 
   Raises:
     OSError: the file cannot be read.

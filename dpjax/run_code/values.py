@@ -51,7 +51,8 @@ def is_option(value: Any) -> bool:
 
 
 def is_settings(value: Any) -> bool:
-  """Returns whether a value is a dataclass or a namespace that holds only options (`is_option`).
+  """Returns whether a value is a dataclass or a namespace that holds options only, and at least one
+  (`is_option`).
 
   >>> is_settings(types.SimpleNamespace(scale=1.0)), is_settings(1.0)
   (True, False)
@@ -71,7 +72,8 @@ def is_table(value: Any) -> bool:
 
 
 def sha256(value: Any) -> str:
-  """Returns a digest of a value, which is equal for equal values in every process.
+  """Returns a digest of a value. Values of equal types and contents have the same digest in every
+  process.
 
   >>> sha256({"a": 1, "b": {2, 3}}) == sha256({"b": {3, 2}, "a": 1})
   True

@@ -25,8 +25,8 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
     again: function that computes the code a second time.
 
   Raises:
-    UserError: the block called a function of a file outside `code`, or loaded such a file, or a
-      module was edited meanwhile. The message names the file or module.
+    UserError: the block called a function of a user's file outside `code`, or loaded such a file,
+      or the code of a module changed meanwhile. The message names the file or module.
   """
   # Without user code, there are no files to compare.
   if not code.modules:
@@ -47,7 +47,7 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
 
 def check_still(code: Code, again: Callable[[], Code]) -> None:
-  """Raises UserError if a run's code was edited since the search, or has loaded a file that the
+  """Raises UserError if a run's code has changed since the search, or has loaded a file that the
   noise does not depend on.
 
   The noise was chosen before the file was loaded. A result that depends on the file must not be
@@ -89,8 +89,9 @@ def _calls(files: set[str]) -> Iterator[None]:
   """Collects the files of all functions that are called by this thread, or by threads that begin in
   the block.
 
-  Earlier threads of the process do not belong to the run. Nothing is collected while another tool
-  profiles this process. Python 3.11 cannot profile threads that a library began without Python.
+  Earlier threads of the process do not belong to the run. Nothing is collected if another tool
+  holds the same tool id or, in Python 3.11, profiles this process. Python 3.11 cannot profile
+  threads that a library began without Python.
   """
   monitoring = getattr(sys, "monitoring", None)
   if monitoring is None:
@@ -99,7 +100,7 @@ def _calls(files: set[str]) -> Iterator[None]:
     return
   me = threading.get_ident()
   tool = 4
-  # If another tool profiles this process, the run must not stop it.
+  # If another tool holds this id, the run must not stop that tool.
   if monitoring.get_tool(tool) is not None:
     yield
     return

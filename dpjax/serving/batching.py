@@ -15,7 +15,7 @@ from dpjax.serving.predictor import EVALUATION, Predictor
 
 
 class Full(Exception):
-  """Raised if the rows of a request would exceed the bound of the queue."""
+  """Raised if the queue has no room for the rows of a request."""
 
 
 class Late(Exception):
@@ -125,7 +125,7 @@ class Batcher:
     try:
       logits = await loop.run_in_executor(self._thread, model.logits, x)
     except asyncio.CancelledError:
-      # `close` cancels this task if the batch is not computed within its `seconds`.
+      # If the batch is not computed within the `seconds` of `close`, `close` cancels this task.
       _refuse(batch, Closed())
       raise
     # An error of the model goes to the requests of this batch, and does not end the service.

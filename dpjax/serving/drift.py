@@ -41,7 +41,7 @@ MEAN = "mean"
 def pseudo_count_of(*scales: float) -> float:
   """Returns the number that is added to every count, given the scales of the Laplace noise.
 
-  If noise empties a small bin, the logarithm of its share would dominate the index. Adding the
+  If noise empties a small bin, the logarithm of its share would dominate the PSI. Adding the
   largest scale to each count, and at least 0.5, prevents that.
 
   >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)
@@ -51,7 +51,8 @@ def pseudo_count_of(*scales: float) -> float:
 
 
 def shares(counts: Any, *, pseudo_count: float = PSEUDO_COUNT) -> np.ndarray:
-  """Returns the share of each bin, positive even if noise has made its count negative.
+  """Returns the share of each bin. With a positive `pseudo_count` it is positive, even if noise has
+  made the count negative.
 
   Counts are [..., k] for k bins, and shares sum to 1 along the last axis.
 
@@ -67,7 +68,7 @@ def psi(counts: Any, reference: Any, *, pseudo_count: float = PSEUDO_COUNT) -> f
 
   Args:
     counts, reference: [k] counts, exact or noisy. A negative count is taken as 0.
-    pseudo_count: number that is added to every count.
+    pseudo_count: number that is added to every count; > 0 if a count is 0 or negative.
 
   >>> round(psi([50, 50], [90, 10], pseudo_count=0), 4)  # .4 ln(5) - .4 ln(5/9)
   0.8789
@@ -189,7 +190,8 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
   """Makes bins from the value of a flag: `NAME`, or `NAME:EDGE,EDGE,...`.
 
   Args:
-    text: value of the flag. NAME is a column of a table, "mean" (of a row), or "x[3]", "x[3,0]",
+    text: value of the flag. NAME is a column of a table. If the inputs are an array, NAME is "mean"
+      (the mean of each row, over all of its numbers), or a place in the array: "x[3]", "x[3,0]",
       ... for one number of an array.
     inputs: facts about the model's inputs.
 

@@ -7,10 +7,12 @@
 | GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
 | POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
 
-400: the body is no such JSON. 401, 403: no permission to release. 413: the body is too large. 422:
-the JSON is no input of the model. 429: the queue is full. 503: no answer by the deadline, a failed
-model, or a stopping service. Nothing is decompressed, so a small body cannot grow. Heads and bodies
-of requests have deadlines.
+400: the body is no JSON object, or is not declared as JSON. 401, 403: no permission to release.
+404, 405: no such path or method. 413: the body is too large, or has too many rows. 422: the content
+of the JSON is refused, such as rows that are no input of the model. 429: the queue is full. 500: an
+error of the service. 503: no body or no answer by the deadline, a failed model, or a stopping
+service. Nothing is decompressed, so a small body cannot grow. Heads and bodies of requests have
+deadlines.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   Closed: (503, "the service is stopping"),
   # The client has gone, so nobody reads this answer.
   ClientDisconnect: (400, "the body ended early"),
-  # JSON that is nested too deeply exceeds Python's stack, in the parser or in later checks.
+  # JSON that the parser accepts may still be nested too deeply for the stack in later checks.
   RecursionError: (400, "must be JSON of fewer levels"),
 }
 
@@ -101,11 +103,11 @@ def _refusal(status: int, message: str) -> Response:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-  """Parses the JSON object of a request, strictly.
+  """Returns the JSON object of a request, parsed strictly.
 
   Raises:
-    _Refused: the body is not UTF-8, not JSON or no object; it is nested too deeply; it holds NaN,
-      infinity, or a key twice. The status is 400.
+    _Refused: the body is no text, not JSON or no object; it is nested too deeply; it holds NaN,
+      infinity, a key twice, or an escape for half of a surrogate pair. The status is 400.
   """
 
   def constant(name: str) -> Any:
@@ -122,7 +124,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     # JSON allows half of a surrogate pair, but such a text can be neither hashed nor written.
     if b"\\u" in body:
       json.dumps(value, ensure_ascii=False).encode()
-  # ValueError is also raised for bytes that are not UTF-8, and for integers of too many digits.
+  # ValueError is also raised for bytes that are no text, and for integers of too many digits.
   except (ValueError, RecursionError) as error:
     raise _Refused(400, f"must be JSON ({str(error)[:120]})") from None
   if not isinstance(value, dict):
@@ -242,7 +244,7 @@ class Web:
     )
 
   async def _of_bug(self, request: Request, error: Exception) -> Response:
-    # The log has the traceback; the client gets no part of it.
+    # The log has the traceback; the client gets only the type of the error.
     return _refusal(500, f"an error of the service ({type(error).__name__})")
 
   def _answered(
@@ -276,8 +278,8 @@ class Web:
     return _EXPECTED[type(error)]
 
   async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads and parses the body of a request. Raises _Refused for another type of content, and
-    beyond the bounds of size and time."""
+    """Reads and parses the body of a request. Raises _Refused where `parsed` does, and if the body
+    is not declared as JSON, is compressed, is too large, or comes after the deadline."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser lets a page send JSON to another host only if that host allows it.
     if kind != "application/json":
@@ -398,8 +400,9 @@ class Web:
 
 
 def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
-  """Returns the pixels of images as uint8, which the model divides by 255, as training did. Raises
-  _Refused for other numbers, and for a model of other inputs."""
+  """Returns the pixels of images as uint8. The model divides them by 255, as training did. Raises
+  _Refused for numbers other than integers in [0, 255], and for a model whose inputs are not images
+  in [0, 1]."""
   try:
     wide = np.asarray(rows)
   except (ValueError, OverflowError):
@@ -439,14 +442,15 @@ class _LingeringTransport:
   def close(self) -> None:
     if self.is_closing():
       return
-    # In the other states the request is complete, or none has begun.
+    # In h11's other states the request is complete, or even its head is not. Without a whole head
+    # there was no answer that could be lost.
     more_may_come = self._protocol.conn.their_state in (h11.SEND_BODY, h11.ERROR)
     if not more_may_come or not self._transport.can_write_eof():
       self._transport.close()
       return
     self.lingers = True
     self._transport.write_eof()
-    # Back pressure would leave the rest of the request unread.
+    # uvicorn stops reading while a long body waits. Then the rest of the request would stay unread.
     self._transport.resume_reading()
     self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
 
@@ -457,7 +461,7 @@ class PatientProtocol(H11Protocol):
   It closes a connection that does not send the whole head of its next request within
   `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time. A client
   that closes its side of the connection after a request still gets the answer. A client that is
-  refused before its request has come whole gets the answer too: what it still sends is thrown
+  refused before its whole request has come gets the answer, too: what it still sends is thrown
   away, for `linger_seconds` at most.
   """
 
@@ -548,8 +552,8 @@ def server(
     access_log=False,
     log_level="warning",
     server_header=False,
-    # This bound on connections is the last one. Usually the bound of the queue comes first, which
-    # refuses a request with a line of JSON.
+    # The bound on the queue usually applies first: it refuses a request with a line of JSON. This
+    # bound on connections is the last one.
     limit_concurrency=2048,
     backlog=2048,
     timeout_keep_alive=max(1, round(head_seconds)),

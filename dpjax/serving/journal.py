@@ -4,7 +4,8 @@ A line is one JSON object with its number, its time and its kind. It is on the d
 content takes effect: a charge before the noise, a new stage before the first request of that
 stage. A service that starts again reads the lines and goes on where they end.
 
-Each line ends in a digest of all bytes before it, so a flipped bit or a missing line is seen. The
+Each line ends in a digest of all bytes before it, so a flipped bit or a gap between lines is seen.
+Lines that are missing at the end are seen by the number of lines that is saved with the counts. The
 digest has no key: it protects from accidents, not from somebody who writes the file anew.
 
 Counts of an open window change with every request, so they are in another file, which is replaced
@@ -143,8 +144,8 @@ class ServiceJournal:
     self.lines.append(entry)
 
   def _ended(self, text: str) -> str:
-    """Returns a whole line: `text`, a JSON object without its last brace, and the digest of all
-    bytes up to here."""
+    """Returns a whole line. It consists of `text` (a JSON object without its last brace), of the
+    digest of all bytes so far, and of the brace."""
     digest = self._hash.copy()
     digest.update(text.encode())
     return f'{text}{_CHAIN}{digest.hexdigest()[:32]}"}}'
@@ -178,7 +179,7 @@ class ServiceJournal:
     return [line for line in self.lines if line["kind"] == kind]
 
   def save_counts(self, counts: Mapping[str, Any]) -> None:
-    """Replaces the file with the counts of open windows, either completely or not at all."""
+    """Writes counts to their file in place of the earlier counts, completely or not at all."""
     content = writers.plain(counts)
     # Only one save runs at a time: the last save of a service may begin while another runs.
     with self._saving:

@@ -5,11 +5,12 @@ there is one preprocessing: a `Predictor` is built from params.npz, and from the
 config.json by the functions of `launch.train`. Before that it checks the digests that the run
 wrote.
 
-XLA rounds a product of 8 rows in another order than one of 500 rows, so logits of two batch sizes
-differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a few
-sizes, those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is False
-where the place of a row in its batch decides the last bits. Then sizes may differ by rounding, and
-only the same rows in the same places, such as the whole test set, have the bits of evaluation.
+XLA may add up a product of 8 rows in another order than one of 500 rows. Then logits of two batch
+sizes differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to
+a few sizes, those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is
+False where the place of a row in its batch decides the last bits. Then logits of two sizes may
+differ by rounding, and only the same rows in the same places, such as the whole test set, have the
+bits of evaluation.
 """
 
 from __future__ import annotations
@@ -139,9 +140,9 @@ class Predictor:
         bit from those of evaluation. If `row_exact` is False, differences by rounding are allowed.
 
     Raises:
-      UserError: the folder holds no finished run; a file is not what the run wrote; the model
-        predicts embeddings or the next token; the data of a run without inputs.json are missing.
-        The message is one line.
+      UserError: the folder holds no finished run of these launchers; a file is not what the run
+        wrote; the model predicts embeddings or the next token; a run without inputs.json is
+        federated, or its data are missing. The message is one line.
     """
     path = pathlib.Path(run_folder)
     at = f"run={str(run_folder)[-100:]!r}"
@@ -250,7 +251,7 @@ class Predictor:
   def config(self) -> TrainConfig:
     """The run's config; for a federated run, the central config that reads the same data.
 
-    `pretrained` is None if the run's weights replace every weight of that file.
+    `pretrained` is None if params.npz holds every weight, so that this file is not needed.
     """
     return self._model.config
 
@@ -293,7 +294,7 @@ class Predictor:
       # Sizes above that of evaluation are left out, since `logits` never needs them.
       if size >= EVALUATION:
         continue
-      # Every place of a batch is tried, since the last rows of a product may run other code.
+      # Every place of a batch is tried, since other code may compute the last rows of a product.
       starts = range(0, EVALUATION - size + 1, size)
       parts = [self._model.logits(probe[start : start + size]) for start in starts]
       there = np.concatenate(parts)
@@ -326,7 +327,7 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
   if isinstance(held, dict) and "num_teachers" in held:
-    # The student's inputs are components of its public examples, which the folder does not hold.
+    # The student's inputs are principal components of public examples, which the folder lacks.
     raise UserError(
       f"{at}: is a run of launch.pate, whose student needs its public examples; train a run on "
       f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"

@@ -53,8 +53,9 @@ def make(
     exact: whether training rows are counted without noise.
 
   Raises:
-    UserError: "training" has neither `epsilon` nor `exact`, or both; another `text` has one of
-      them; a file has counts of other bins; the unit of privacy is not one row.
+    UserError: `text` is none of these; "training" has neither `epsilon` nor `exact`, or both;
+      another `text` has one of them; a file has counts of other bins; noise is to hide training
+      rows, but the unit of privacy is not one row.
   """
   if text != "training" and (epsilon is not None or exact):
     field_name = "reference_epsilon" if epsilon is not None else "exact_reference"

@@ -1,7 +1,8 @@
 """The model that answers, the new one of a release, and what moves a release on.
 
-`rollout` decides by counts alone. This module holds the models, the times of their batches, and the
-lines of the journal. A line is on the disk before its content takes effect.
+`rollout` decides by counts and times that it is given. This module holds the models and the times
+of the new model's batches, and writes the journal. A line is on the disk before its content takes
+effect.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Releases:
       )
 
   def _enter(self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None) -> None:
-    """Sets the new model of a release, and begins its stage with these counts."""
+    """Sets the new model of a release, and begins stage `stage` with `counts`; None: all are 0."""
     self.new = new
     self.rollout = Rollout(self._rule, digest_of(new), stage=stage, counts=counts)
     self._restart_stage()

@@ -32,14 +32,14 @@ def next_window(journal: ServiceJournal, of: str) -> int:
 
 
 def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
-  """Returns whether the last start had the same runs. Then the release of that start goes on."""
+  """Returns whether the last start had the same runs. If so, its release goes on."""
   starts = journal.of_kind("start")
   return bool(starts) and set(starts[-1]["runs"]) == set(digests)
 
 
 def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, Any] | None:
-  """Returns the last line about a release of these runs: the line says the state of the release.
-  None if there is no release."""
+  """Returns the last line about a release of these runs; None if there is no release. The line says
+  the state of the release."""
   kinds = ("candidate", "stage", "promote", "roll_back")
   state = None
   for line in journal.lines:
@@ -84,7 +84,8 @@ def model_of(
 def reference_from_stream(
   journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
 ) -> Reference | None:
-  """Returns a run's newest reference; None if it is not from the stream, or has other bins."""
+  """Returns a run's newest reference; None if there is none, if it is not from the stream, or if it
+  has other bins."""
   digest = digest_of(run)
   lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
   if not lines or lines[-1]["source"] != "stream":

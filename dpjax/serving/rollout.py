@@ -1,8 +1,8 @@
-"""Release of a new model by stages: who gets it, when it gets more, when it is taken back.
+"""Release of a new model by stages: who gets it, when its share grows, when it is withdrawn.
 
 A hash of the request's key decides which model answers it. In one stage a key always gets the same
-model, and a key that has the new model keeps it while its share grows. A stage ends by its own
-counts alone, so that requests of an earlier stage do not count in a later one.
+model, and a key that has the new model keeps it while that model's share grows. A stage ends by its
+own counts and times, so that requests of an earlier stage do not count in a later one.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class StageRule:
       bound.
     labels: number of labels from feedback that each model must have in a stage; 0: none needed.
     accuracy_drop: largest amount by which the new model's accuracy may be below the old model's.
+      It is not checked if `labels` is 0.
   """
 
   stages: tuple[float, ...] = (0.1, 0.5)
@@ -78,7 +79,7 @@ class StageRule:
 
 @dataclasses.dataclass
 class StageCounts:
-  """Counts of one model in one stage. Labels count once their window is released."""
+  """Counts of one model in one stage. Labels are added when their window is released."""
 
   requests: int = 0
   errors: int = 0
@@ -148,8 +149,8 @@ class Rollout:
     rule = self.rule
     new = self.counts["new"]
     why = f"{new.requests} requests, {new.errors} errors, p99 {p99_ms:.1f} ms"
-    # A model that fails is withdrawn early: after a tenth of the requests of a stage, or after 10
-    # requests if that is more.
+    # A model that fails is withdrawn early: after a tenth of the requests that a stage needs, but
+    # not before 10 requests. If a stage needs fewer than 10, all must have come.
     early = max(10, rule.requests // 10)
     enough = new.requests >= rule.requests
     if new.requests >= min(early, rule.requests):
@@ -192,7 +193,7 @@ class Rollout:
 
 
 def check_weights(weights: Sequence[float], num_runs: int) -> None:
-  """Raises UserError unless the weights are shares of the runs that sum to 1."""
+  """Raises UserError unless there is one weight in (0, 1) for each run, and they sum to 1."""
   if len(weights) != num_runs:
     raise UserError(
       f"must be {num_runs} shares, one for each run", field="weights", value=weights

@@ -113,7 +113,7 @@ class Service:
       self._resume(runs)
     except UserError:
       raise
-    # Earlier versions wrote lines and counts without digests, so they may hold anything.
+    # Lines and counts of earlier versions have no digests, so they may hold anything.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "
@@ -122,7 +122,7 @@ class Service:
 
   @property
   def old(self) -> Predictor:
-    """The model that answers."""
+    """The model that answers; during a release, the model that the new one may replace."""
     return self.releases.old
 
   @property
@@ -147,7 +147,8 @@ class Service:
 
   @property
   def reference(self) -> Reference | None:
-    """The histograms that windows are compared with; None before the first full window."""
+    """The histograms that windows are compared with; None while the window that will be the
+    reference is not released."""
     return self.windows.reference
 
   @property
@@ -171,8 +172,8 @@ class Service:
     return self.windows.stream_ledger
 
   def _resume(self, runs: Sequence[Predictor]) -> None:
-    """Continues where the journal ends. If the journal has no release, begins the release of
-    `runs[1]`, if there is one."""
+    """Continues where the journal ends. If the journal has no release of these runs, begins the
+    release of the second run, if two are given."""
     known = {digest_of(run): run for run in runs}
     spent = replay.spent_on_windows(self.journal)
     budget = self.settings.drift_budget
@@ -204,7 +205,7 @@ class Service:
     )
     if line is not None:
       self._resume_release(line, known, saved.get("release") or {})
-    # A release also begins here if an earlier start was killed before it wrote the candidate.
+    # A release also begins here if a kill came before an earlier start wrote the candidate's line.
     elif len(runs) > 1:
       self.releases.begin(runs[1])
     if self.old is not runs[0]:
@@ -220,10 +221,12 @@ class Service:
   ) -> None:
     """Restores the models and the stage of a release from its last line in the journal.
 
+    After the end of the release, only the model that answers is restored.
+
     Args:
       line: last line of the release.
       known: {digest: model} of this start's runs.
-      saved: snapshot of a stage that an earlier start saved last; {} if there is none.
+      saved: last snapshot of a stage that earlier starts saved; {} if there is none.
     """
     self.releases.old = replay.model_of(line, "old", known, self._load)
     if line["kind"] not in ("candidate", "stage"):
@@ -239,11 +242,13 @@ class Service:
     )
 
   async def predict(self, x: np.ndarray, key: str | None) -> Answer:
-    """Answers one request by the old model, or in a release by the model of its key.
+    """Answers one request by the old model, or in a release by the model that `key` decides.
+
+    If the new model raises an error or its logits are not finite, the old model answers.
 
     Args:
       x: rows, as `Predictor.raw` returned them.
-      key: name of the user who asks, which decides the model in a release; None: the id of the
+      key: name of the user who asks. In a release it decides the model; None: the id of the
         request decides.
 
     Raises:
@@ -267,7 +272,7 @@ class Service:
       self._count_request(stage, name, failed=True)
       if name == "old":
         raise
-      # The old model still works, so a broken release need not leave a request unanswered.
+      # The old model is asked, so that errors of the new model leave no request unanswered.
       model = self.old
       logits = await self._finite(model, x)
     else:

@@ -21,7 +21,8 @@ class ServiceSettings:
     deadline: seconds within which a request must be answered.
     window: number of rows of a window of drift.
     feedback_window: number of labels of a window of accuracy.
-    psi_warning, psi_alarm: PSI of a window above which a warning or an alarm is raised.
+    psi_warning, psi_alarm: PSI of a window above which a warning or an alarm is raised. If
+      `drift.by_chance` gives a larger bound, that one applies.
     latency_ms: bound on the 99th percentile of a request's milliseconds; 0: no bound.
     accuracy_drop: largest amount by which the accuracy of a window may be below the test accuracy
       of the run.

@@ -188,7 +188,8 @@ class Windows:
   def begin_model(self) -> None:
     """Begins the windows of another model. The first full window of the model is the reference.
 
-    The open window is dropped, since the replaced model answered at least some of its rows.
+    Windows of rows that are not released yet are dropped, since the replaced model answered some of
+    their rows.
     """
     self._num_models += 1
     self.reference = None
@@ -221,8 +222,8 @@ class Windows:
       return
     counts, scale = released
     self.num_released += 1
-    # If a promotion came while the noise was drawn, the rows say nothing about the new model. They
-    # are written to the journal, and not compared.
+    # If a promotion came while the noise was drawn, the rows say nothing about the new model. Their
+    # counts are written to the journal, and not compared.
     if model != self._num_models:
       self._write("drift", window, counts, scale)
       return
@@ -288,7 +289,8 @@ class Windows:
     self.accuracy = float((labels[0] + labels[2]) / total)
     expected = run.result.get("test_accuracy")
     if isinstance(expected, (int, float)):
-      # Variance of the accuracy by chance, and by the noise on four counts.
+      # Variance of the accuracy by chance, plus an upper estimate of its variance by the noise on
+      # four counts.
       spread = expected * (1 - expected) / total + 8 * (scale / total) ** 2
       drop = self._settings.accuracy_drop
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)

@@ -78,7 +78,7 @@ def adversarial(
     public_key: typed key of the generator's random numbers. It may be known, so it must not follow
       from `noise_key`. The keys of pairs are secret, and follow from `noise_key`.
     critic_steps: number of steps of the critic before each step of the generator. More steps help
-      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each step is one of the plan.
+      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each counts as a step of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:
@@ -87,8 +87,8 @@ def adversarial(
 
   Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
   one example. Compute a gradient penalty in `critic_loss`, from ONE pair
-  (`training.gradient_penalty`), so that clipping bounds the penalty, too. BatchNorm in the critic
-  is refused.
+  (`training.gradient_penalty`), so that clipping bounds its gradient, too. A critic with BatchNorm
+  over a batch is refused.
 
   Raises:
     UserError: a plan with slices, since the generator would move in the middle of a step; a public

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
-# Number that is folded into a copy's key to make the model's key. No augmentation draws from it.
+# Number that is folded into a copy's key to make the model's key. No augmentation of this module
+# draws from the model's key.
 _OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 

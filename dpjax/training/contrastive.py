@@ -29,7 +29,9 @@ _LEAST = 1e-12
 
 
 def on_sphere(z: Array) -> Array:
-  """Returns points [B, D] divided by their lengths, in float32 or wider; 0 stays 0.
+  """Returns points [B, D] divided by their lengths, or by 1e-6 if it is larger, so that 0 stays 0.
+
+  They are in float32 or wider.
 
   >>> on_sphere(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
   Array([[0.6, 0.8],
@@ -86,7 +88,7 @@ def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
 
 
 def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
-  """Returns two augmented views [B, H, W, C] of the images x, from one key for each image: [B].
+  """Returns two augmented views [B, H, W, C] of the images x; `keys` [B] holds one key per image.
 
   >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
   ...   jnp.ones((3, 8, 8, 1)))

@@ -9,8 +9,8 @@ In `distillation` the student is post-processing: it may take any number of step
 `joint_distillation` one gradient holds the parts of both networks. It is clipped and gets noise as
 a whole, so one event covers both.
 
-Source: Hinton, Vinyals and Dean 2015 (arXiv:1503.02531) for distillation. Post-processing and
-clipping of a joint vector are those of DP-SGD (Abadi et al. 2016).
+Source: Hinton, Vinyals and Dean 2015 (arXiv:1503.02531) for distillation. The joint gradient is
+clipped, and gets noise, as in DP-SGD (Abadi et al. 2016).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def distillation(
     inputs: `(public, teacher, key) -> inputs` of one update of the student: rows of `public`, or
       synthetic ones.
     public: arrays that you declare to be public: anybody may know them, and they hold no record
-      that the epsilon protects. Nothing can check this.
+      that the epsilon protects. Nothing can check this. None if `inputs` needs no arrays.
     teacher_tx, student_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of everything else that is random. It may be known, so it must not follow
@@ -217,7 +217,7 @@ def joint_distillation(
   each step is one event, and `plan.spent(state)` counts it.
 
   Raises:
-    UserError: as `dp_sgd` does. At `init`: parameters without exactly these two entries.
+    UserError: as `dp_sgd` does. At `init`: parameters that are no dict of exactly these entries.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -277,7 +277,8 @@ def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> Non
 def check_declared(
   update: Callable[..., Any], *arguments: Any, field: str, remedy: str
 ) -> None:
-  """Raises UserError if an update reads anything but its arguments, since it could be private.
+  """Raises UserError if an update could read private data: it reads an array that is no argument,
+  or calls back into Python.
 
   Args:
     update: the function; it is traced, not run.

@@ -65,9 +65,9 @@ def _masked_mean(values: Array, mask: Array) -> Array:
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
-  """Returns the average after step t, with decay min(decay, (1 + t) / (10 + t)).
+  """Returns the average after step t, counted from 0, with decay min(decay, (1 + t) / (10 + t)).
 
-  The warm-up is that of De et al. 2022: the average forgets the initial weights.
+  The warm-up is that of De et al. 2022: the average soon forgets the initial weights.
   """
   rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
@@ -103,8 +103,8 @@ def _check_optional(
 
 
 def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
-  """Raises UserError, in place of a gradient, if a plan with scaling gets a state without
-  scales."""
+  """Raises UserError. It is called in place of the gradient function if a plan with scaling gets a
+  state without scales."""
   del params, examples, mask
   raise UserError(
     "must be of a plan with scaling, as the algorithm's own `init` makes it",
@@ -226,8 +226,8 @@ def dp_sgd(
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
-    # The update is added in float32, also for types that JAX does not promote to it (float8). Only
-    # the result, after the noise, is rounded to the parameter's own type.
+    # The update is added in float32 or wider, also to parameters of types that JAX does not promote
+    # (float8). Only the result, after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
     done = slice_index == plan.slices - 1

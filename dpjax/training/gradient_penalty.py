@@ -32,7 +32,8 @@ def gradient_penalty(
 
   Raises:
     UserError: examples of two shapes, a real example that is not of floats, or a score that is no
-      scalar. A penalty of a batch would mix examples, so clipping one gradient would bound none.
+      scalar. A penalty of a batch would mix examples, so clipping would not bound the influence of
+      one example.
 
   Source: Gulrajani et al. 2017 (arXiv:1704.00028), equation 3.
 

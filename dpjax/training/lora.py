@@ -40,7 +40,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   """Returns adapters of the matrices whose path matches. All of `params` stays frozen.
 
   Args:
-    params: any tree of real arrays; public, as it was trained on other data.
+    params: tree of real floating-point arrays, which must be public: trained on other data.
     pattern: shell pattern, such as "*/kernel", of paths such as "params/block_0/mlp_in/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
     alpha: numerator of the factor alpha / rank of A B.
@@ -214,7 +214,7 @@ def _is_matmul(eqn: Any) -> bool:
 
 
 def _product(eqn: Any, x: Any, adapted: _Adapted) -> jax.Array:
-  """Returns x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
+  """Returns x W + scale (x A) B, [..., P], or x W^T + scale (x B^T) A^T, [..., K]."""
   (contracted, (side,)), _ = eqn.params["dimension_numbers"]
   out = eqn.outvars[0].aval.dtype
   first, second = ("b", "a") if side else ("a", "b")
@@ -225,5 +225,5 @@ def _product(eqn: Any, x: Any, adapted: _Adapted) -> jax.Array:
     left, right, (((axis,), (side,)), ((), ())), **how
   )
   low = dot(x, near, contracted[0])  # [..., rank]
-  low = dot(low.astype(x.dtype), far, low.ndim - 1)  # [..., P]
+  low = dot(low.astype(x.dtype), far, low.ndim - 1)  # [..., P or K]
   return (dot(x, adapted.frozen, contracted[0]) + adapted.scale * low).astype(out)

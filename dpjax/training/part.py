@@ -62,8 +62,9 @@ def of_part(
       raise UserError(
         "must not be schedule-free, which averages all parameters", field="tx"
       )
-    # Updates are zeroed before the optimizer, so that its state does not see them. They are zeroed
-    # again after it, since an optimizer may add updates of its own, such as weight decay.
+    # Updates of parameters that are not trained are zeroed before the optimizer, so that its state
+    # does not see them. They are zeroed again after it, since an optimizer may add updates of its
+    # own, such as weight decay.
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
     return but(moved, jnp.zeros_like), state
 

@@ -7,7 +7,7 @@ privacy.
 
 Source: Papernot et al. 2017, arXiv:1610.05755, and 2018, arXiv:1802.08908. Teachers here are
 ridge regressions in closed form, and the student spreads labels over a graph (Zhou et al. 2004,
-"Learning with local and global consistency"); the papers trained networks for both.
+"Learning with local and global consistency"). Papernot et al. trained networks for both.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ROWS = 1000
 # decomposition (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
-# `reach` and `num_turns` with which a student's scores are spread. Every example of the pool has
-# scores, so they need not spread far.
+# `reach` and `num_turns` with which the first student's scores are spread. Every example of the
+# pool has scores, so they need not spread far.
 _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
@@ -116,7 +116,7 @@ def padded_parts(
 def ridge_votes(
   parts: PaddedParts, queries: Array, *, penalty: float, num_classes: int
 ) -> jax.Array:
-  """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
+  """Returns the vote of each part's teacher for each query, [k, m] in [0, num_classes).
 
   A teacher is a ridge regression onto one-hot labels, in dual form. It is computed from one part
   alone, under one `vmap` for all parts. An empty part votes for class 0.
@@ -155,7 +155,7 @@ class PublicGraph(NamedTuple):
 
   spread: sparse.csr_matrix  # [n, n], normalised similarities of near neighbours
   pool: np.ndarray  # [n, d] examples, some of which get labels
-  others: np.ndarray  # [m, d] examples that only the student's model sees
+  others: np.ndarray  # [m, d] examples outside the graph, which only the student labels
 
 
 def public_graph(
@@ -174,9 +174,10 @@ def public_graph(
   Args:
     pool: [n, ...], public.
     others: [m, ...], public; they influence neither the graph nor the components.
-    num_components: number of components of the graph; fewer if the pool is smaller.
-    num_student_components: number of components of the student's inputs.
-    num_neighbors: number of near neighbours that each example has.
+    num_components: number of components of the graph; fewer if n, or an example's size, is smaller.
+    num_student_components: number of components of the student's inputs; fewer in the same cases.
+    num_neighbors: number of nearest examples that each example is joined to. An example may have
+      more neighbours, since others may be joined to it.
   """
   validate.integer_at_least(
     1,
@@ -277,7 +278,7 @@ def spread_labels(
   known = np.flatnonzero(labels >= 0)
   start = np.zeros((len(labels), num_classes))
   start[known, labels[known]] = 1
-  # Each class has the same total weight, however many of its examples have labels.
+  # Each class with labels has the same total weight, however many of its examples have one.
   start /= np.maximum(start.sum(axis=0), 1)
   return _spread(graph, start, reach, num_turns)
 

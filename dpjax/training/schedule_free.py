@@ -1,4 +1,4 @@
-"""Averages that Optax's schedule-free optimizers keep: the parameters to evaluate and to release.
+"""Averages of Optax's schedule-free optimizers: the parameters to evaluate and to release.
 
 A schedule-free optimizer (Defazio et al. 2024, arXiv:2405.15682) takes gradients at points y, moves
 points z, and averages the points z to x. Training keeps y as the parameters and z in the optimizer

@@ -157,7 +157,7 @@ class Embedding:
   def rows(self, images: Any) -> np.ndarray:
     """Returns the features [n, width] of images [n, H, W, C], in float64. NOT private.
 
-    An image with NaN gets a row of NaN, which `mechanisms.ClassSums` counts as zero.
+    An image with NaN or infinity gets a row of NaN, which `mechanisms.ClassSums` counts as zero.
     """
     images = np.asarray(images, np.float64).reshape(len(images), math.prod(self.shape))
     sound = np.isfinite(images).all(axis=1)
@@ -247,8 +247,8 @@ class MeanFeatures(NamedTuple):
   counts: Any  # [K] noisy numbers of records; 0 for a class that counts as empty
   present: Any  # [K] bool; False for a class that counts as empty
   fourier: Any  # [K, 2m]
-  matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
-  metric: Any  # [1 + s, 1 + s] inverse root of all classes' mean moments, plus a floor
+  matrices: Any  # [K, 1 + s, 1 + s] second moments of u, times `metric` from both sides
+  metric: Any  # [1 + s, 1 + s] inverse root of (mean moments of all classes + a floor)
 
 
 def _cosines(length: int, count: int) -> np.ndarray:
@@ -282,7 +282,7 @@ class Generator(nn.Module):
     h = nn.relu(nn.Dense(self.hidden)(h))
     mean = nn.Dense(basis.shape[1], use_bias=False)(classes)
     coefficients = nn.Dense(basis.shape[1])(h) + mean
-    # The first logits are near -2, so that most pixels of the first images are dark.
+    # The first logits lie around -2, so that most pixels of the first images are dark.
     images = nn.sigmoid(4.0 * (coefficients @ basis.T) - 2.0)
     return images.reshape(len(z), *self.shape)
 
@@ -366,7 +366,7 @@ class Synthesis:
       constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
       joined = jnp.concatenate([constant, low], axis=1)
       unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
-      # The metric raises the weight of directions in which images vary little.
+      # The metric raises the weight of directions in which u is small in most images.
       unit = (unit @ targets.metric).reshape(by_class)
       mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
       # Products of an image with itself are left out: they make the squared mean too large.

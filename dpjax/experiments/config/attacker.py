@@ -14,7 +14,7 @@ from dpjax.validate import UserError
 class AttackerConfig:
   """Bound on the success of any membership attack, to use instead of an epsilon.
 
-  Set the numbers of exactly one bound; see `dpjax.accounting.attack_bound`.
+  Set the numbers of one bound, or none at all; see `dpjax.accounting.attack_bound`.
   """
 
   tpr: Annotated[

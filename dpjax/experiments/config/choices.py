@@ -44,7 +44,7 @@ class Choice:
         kind.__qualname__ = name
 
   def holds(self, value: Any) -> bool:
-    """Whether a value is of a class in the table, or of a user's class that derives from
+    """Returns whether a value is of a class in the table, or of a user's class that derives from
     `base`. Other instances do not count, nor do classes."""
     return type(value) in self.table.values() or self._is_users(type(value))
 
@@ -119,7 +119,7 @@ class Setting:
   """Base of the classes that `settings` makes."""
 
   function: ClassVar[Callable[..., Any]]
-  _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
+  _place: ClassVar[tuple[str, int]]  # (module, index of the class in `_KINDS[module]`)
 
   def make(self, *args: Any, **named: Any) -> Any:
     """Calls the function with these arguments and the configured ones."""
@@ -127,7 +127,7 @@ class Setting:
     return type(self).function(*args, **named, **values)
 
   def __reduce__(self) -> Any:
-    """Returns a recipe for pickle, which cannot find a class that `settings` made by its name."""
+    """Returns a recipe for pickle, since no name in a module leads to a class of `settings`."""
     return _again, (self._place, dict(vars(self)))
 
 
@@ -226,7 +226,8 @@ def choice_at(kind: type, path: str) -> Choice | None:
 
 
 class Leaf(NamedTuple):
-  """A field of a config that is no section of fields. The value of a choice is its name."""
+  """A field of a config that is no section of fields. If it has a choice, `value` is the name of
+  the chosen value."""
 
   path: str
   hint: Any
@@ -235,7 +236,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
-  """Yields every leaf, in order. The leaves of a chosen value follow its choice.
+  """Yields every leaf, in order. The fields of a chosen value follow the leaf with its name.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))
@@ -264,7 +265,7 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
 
 
 def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
-  """Returns leaf -> (value, default) where the value is neither the default nor None."""
+  """Returns path -> (value, default) of each leaf whose value is neither its default nor None."""
   return {
     leaf.path: leaf[2:]
     for leaf in leaves(config)
@@ -292,7 +293,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def name_of(config: Any, field: str) -> Any:
-  """Returns the name of a field's chosen value.
+  """Returns the name of a field's chosen value; the value itself for a field without a choice.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")

@@ -1,6 +1,6 @@
 """Annotations of fields that several kinds of run have, so that each range is written once.
 
-A field with another help text adds it: `Annotated[ClipNorm, "bound on one client's message"]`.
+Where an annotation has no help text, a field adds its own: `Annotated[ClipNorm, "of a message"]`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PoolIsPublic = Annotated[
   "your word that no private record is in the pool, or decides what is in it; needed where the "
   "pool is not of a published data set, and epsilon is a claim then",
 ]
-# A release without a sampler is proved only under the first two relations.
+# Kinds of run with this field offer two relations. The third, "replace_special", is left out.
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
 ]

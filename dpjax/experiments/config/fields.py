@@ -47,7 +47,7 @@ _FLAT = {"data.name": "dataset"}
 
 @contextlib.contextmanager
 def own_names(config: Any) -> Iterator[None]:
-  """Renames the field of an error to the field of this config, where their paths differ.
+  """Renames the field of a UserError to the path that the field has in this config.
 
   Code for all kinds of run says `privacy.epsilon_budget`, but some configs have no sections.
 
@@ -73,7 +73,7 @@ def own_names(config: Any) -> Iterator[None]:
 
 class WithChoices:
   """Base of a config with choices. A name that is assigned to a field with a choice becomes the
-  value of this name. An unknown name is kept, so that `check` can refuse it by its dotted name."""
+  value of this name. An unknown name is kept, so that `check` can refuse it and name the field."""
 
   def __setattr__(self, name: str, value: Any) -> None:
     choice = choice_at(type(self), name)
@@ -262,7 +262,8 @@ def check(value: Any, hint: Any, name: str) -> Any:
 
   Raises:
     UserError: the value has another type; the message names the field, its value and what it must
-      be. NaN is never a number, and an integer of 2^63 or more in size is refused.
+      be. NaN is never a number. An integer of 2^63 or more in size is refused, unless the field is
+      a float.
   """
   choice = choice_of(hint)
   if choice is not None:
@@ -322,8 +323,8 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
-  """Returns the frozen value that a name, a dict with a name, or the value itself stands for. A
-  user's import path is kept as text where it is accepted."""
+  """Returns the frozen value that a name, a dict with a name, or the value itself stands for. If
+  the choice is `user_defined`, an import path is kept as text."""
   if choice.user_defined and isinstance(value, str) and names.is_path(value):
     return value
   value_or_name = {"name": value} if isinstance(value, str) else value
@@ -541,7 +542,7 @@ def _bounded(value: Any, name: str) -> Any:
 
 
 def _is_writable(text: str) -> bool:
-  """Whether UTF-8 can encode the text; command-line bytes may be no UTF-8."""
+  """Returns whether UTF-8 can encode the text; command-line bytes may be no UTF-8."""
   try:
     return bool(text.encode()) or not text
   except UnicodeEncodeError:

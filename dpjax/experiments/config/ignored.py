@@ -12,7 +12,8 @@ class WouldBeIgnored(UserError):
   """Error about fields that are set although nothing reads them, in one line for all fields.
 
   Attributes:
-    faults: one error for each field; () if this error is about a single field, which it names.
+    faults: errors that were joined, one for each field; () if none were, since this error then
+      names its only field.
   """
 
   faults: tuple[UserError, ...] = ()

@@ -1,7 +1,8 @@
 """Optimizers that a config can name, each with its own numbers.
 
-All use the data only through the noisy mean; dp_adam and dp_sgld also use public numbers about its
-noise. So their steps are post-processing: they cost no privacy, and no proof depends on them.
+In central training, and at the server, they use the data only through the noisy mean. dp_adam and
+dp_sgld also use public numbers about its noise. So these steps are post-processing: they cost no
+privacy, and no proof depends on them. Clients' optimizers use raw gradients.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from dpjax.experiments.config.choices import settings
 
 
 class Noise(NamedTuple):
-  """Public numbers about the private gradient, which an optimizer may know."""
+  """Public numbers that an optimizer may use."""
 
-  std: Any  # of the mean gradient; see Plan.noise_std
+  std: Any  # of the noise on the mean gradient; see Plan.noise_std
   num_examples: int
 
 
@@ -92,8 +93,9 @@ CENTRAL = {
 }
 # Optimizers whose average of the parameters replaces a falling learning rate.
 SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
-# Optimizers of clients: name -> settings whose `make` takes (rate, None). Each client starts with a
-# new state in every round.
+# Optimizers of clients and of the server: name -> settings whose `make` takes (rate, None). Each
+# client starts with a new state in every round. The server calls `make` for sgd alone, and reads
+# only the names of the others.
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

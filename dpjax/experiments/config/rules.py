@@ -25,16 +25,16 @@ from dpjax.experiments.config.choices import (
 from dpjax.validate import UserError
 
 # Limits on sizes of loops and arrays, so that a mistyped number starts no endless run.
-MOST_STEPS = 10**8  # of a run; rounds, epochs
+MOST_STEPS = 10**8  # steps, rounds or queries of a run
 # Largest number of steps of a run whose noise is correlated over the steps, or has noise levels.
 MOST_SHAPED = 10**6
-# Largest number of epochs of a client in a round, or of a network that is trained without noise.
+# Largest number of passes over the data, of a run or of a client in one round.
 MOST_EPOCHS = 10**4
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
 MOST_VIEWS = 1024  # of one example
 MOST_RUNS = 10**5  # of one sweep, or one experiment
-MOST_DRAWS = 10**7  # attacks of an audit
+MOST_DRAWS = 10**7  # trials or canaries of an audit
 MOST_TOKENS = 10**6  # of an example
 # Largest 1 / sampling_prob: the number of steps in which an example is drawn once on average.
 MOST_PASSES = 10**9

@@ -1,7 +1,7 @@
 """Tables of settings that nothing reads, and the one-line error that refuses them.
 
 A table maps a dotted field, or a whole section, to the condition under which it would be read. A
-field at its default, or an optional one at None, is not set.
+field at its default, or an optional field at None, counts as not set.
 """
 
 from __future__ import annotations

@@ -12,18 +12,20 @@ they must return, and what the guarantee still covers.
 |                          | class of one that has `sized`         |                            |
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
-|                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
+|                          | names server_tx, weighting,           | `FederatedAlgorithm`       |
+|                          | aggregator, map_clients and key       |                            |
 | `writer`                 | step, row                             | nothing that is read       |
 | `attack`                 | its own fields, by their names        | an `AttackSettings`, frozen|
 
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
-rngs= for nnx, key= for Equinox, and input_shape= where it takes that (`dpjax.models.libraries`).
+rngs= for nnx, key= for Equinox, and input_shape= if it has this argument (`models.libraries`).
 
-dpjax itself ensures what a guarantee needs: a loss gets one example at a time; an optimizer sees
-only the noisy mean; a client's message is clipped, whatever it holds. The event of a user's sampler
-is its author's claim, so `epsilon_kind` is "claimed"; without an event there is no epsilon. Nobody
-has proved a user's aggregator or whole federated algorithm, so privacy refuses them. `launch.check`
-finds a layer that mixes examples.
+dpjax itself ensures what a guarantee needs: a loss gets one example at a time, and an optimizer
+only the noisy mean. A client's optimizer gets raw gradients, but the client's message is clipped,
+whatever it holds. The event of a user's sampler is its author's claim, so `epsilon_kind` is
+"claimed"; without an event there is no epsilon. Nobody has proved a user's `FederatedAlgorithm`, so
+it is refused in every private run. A user's aggregator is refused wherever the server's noise gives
+the guarantee. `launch.check` finds a layer that mixes examples.
 
 All keys derive from a digest. It covers the code at a path and all files of the user that this code
 reaches. It also covers dpjax itself, and the versions of JAX and of other packages (see
@@ -90,7 +92,8 @@ def optimizer(
 ) -> optax.GradientTransformation:
   """Returns the optimizer that the function at a path makes from a learning rate.
 
-  It runs after the private transform, and never counts as private.
+  It never counts as private. It gets the noisy mean; a client's optimizer gets raw gradients, and
+  the client's message is made private afterwards.
 
   Args:
     rate: a learning rate, or a schedule: step -> learning rate.

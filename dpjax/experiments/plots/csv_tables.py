@@ -30,7 +30,7 @@ class CsvTable(NamedTuple):
   rows: list[Row]
 
   def numeric(self, name: str, *, field: str) -> str:
-    """Returns the name unchanged if its column holds numbers.
+    """Returns the name unchanged if its column holds only numbers and empty cells.
 
     Args:
       name: name of a column.
@@ -65,7 +65,7 @@ class CsvTable(NamedTuple):
     return name
 
   def odd_cells(self) -> list[str]:
-    """Returns descriptions of the cells that differ in kind from the others of their column.
+    """Returns descriptions of the cells that may be the reason why a table cannot be drawn.
 
     These are empty cells, infinities and NaN, and words among numbers.
 

@@ -65,7 +65,7 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
     title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
-  # All ratios are relative to the ordinary gradient, so it has none to show.
+  # All ratios are relative to the ordinary gradient, so its own ratio would always be 1.
   rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
   names = list(dict.fromkeys(row["workload"] for row in rows))
   machines = list(dict.fromkeys(row["target"] for row in rows))
@@ -105,10 +105,11 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
 
 
 def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the seconds of a round: over the number of clients, or by method for one cohort size.
+  """Draws the seconds of a round: over the number of clients for methods that were measured with
+  several numbers, and by method for the others.
 
   Args:
-    rows: rows of federated.csv; rows about data in memory are left out.
+    rows: rows of federated.csv; rows with a value of `data_mb` are left out.
     title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """

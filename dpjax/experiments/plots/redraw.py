@@ -1,4 +1,4 @@
-"""Draws CSV files: dpjax's own files as dpjax drew them, other files by columns of the user."""
+"""Draws CSV files: dpjax's own files as dpjax drew them, any file by columns that a user names."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def plot(
     Notes about rows that were not drawn.
 
   Raises:
-    UserError: a file is no CSV file, or has no rows; a column or suffix is unknown; a cell cannot
-      be drawn; or x and y are missing for a file that dpjax did not write.
+    UserError: `paths` or `out` is empty; a file is no CSV file, or has no rows; a column or suffix
+      is unknown; a cell cannot be drawn; x or y is needed and missing; or the files, or the
+      references, cannot share a picture.
   """
   if not paths:
     raise UserError("must name at least one CSV file", field="csv", value="")
@@ -261,7 +262,8 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 def _by_columns(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
-  """Draws y over x of any tables. Rows of the same group, x and meaning of epsilon are averaged."""
+  """Draws y over x of any tables. Rows with the same file name, group, x and meaning of epsilon are
+  averaged."""
   x = asked.x or ""
   y = asked.y or ""
   kept: dict[tuple[Any, ...], list[Row]] = {}
@@ -319,7 +321,7 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  # Without result.json, only a column of PATE tells what the steps are.
+  # Without result.json, only a column that PATE writes tells what the steps are.
   usual = "queries" if "test_answers" in table.columns else "optimizer steps"
   steps = result.get(job.STEPS_ARE) if isinstance(result, dict) else None
   drawn = report.figure(rows, result, steps=str(steps or usual), look=look)

@@ -1,29 +1,30 @@
-"""Norms of the gradients of standardised kernels and their gains, without these gradients.
+"""Norms of the gradients of standardised kernels and their gains, mostly without these gradients.
 
 A kernel W [K, P] is standardised column by column (`standard_kernels`): gain_p w_p, where w_p is
 (W_p - mean) / size_p and has mean 0 and length 1. Let u = sum_t a_t g_t^T be an example's gradient
 at the standardised kernel, from the rows a_t and g_t of `row_forms`. Then, for each column p:
 
-| gradient of | is                                                  | its square                  |
+| gradient of | is                                                  | its squared norm            |
 | ----------- | --------------------------------------------------- | --------------------------- |
 | gain_p      | h_p = <w_p, u_p>                                    | h_p^2                       |
 | W_p         | gain_p / size_p (u_p - mean(u_p) - h_p w_p)         | s_p^2 (|u'_p|^2 - h_p^2)    |
 
-Here s_p = |gain_p| / size_p, and u' is u minus the mean of each column. So the rows give both:
+Here s_p = |gain_p| / size_p, and u' is u minus the mean of each column. So the rows give:
 
 - sum_p s_p^2 |u'_p|^2 = sum_ts (<a_t, a_s> - K mean(a_t) mean(a_s)) sum_p s_p^2 g_tp g_sp.
-- h_p = sum_t g_tp <a_t, w_p>, and <a_t, w_p> is the result of the convolution, over gain_p.
+- h_p = sum_t g_tp <a_t, w_p>, and <a_t, w_p> is the result of the convolution / gain_p.
 
 With many rows it is cheaper to form u of each example, and to free it after the norm.
 
-If size_p^2 is below `epsilon`, it is replaced by it, and the term h_p w_p falls away. The clipped
-sum is one product over the batch, to which the same linear operator is applied (`gradients`). So
-its rounding is that of a sum over the batch, as for other convolutions.
+If size_p^2 is below `epsilon`, `epsilon` replaces size_p^2, and the term h_p w_p falls away. The
+clipped sum is one product over the batch, to which the same linear operator is applied
+(`gradients`). So its rounding is that of a sum over the batch, as for other convolutions.
 
 Roundings are added to the norm as for other rows (`row_forms.gram_length`). The forward pass rounds
-the convolution's result, too (`precision.forward_growth`). If a gain is too small to divide by, or
-rounding hides that a column has mean 0 or on which side of `epsilon` it is, all norms are NaN. Then
-the gradient of each example is formed by itself.
+the convolution's result, too (`precision.forward_growth`). All norms are NaN if a gain is too small
+or too large, if the mean of a column is so large that its rounding is visible, or if size_p^2 is so
+near `epsilon` that rounding decides which is larger. Then the gradient of each example is formed by
+itself.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from dpjax.gradients.ghost.units import Unit
 # Outside of this range, products with a gain and quotients by it could leave the range of floats.
 _LEAST_GAIN = 1e-6
 _LARGEST_GAIN = 1e6
-# Largest length of a column over its length without the mean. Rounding of the mean of a longer
-# column would be visible.
+# Largest ratio of the length of a column to its length without the mean. At larger ratios the
+# rounding of the mean is visible.
 _LARGEST_TILT = 64.0
-# Smallest distance of size_p^2 from `epsilon`, as a share of it.
+# Smallest distance of size_p^2 from `epsilon`, as a share of `epsilon`.
 _NEAR = 1e-3
 
 
@@ -58,25 +59,25 @@ class Channels(NamedTuple):
   direction: jax.Array  # w [K, P]
   gain: jax.Array  # [P]
   inverse_size: jax.Array  # 1 / size_p, [P]
-  follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if `epsilon` replaces it
+  follows: jax.Array  # [P]: 1 if size_p follows the kernel, 0 if it is sqrt(epsilon)
   rounding: jax.Array  # []: largest error of a sum in `gradients`, as a share of |u|
-  mismatch: jax.Array  # [P]: length of (column of the traced kernel / gain_p) - w_p
-  is_sound: jax.Array  # [] bool
+  mismatch: jax.Array  # [P]: length of (column of the kernel in the loss) / gain_p - w_p
+  is_sound: jax.Array  # [] bool; if False, all norms become NaN
 
   @property
   def scale(self) -> jax.Array:
-    """Factors s_p, [P]."""
+    """Returns the factors s_p, [P]."""
     return jnp.abs(self.gain) * self.inverse_size
 
   @property
   def removed(self) -> jax.Array:
-    """Share of s_p^2 h_p^2 that the square of the kernel's gradient lacks, [P]; usually 1."""
-    # |u' - h w|^2 is |u'|^2 - (2 - |w|^2) h^2.
+    """Returns r [P], usually near 1: the squared norm for W_p is s_p^2 (|u'_p|^2 - r_p h_p^2)."""
+    # |u' - h w|^2 is |u'|^2 - (2 - |w|^2) h^2, and rounding moves |w| from 1.
     return self.follows * (2 - _column_sums(jnp.square(self.direction)))
 
 
 def _column_sums(x: jax.Array) -> jax.Array:
-  """Sums [K, P] over K, so that a term enters about K / 32 roundings, not K."""
+  """Returns the sums [P] of x [K, P] over K. A term enters about K / 32 roundings, not K."""
   # Rows are added in pairs, since XLA would join two reductions to one.
   x = jnp.pad(x, ((0, -x.shape[0] % 32), (0, 0)))
   for _ in range(5):
@@ -88,9 +89,9 @@ def _column_sums(x: jax.Array) -> jax.Array:
 def of_leaves(
   leaves: Sequence[jax.Array], known: StandardKernel, seen: jax.Array
 ) -> Channels:
-  """Returns the channels of a kernel [*spatial, channels, P] and a gain [P] among all leaves.
+  """Returns the `Channels` of a kernel [*spatial, c_in, P] and a gain [P] among all leaves.
 
-  `seen` is the standardised kernel in the trace, of which the convolution's results are.
+  `seen` is the standardised kernel as the loss computes it, for its convolution.
   """
   kernel = leaves[known.kernel]
   columns = kernel.reshape(-1, kernel.shape[-1])  # [K, P]
@@ -106,9 +107,11 @@ def of_leaves(
   eps = float(jnp.finfo(columns.dtype).eps)
   size = jnp.abs(gain)
   good = (size >= _LEAST_GAIN) & (size <= _LARGEST_GAIN) & (tilt <= _LARGEST_TILT)
-  # Near `epsilon`, rounding decides on which side a size lies. It may decide otherwise for the sum.
+  # Near `epsilon`, rounding decides on which side size_p^2 lies. It may decide otherwise where the
+  # clipped sum is computed.
   good = good & (jnp.abs(square - epsilon) > _NEAR * epsilon)
-  # A mean is off by (K / 64 + 4) eps of its column, and each sum in `gradients`, too.
+  # A sum over a column, for its mean or in `gradients`, is off by at most (K / 64 + 4) eps times
+  # the sum of its absolute terms.
   rounding = (count / 64 + 8) * eps * (jnp.max(tilt) + 2)
   apart = seen.reshape(columns.shape) / gain[None] - direction
   mismatch = jnp.sqrt(_column_sums(jnp.square(apart)))
@@ -129,7 +132,10 @@ def gradients(known: Channels, product: jax.Array) -> tuple[jax.Array, jax.Array
 def transpose(
   leaves: Sequence[jax.Array], unit: Unit, seen: dict[int, tuple[jax.Array, ...]]
 ) -> Callable[[dict[int, tuple[jax.Array, ...]]], tuple[jax.Array, ...]]:
-  """Returns `gradients` of a unit in the form of the transpose of `ParamFlow.pull`."""
+  """Returns a function {site index: products} -> gradients, like the one from `ParamFlow.pull`.
+
+  `seen` holds the standardised kernel of the unit's only site, by its index.
+  """
   (site,) = unit.sites
   standard = unit.standard
   assert standard is not None
@@ -144,14 +150,14 @@ def transpose(
 
 
 class RowSides(NamedTuple):
-  """Rows of one example, without the left ones."""
+  """Rows of one example: of the left ones only their lengths."""
 
-  left: jax.Array  # lengths |a_t| of the left ones, at least, [T]
+  left: jax.Array  # [T], upper bounds on the lengths |a_t| of the left rows
   right: jax.Array  # cotangents [T, P]
 
 
 class RowGram(NamedTuple):
-  """Rows of one example, with inner products and sums of the left ones."""
+  """Rows of one example: of the left ones only inner products and sums."""
 
   left_gram: jax.Array  # [T, T]
   left_sums: jax.Array  # [T]
@@ -159,7 +165,7 @@ class RowGram(NamedTuple):
 
 
 def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> RowSides:
-  """Returns the rows of a site. Windows are not copied if sums over them can be taken in place."""
+  """Returns the rows of one example at a site. If the form has `places`, no window is copied."""
   rows = form.build(data, cotangents)
   right = trees.at_least_float32(rows.right[0])
   if form.places is None:
@@ -172,7 +178,10 @@ def rows_of(form: RowForm, data: tuple, cotangents: tuple) -> RowSides:
 
 
 def gram_of(form: RowForm, data: tuple, cotangents: tuple, by_places: bool) -> RowGram:
-  """Returns the rows of a site with inner products, which may be taken from places."""
+  """Returns the rows of one example at a site, with inner products of the left ones.
+
+  If `by_places`, they are computed from inner products of places, where the form has `places`.
+  """
   rows = form.build(data, cotangents)
   right = trees.at_least_float32(rows.right[0])
   if by_places and form.places is not None:
@@ -207,7 +216,8 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
   centered = left_gram - means[:, None] * means[None, :]
   pairs = centered * right_gram
   with_means = jnp.maximum(jnp.sum(left_gram * right_gram), 0)  # sum_p s_p^2 |u_p|^2
-  # Inner products <a_t, a_s>, and both means, are off by K eps / 2 of |a_t| |a_s|.
+  # The inner product <a_t, a_s> is off by up to K eps / 2 of |a_t| |a_s|, and each of the two means
+  # adds as much: 3 K.
   left_most = left_side[:, None] * left_side[None, :]
   right_most = right_side[:, None] * right_side[None, :]
   off = (3 * fan_in + 8) * left_most * jnp.abs(right_gram)
@@ -219,7 +229,7 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
   gains = _gains(known, longest_left, right, out, fan_in)
   square = jnp.maximum(jnp.sum(pairs) + gains.square, 0) + eps * size + gains.rounding
   square = square + 2 * known.rounding * with_means
-  # Underflow counts as in `gram_length`; the means double its share of the left side.
+  # Underflow counts as in `gram_length`. The means add to its share of the left side: 3 K, not K.
   traces = jnp.sum(jnp.square(left_side)), jnp.sum(jnp.square(right_side))
   lost = 3 * fan_in * traces[1] + columns * traces[0] + 2 * count
   lost = count * (tiny * lost)
@@ -238,7 +248,10 @@ def row_lengths(known: Channels, rows: RowGram, out: jax.Array, fan_in: int) -> 
 def _measured(
   known: Channels, length: Length, left: jax.Array, right: jax.Array, reach: jax.Array
 ) -> RowLengths:
-  """Returns the length of a gradient with the measures of its rows, of lengths [T] on each side."""
+  """Returns the `RowLengths` of a gradient, from the lengths `left` and `right` [T] of its rows.
+
+  Its length is NaN if the channels are not sound.
+  """
   sound = lambda x: jnp.where(known.is_sound, x, jnp.nan)
   # An entry that underflows is multiplied by the scale of its column afterwards.
   extent = jnp.sum(left + right) * jnp.maximum(jnp.max(known.scale), 1)
@@ -246,11 +259,11 @@ def _measured(
 
 
 class _Gains(NamedTuple):
-  """Part of the squared norm of a kernel and its gain that the terms h_p add; each []."""
+  """Part of the squared norm of the gradients that comes from the terms h_p; each []."""
 
-  square: jax.Array  # sum_p h_p^2, less what the kernel's square lacks
+  square: jax.Array  # sum_p (1 - s_p^2 `removed`_p) h_p^2, which may be negative
   rounding: jax.Array  # largest error of `square` by rounding
-  lost: jax.Array  # and by underflow
+  lost: jax.Array  # largest error of `square` by underflow
 
 
 def _gains(
@@ -260,7 +273,7 @@ def _gains(
 
   Args:
     known: channels of the kernel.
-    left: lengths |a_t| of the rows, at least, [T].
+    left: upper bounds on the lengths |a_t| of the left rows, [T].
     right: cotangents, [T, P].
     out: [T, P], results of the convolution.
     fan_in: K.
@@ -270,9 +283,10 @@ def _gains(
   tiny = lengths.tiny(right)
   along = jnp.sum(right * out, axis=0) / known.gain  # h [P]
   magnitudes = jnp.abs(right)
-  # No product of matrices: these may round below the exact sum.
+  # This is no product of matrices, since such a product may round below the exact sum.
   of_column = jnp.sum(left[:, None] * magnitudes, axis=0)  # sum_t |a_t| |g_tp|, [P]
-  # The result is that of the kernel in the trace, and its sums have K and T terms.
+  # `out` is computed with the kernel in the loss, whose columns / gain_p differ from w_p by
+  # `mismatch`. The sums in `out` have K terms, and those in `along` T terms.
   share = (fan_in + count + 8) * eps / 2 + precision.forward_growth(right.dtype)
   slack = (share + known.mismatch) * of_column
   # Each of the K products in a result of the convolution may lose `tiny`, which is multiplied by
@@ -283,7 +297,7 @@ def _gains(
   weight = 1 - removed
   charged = jnp.abs(weight) * (2 * jnp.abs(along) * slack + jnp.square(slack))
   charged = charged + 4 * eps * (1 + removed) * jnp.square(along)
-  # In `gradients` the part along the kernel is rounded: the gain's gradient, and what W_p lacks.
+  # `gradients` rounds h_p, which is the gain's gradient, and a factor in the gradient of W_p.
   rounded = known.rounding * of_column
   charged = charged + 2 * jnp.abs(along) * rounded + (1 + removed) * jnp.square(rounded)
   missed = jnp.abs(weight) * (2 * (jnp.abs(along) + slack) + underflow) * underflow
@@ -294,14 +308,15 @@ def _gains(
 def product_lengths(
   known: Channels, product: jax.Array, left: jax.Array, right: jax.Array
 ) -> RowLengths:
-  """Returns the length of the gradient of a kernel and its gain from u, which is formed.
+  """Returns the length of the gradient of a kernel and its gain, computed from u.
 
-  Roundings are added as in `row_forms.with_rounding`, and those of `gradients` here and in the sum.
+  Roundings are added as in `row_forms.with_rounding`. Those of `gradients` are added twice: for its
+  call here, and for its call on the clipped sum.
 
   Args:
     known: channels of the kernel.
     product: gradient u of one example at the standardised kernel, [*kernel].
-    left: lengths |a_t| of the rows, at least, [T].
+    left: upper bounds on the lengths |a_t| of the left rows, [T].
     right: cotangents, [T, P].
   """
   of_kernel, of_gain = map(lengths.of, gradients(known, product))
