@@ -844,13 +844,29 @@ class Plan:
         value=planned,
       )
     if needed:
-      chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
+      shown = declared if constant else None
+      if self.neighboring_relation != "add_or_remove_one":
+        shown = num_examples
+      # Otherwise the number of examples is secret, so only the declared one is shown.
       raise UserError(
-        f"a Poisson draw from {num_examples} examples exceeds it with probability "
-        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
+        self._capacity_message(shown),
         field="capacity",
         value=self.sampler.padded_batch_size,
       )
+
+  def _capacity_message(self, num_examples: int | None) -> str:
+    """Returns what is wrong with the capacity; None for a number of examples that is secret."""
+    if num_examples is None:
+      return (
+        f"a Poisson draw from the data exceeds it too often for delta={self.delta!r}; "
+        "must be larger, or declare a public number of examples that is not below theirs"
+      )
+    chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
+    return (
+      f"a Poisson draw from {num_examples} examples exceeds it with probability "
+      f"{chance:.1e} per step; must be >= {self._size_needed(num_examples)} "
+      f"for delta={self.delta!r}"
+    )
 
   @property
   def _size_of_divisor(self) -> int | None:

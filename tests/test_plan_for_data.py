@@ -73,6 +73,24 @@ def test_under_add_or_remove_no_number_follows_from_the_rows():
   assert _made(_Declared(5), num_examples=2000).sampler.prob == 0.05
 
 
+@pytest.mark.parametrize("declared", [None, 1000, 900])
+def test_a_capacity_is_refused_without_telling_how_many_rows_there_are(declared):
+  plan = _made(None, num_examples=1000)
+  small = dataclasses.replace(plan.sampler, capacity=80)
+  plan = dataclasses.replace(plan, sampler=small)
+  messages = set()
+  for size in (993, 994):
+    with pytest.raises(UserError, match="capacity=80: a Poisson draw from") as caught:
+      plan.check_capacity(size, declared)
+    messages.add(str(caught.value))
+  (message,) = messages
+  assert "99" not in message and ("1000" in message) == (declared != 900)
+  # Where the number is public, it is named.
+  public = dataclasses.replace(plan, neighboring_relation="replace_special")
+  with pytest.raises(UserError, match="from 993 examples"):
+    public.check_capacity(993)
+
+
 @pytest.mark.parametrize("relation", ["replace_special"])
 def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
   plan = _made(_ROWS, batch_size=20, neighboring_relation=relation)

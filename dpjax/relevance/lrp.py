@@ -197,7 +197,8 @@ class _Layer(NamedTuple):
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
   scales: tuple[Any, ...]  # scalar factor on the result of each node
-  is_first: bool  # whether the operand is the input, perhaps moved or scaled
+  # f if the operand is f times the input, perhaps moved; None if it is no such multiple
+  input_factor: Any | None
 
   @property
   def data(self) -> tuple[Cell, ...]:
@@ -221,7 +222,7 @@ def _layer(node: Node, x: Cell) -> _Layer:
       break
     scales.insert(0, nodes[0].data[0].scale)
     nodes.insert(0, before)
-  return _Layer(tuple(nodes), tuple(scales), _comes_from(nodes[0].data[0], x))
+  return _Layer(tuple(nodes), tuple(scales), _factor_of_input(nodes[0].data[0], x))
 
 
 def _only_before(node: Node) -> Node | None:
@@ -235,13 +236,16 @@ def _only_before(node: Node) -> Node | None:
   return before if chained and len(before.data) == len(before.outs) == 1 else None
 
 
-def _comes_from(cell: Cell, x: Cell) -> bool:
+def _factor_of_input(cell: Cell, x: Cell) -> Any | None:
+  """Returns f if the values of a cell are f times entries of the input, perhaps moved; else None."""
+  factor = cell.scale
   while cell.root is not x and not cell.nonlinear:
     node = cell.root.node
     if node is None or node.kind is not NodeKind.MOVE or len(node.data) != 1:
-      return False
+      return None
     cell = node.data[0]
-  return cell.root is x and not cell.nonlinear
+    factor = factor * cell.scale
+  return None if cell.nonlinear else factor
 
 
 def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Array, ...]:
@@ -305,7 +309,7 @@ def _stabilized(z: Array, stabilizer: float) -> Array:
 
 
 def _weighted(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
-  if layer.is_first and how.input_rule == "z_box":
+  if layer.input_factor is not None and how.input_rule == "z_box":
     return _z_box(layer, a, arrived, how)
   if how.rule == "epsilon":
     z = layer.nodes[-1].outs[0].value
@@ -380,8 +384,10 @@ def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
   above = lambda v: _parted(layer, v)[0]
   below = lambda v: _parted(layer, v)[1]
   whole = lambda v: _linear(layer, v)
-  low = jnp.full_like(x, how.low)
-  high = jnp.full_like(x, how.high)
+  # The bounds are those of the input. A negative factor swaps them.
+  ends = jnp.asarray(layer.input_factor, x.dtype) * jnp.asarray([how.low, how.high], x.dtype)
+  low = jnp.full_like(x, jnp.min(ends))
+  high = jnp.full_like(x, jnp.max(ends))
   share = _ratio(arrived, whole(x) - above(low) - below(high))
   handed = x * _transposed(whole, x, share)
   handed = handed - low * _transposed(above, x, share)

@@ -120,7 +120,9 @@ def parsed(body: bytes) -> dict[str, Any]:
     return members
 
   try:
-    value = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
+    # `json.loads` of bytes guesses UTF-16 and UTF-32, too, and takes halves of surrogate pairs.
+    text = body.decode("utf-8-sig")
+    value = json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
     # JSON allows half of a surrogate pair, but such a text can be neither hashed nor written.
     if b"\\u" in body:
       json.dumps(value, ensure_ascii=False).encode()

@@ -46,7 +46,8 @@ def crop_color(
   changes its colours.
 
   Args:
-    least_area: smallest area of the part, as a share of the image's area. It must be at most 3/4.
+    least_area: smallest area of the part, as a share of the image's area, up to 3/4. Above 3/4 a
+      part may be smaller than that, because no side is longer than the image's.
       The sides of the part, as shares of the image's sides, have a ratio from 3/4 to 4/3.
     strength: each channel's contrast changes by at most this share, and its mean by at most
       this many standard deviations of the image. Results are clipped to the image's range.

@@ -150,6 +150,20 @@ def test_any_table_by_its_columns_is_the_mean_of_rows_that_share_x(tmp_path):
   assert "mean of 1 to 2 rows" in figure._suptitle.get_text()
 
 
+def test_files_of_one_name_are_lines_of_their_own(tmp_path):
+  header = ["step", "loss"]
+  paths = []
+  for folder, loss in (("a", 2.0), ("b", 4.0)):
+    (tmp_path / folder).mkdir()
+    paths.append(_write(tmp_path / folder / "report.csv", header, [[1, loss], [2, loss]]))
+  read = [csv_tables.read(path) for path in paths]
+  figure = redraw.figure(read, redraw.Asked(x="step", y="loss"), pictures.PAGE, [])
+  (axes,) = figure.axes
+  assert {"".join(text.get_text().split()) for text in axes.texts} == {"a/report", "b/report"}
+  # A file of another folder of the same name is no seed of the first.
+  assert {line.get_ydata()[0] for line in axes.lines if len(line.get_xdata())} >= {2.0, 4.0}
+
+
 def test_two_relations_of_any_table_have_axes_of_their_own():
   rows = csv_tables.read(_RESULTS / "radp" / "departures_mnist" / "report.csv").rows
   other = [{**row, "neighboring_relation": "replace_one"} for row in rows]

@@ -160,6 +160,21 @@ def test_t4_the_box_rule_by_hand():
   np.testing.assert_allclose(found.scores, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1 / 255, -2.0])
+def test_the_box_of_a_scaled_input_is_that_of_the_input(factor):
+  """The same network with the factor in its weights has the same relevance."""
+  w = jax.random.normal(jax.random.key(0), (6, 3))
+  x = jax.random.uniform(jax.random.key(1), (2, 3, 2), maxval=255.0)
+  how = Lrp(rule="z_plus", input_rule="z_box", low=0.0, high=255.0)
+  y = jnp.array([0, 2])
+  scaled = lambda w, x: (factor * x).reshape(2, 6) @ w
+  folded = lambda w, x: x.reshape(2, 6) @ (factor * w)
+  later = lambda w, x: (factor * x.reshape(2, 6)) @ w
+  expected = relevance(folded, w, x, y, how).scores
+  for apply in (scaled, later):
+    np.testing.assert_allclose(relevance(apply, w, x, y, how).scores, expected, rtol=2e-5)
+
+
 def test_alpha_beta_by_hand():
   w, x = jnp.array([[2.0], [-1.0], [1.0]]), jnp.array([[1.0, 1.0, 3.0]])
   found = relevance(lambda w, x: x @ w, w, x, jnp.array([0]), Lrp(rule="alpha_beta"))

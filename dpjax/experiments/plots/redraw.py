@@ -222,7 +222,8 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
   groups: list[Row] = []
   references = list(asked.references)
   title = ""
-  for table in read:
+  folders = _told_apart([table.path.resolve().parent.parts for table in read])
+  for table, folder in zip(read, folders):
     place = table.columns.index("seeds")
     x = table.numeric(table.columns[place - 1], field="csv")
     y = next(name for name in table.columns if name.endswith("_mean")).removesuffix("_mean")
@@ -231,7 +232,6 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
     table.numeric("seeds", field="csv")
     axes.append((x, y))
     series = table.columns[place - 2] if place > 1 else None
-    folder = table.path.resolve().parent.name
     for row in table.rows:
       label = str(row[series]) if series else ""
       # With several files, each line is named after its file's folder, too.
@@ -259,6 +259,22 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
   )  # fmt: skip
 
 
+def _told_apart(places: Sequence[tuple[str, ...]]) -> list[str]:
+  """Returns a name for each path: its last part, or as many of them as tell all the paths apart.
+
+  Paths are tuples of parts. Equal paths have the same name.
+
+  >>> _told_apart([("runs", "a", "report"), ("runs", "b", "report")])
+  ['a/report', 'b/report']
+  """
+  names: list[str] = []
+  for depth in range(1, 1 + max(map(len, places))):
+    names = ["/".join(parts[-depth:]) for parts in places]
+    if len(set(names)) == len(set(places)):
+      break
+  return names
+
+
 def _by_columns(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
@@ -267,19 +283,20 @@ def _by_columns(
   x = asked.x or ""
   y = asked.y or ""
   kept: dict[tuple[Any, ...], list[Row]] = {}
-  for table in read:
+  paths = [table.path.resolve() for table in read]
+  files = _told_apart([(*path.parent.parts, path.stem) for path in paths])
+  for table, file in zip(read, files):
     table.numeric(x, field="x")
     table.numeric(y, field="y")
     if asked.group:
       table.known(asked.group, field="group")
     for name in (x, y):
       notes += _missing(table, name)
-    file = table.path.stem if len(read) > 1 else ""
     finite = [row for row in table.rows if csv_tables.is_number(row[x])]
     for row in finite:
       value = row[asked.group] if asked.group else ""
       label = f"{value:g}" if isinstance(value, float) else str(value or "")
-      name = ": ".join(filter(None, (file, label)))
+      name = ": ".join(filter(None, (file, label))) if len(read) > 1 else label
       # Rows whose epsilons differ in kind, delta, relation or unit are never averaged.
       meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
       if csv_tables.is_number(row[y]):
