@@ -237,7 +237,7 @@ def _only_before(node: Node) -> Node | None:
 
 
 def _factor_of_input(cell: Cell, x: Cell) -> Any | None:
-  """Returns f if the values of a cell are f times entries of the input, perhaps moved; else None."""
+  """Returns f if the values of a cell are f times moved entries of the input; else None."""
   factor = cell.scale
   while cell.root is not x and not cell.nonlinear:
     node = cell.root.node
@@ -385,7 +385,9 @@ def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
   below = lambda v: _parted(layer, v)[1]
   whole = lambda v: _linear(layer, v)
   # The bounds are those of the input. A negative factor swaps them.
-  ends = jnp.asarray(layer.input_factor, x.dtype) * jnp.asarray([how.low, how.high], x.dtype)
+  ends = jnp.asarray(layer.input_factor, x.dtype) * jnp.asarray(
+    [how.low, how.high], x.dtype
+  )
   low = jnp.full_like(x, jnp.min(ends))
   high = jnp.full_like(x, jnp.max(ends))
   share = _ratio(arrived, whole(x) - above(low) - below(high))

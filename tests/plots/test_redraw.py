@@ -159,7 +159,10 @@ def test_files_of_one_name_are_lines_of_their_own(tmp_path):
   read = [csv_tables.read(path) for path in paths]
   figure = redraw.figure(read, redraw.Asked(x="step", y="loss"), pictures.PAGE, [])
   (axes,) = figure.axes
-  assert {"".join(text.get_text().split()) for text in axes.texts} == {"a/report", "b/report"}
+  assert {"".join(text.get_text().split()) for text in axes.texts} == {
+    "a/report",
+    "b/report",
+  }
   # A file of another folder of the same name is no seed of the first.
   assert {line.get_ydata()[0] for line in axes.lines if len(line.get_xdata())} >= {2.0, 4.0}
 
