@@ -63,15 +63,21 @@ def test_a_changed_step_is_seen(step, runs, raw):
   assert not np.array_equal(broken.logits(raw), model.logits(raw))
 
 
+def _without_products(params, x):
+  """Logits whose bits no machine's choice of a product's kernel can change."""
+  return x.reshape(len(x), -1)[:, :10]
+
+
 def test_sizes_with_other_bits_are_left_out(runs):
   """A model whose bits depend on the number of rows, as XLA's products do."""
   model = runs[0]._model
   inexact = dataclasses.replace(
-    model, apply=lambda params, x: model.apply(params, x) + 1e-6 * (len(x) == 32)
+    model, apply=lambda params, x: _without_products(params, x) + 1e-6 * (len(x) == 32)
   )
   run = Predictor(inexact, runs[0].result, runs[0]._folder, sizes=(8, 32, 128))
   assert run.sizes == [8, 128, 500] and run.row_exact
-  assert runs[0].sizes == [8, 32, 128, 500]
+  # Which sizes of a real model have the same bits is XLA's choice: none has on some machines.
+  assert set(runs[0].sizes) <= {8, 32, 128, 500} and 500 in runs[0].sizes
   # A row that depends on its neighbours can never be exact, and says so.
   mixing = dataclasses.replace(
     model, apply=lambda params, x: model.apply(params, x) + x.mean(axis=(1, 2, 3))[0] * 1e-6
@@ -216,7 +222,7 @@ def test_bytes_of_images_are_divided_as_in_training(runs):
 def test_only_bounded_sizes_are_compiled(runs, raw):
   """Of a model of its own, so that no other test has compiled for it."""
   model = runs[0]._model
-  fresh = dataclasses.replace(model, apply=lambda params, x: model.apply(params, x))
+  fresh = dataclasses.replace(model, apply=lambda params, x: _without_products(params, x))
   run = Predictor(fresh, runs[0].result, runs[0]._folder, sizes=(8, 32))
   jitted = predictor._jitted(fresh.apply)
   assert run.sizes == [8, 32, 500] and jitted._cache_size() == 3
