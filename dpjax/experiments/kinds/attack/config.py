@@ -231,7 +231,7 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns the fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
-    if getattr(config.attack, "target", None) is not None:  # its run is accounted already
+    if getattr(config.attack, "target", None) is not None:  # the target's run is accounted
       names += ("privacy.epsilon_budget",)
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:

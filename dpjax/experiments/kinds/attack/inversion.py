@@ -35,7 +35,7 @@ from dpjax.types import Example
 from dpjax.validate import UserError
 
 _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
-_SHOWN = 8  # images in a picture
+_SHOWN = 8  # largest number of examples in the picture
 
 
 class Victims(NamedTuple):
@@ -43,14 +43,14 @@ class Victims(NamedTuple):
 
   truths: list[Example]  # examples behind each message, leaves [b, ...]
   params: Any  # parameters that every client has received
-  send: Any  # (client) -> its message, with its own noise and codes
-  guess: attacks.View  # the adversary's simulation, without noise and codes
-  batches: LocalBatches  # [S, B], the same for every client
+  send: Any  # (index in `truths`) -> message, with noise and compression
+  guess: attacks.View  # the adversary's simulation, without noise and compression
+  batches: LocalBatches  # [steps, batch size], the same for every client
   num_classes: int
   random: RunKeys
   guarantee: Guarantee
   note: str  # remark on the guarantee
-  together: int  # clients in one message: 1, or a cohort with a secure sum
+  together: int  # clients behind one message: 1, or all of a cohort with a secure sum
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
@@ -372,7 +372,7 @@ def _leakage(
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
-  """Returns the first layer's kernel from each message, [N, d, units].
+  """Returns the kernel of the dense first layer in each message, [N, d, units].
 
   Returns None if there is no such layer, or if it does not take `size` numbers, a whole example.
   """

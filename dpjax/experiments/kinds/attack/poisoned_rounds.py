@@ -39,14 +39,14 @@ class Poisoned(NamedTuple):
   run: federated.FedRun
   attack: attacks.Poisoning
   attackers: np.ndarray  # indices of clients
-  tolerates: int | None  # number of attackers in a cohort that the aggregator tolerates
+  tolerates: int | None  # how many attackers in a cohort the aggregator tolerates
   guarantee: Guarantee
   note: str  # remark on the guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
-  """Returns the attacked run and its attackers. The seed alone chooses the attackers, so that all
-  defences face the same attackers.
+  """Returns the attacked run and its attackers. The choice of attackers does not depend on the
+  defence, so all defences face the same attackers.
 
   Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's labels,
   or if the trigger does not fit the records.
