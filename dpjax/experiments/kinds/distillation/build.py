@@ -150,8 +150,8 @@ class _Run:
     temperature = self.config.temperature
     logits = jnp.asarray(self.student.apply(student, x)) / temperature
     losses = optax.softmax_cross_entropy(logits, self._answers(teacher, x))
-    # Dividing logits by the temperature divides gradients by its square (Hinton et al. 2015). The
-    # factor undoes this.
+    # At high temperatures T, gradients shrink as 1 / T^2 (Hinton et al. 2015). The factor undoes
+    # this.
     return temperature**2 * jnp.mean(losses)
 
   # --- the two methods

@@ -32,7 +32,7 @@ class Computed(NamedTuple):
   sizes: str  # in words
   seconds: float  # duration of the protocol, all parties together
   num_bytes: int  # bytes of all messages
-  error: float  # difference to the same computation in the clear
+  error: float  # difference to the computation in the clear, or a bound
   error_is: str  # what `error` measures, in words
   found: str  # the result in a few words
   hides: str  # what is hidden, and from whom

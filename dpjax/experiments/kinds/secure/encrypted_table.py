@@ -17,7 +17,7 @@ from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-# Number of decimals of the released weights. The last decimal is far above a decryption's noise.
+# Number of decimals of the released weights. The noise of a decryption is far below 1e-4.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")

@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 # Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
 _STEPS = 1
-# Weight of the one-hot class beside the pixels, so that the networks do not ignore the class.
+# Weight of the one-hot class beside pixels or latents, so that no network ignores the class.
 _CLASS_WEIGHT = 2.0
 
 
