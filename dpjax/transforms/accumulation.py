@@ -157,7 +157,7 @@ def _check_place(state: AccumulateState) -> None:
   try:
     sound = bool(is_sound(state.slices, state.checksum))
   except jax.errors.ConcretizationTypeError:
-    # Under tracing the count is not known. `update_fn` then sets the updates to NaN.
+    # Under tracing the count is not known: `update_fn` makes the updates NaN if it was changed.
     return
   if not sound:
     raise changed("state.slices", state.slices)
