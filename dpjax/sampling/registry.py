@@ -17,8 +17,8 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 | CyclicPoissonSampler    | its group's turn, with probability `prob`              |
 | BallsInBinsSampler      | one step of every pass, drawn once, uniformly          |
 | MinSepSampler           | any step, at least `min_sep` after its last one        |
-| BoundedContribution-    | any step, independently, with the other examples of    |
-|   Sampler               | its owners                                             |
+| BoundedContribution-    | any step, independently; the guarantee is for a user,  |
+|   Sampler               | who owns several examples                              |
 """
 
 from __future__ import annotations
