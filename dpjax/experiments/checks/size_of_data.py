@@ -1,4 +1,4 @@
-"""Check that plan, guarantee and all planned parts of result.json do not depend on the number of
+"""Checks that plan, guarantee and all planned parts of result.json do not depend on the number of
 records. Under add-or-remove-one this number is secret."""
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
-# Tolerance relative to the distance that a step moves, since the two programs round differently.
+# Tolerance, relative to the length of a step: the run's step and its parts round differently.
 _SLACK = 2e-3
 _FEWEST = 5  # number of steps: one for each kind of batch
 _MOST = 64

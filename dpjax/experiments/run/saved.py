@@ -59,7 +59,7 @@ def _numbers(array: np.ndarray, label: str) -> np.ndarray:
   # JAX accepts only numbers of the native byte order.
   if not array.dtype.isnative:
     raise UserError(f"{label}: must be of this machine's byte order, not {array.dtype.str}")
-  # One NaN would make every loss and every clipped gradient NaN.
+  # One NaN would make every loss and gradient NaN, and clipping drops such gradients.
   if not np.isfinite(np.asarray(array, np.float64)).all():
     raise UserError(f"{label}: holds NaN or infinity")
   return array
