@@ -32,9 +32,9 @@ from dpjax.data.federation import Federation
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-Indices = list[np.ndarray]  # one int64 array of rows for each client; views of one array
+Indices = list[np.ndarray]  # one int64 array of row numbers for each client
 
-# Below it, logarithms of gamma variables would leave the range of floats.
+# Below this alpha, logarithms of gamma variables would leave the range of floats.
 _LEAST_ALPHA = 1e-300
 _MAX_REDRAWS = 1_000
 

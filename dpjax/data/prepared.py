@@ -229,7 +229,7 @@ def stored_values(feature: Any) -> Any:
 
 
 class _Records:
-  """Source of the inputs of a split, which it decodes as tensorflow-datasets does.
+  """Reads the inputs of a split, and decodes them as tensorflow-datasets does.
 
   It is several times faster than the reader of tensorflow-datasets, which decodes every feature of
   a record.

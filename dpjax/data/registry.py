@@ -59,7 +59,7 @@ def load(
       folder, which are read on request (`Rows`). None: in the files if the inputs take more than a
       quarter of the memory.
 
-  The order of the records is that of the prepared files: public, and fixed. Nothing is
+  Prepared records come in the order of their files, which is public and fixed. Nothing is
   ever downloaded here.
 
   Raises:
@@ -90,7 +90,7 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  # A user's folder may hold other texts, whose number is not published.
+  # A user's folder `shakespeare` may hold other texts, whose number is not published.
   plays = name in PUBLISHED and PUBLISHED[name].of_plays
   user_texts = plays and not data.shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
