@@ -62,7 +62,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 
 @dataclasses.dataclass(frozen=True)
 class AuditClaim:
-  """The claim that an audit tries to refute. Its numbers are computed on request."""
+  """The claim that an audit tries to refute. Event, epsilon and curve are computed on request."""
 
   relation: str  # neighboring relation; it decides what replaces a canary that is out
   delta: float

@@ -146,8 +146,8 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a view of a cohort, which deals examples equally to the clients of the cohort and
-  averages their messages.
+  """Returns the simulation of a cohort's mean message: it deals examples equally to the clients of
+  the cohort, and averages the clients' messages.
 
   Args:
     view: simulation of one client's message.
@@ -261,7 +261,7 @@ def _by_division(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (examples, labels), with examples read from the first layer's part of the message.
 
-  The examples are 0 if that part of the message is 0.
+  The examples are 0 if the gradient of the layer's bias is 0.
   """
   del place
   size = truth.x[0].size

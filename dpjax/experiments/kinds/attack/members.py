@@ -57,9 +57,9 @@ class Targets(NamedTuple):
   members: np.ndarray | None  # [n] bool, members of a given target
   run: central.Run  # built for one half of the records
   test: Any
-  train: Any  # (group) -> models
+  train: Any  # (index of a group) -> its trained models
   guarantee: Guarantee
-  facts: dict[str, Any]  # result.json of a given target's run, the fields on privacy
+  facts: dict[str, Any]  # fields on privacy from a given target's result.json; else {}
 
 
 # Users' attacks import `MeasuredAttack` by its old name, which works for one release.

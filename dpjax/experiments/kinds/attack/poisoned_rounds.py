@@ -87,7 +87,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
 def _tolerates(config: AttackConfig) -> int | None:
   """Returns how many attackers in a cohort the aggregator tolerates.
 
-  Returns None if each client is clipped instead, or if the user defined the aggregator.
+  Returns None if the server clips each message instead, or if the user defined the aggregator.
   """
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
@@ -131,7 +131,7 @@ def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   """Returns the parameters after all rounds, with these attackers among the clients.
 
-  An attacker changes its message last, after the noise and compression of an honest client.
+  An attacker changes its message last, after the noise and compression that all clients apply.
   """
   run = attacked.run
 

@@ -39,8 +39,8 @@ class Membership(AttackSettings):
     methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
       about the first 2,000 test records, which no model has seen, and the pixels and labels of all
       records.
-    target: params.npz of a model that `launch.train` has trained on all of the data. It is attacked
-      in place of models trained here. The training data are members, the test data non-members.
+    target: params.npz of a model that `launch.train` has trained on all training data. It is
+      attacked in place of models trained here. Training data are members, test data non-members.
   """
 
   methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (
@@ -236,7 +236,7 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns the inputs in the B fullest bins, [B, d]; B is the batch size."""
+    """Returns the inputs in the fullest bins, [batch_size, d]; rows of 0 if fewer are full."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 

@@ -113,7 +113,7 @@ def unread(config: TrainConfig) -> Unused:
 
 
 def bound(config: TrainConfig) -> float:
-  """Returns the clip norm of the plan: the joint sensitivity of both sums, in their clip norms.
+  """Returns the plan's clip norm: the joint sensitivity of both sums, for rows of clip norm 1.
 
   Under replace_one it is half of the joint sensitivity, since the accountant doubles a clip norm.
   """

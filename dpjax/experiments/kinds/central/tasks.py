@@ -21,9 +21,9 @@ class Task(NamedTuple):
   """Holds the parts of a learning task: loss, scores, and number of outputs of a model."""
 
   name: str  # `task` in result.json
-  loss: Callable[[Any], LossFn]  # of model.apply
-  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
-  width: Callable[[Any], int]  # of the outputs, from the data set
+  loss: Callable[[Any], LossFn]  # (model.apply) -> loss of one example
+  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset) -> scores
+  width: Callable[[Any], int]  # (dataset) -> number of outputs
   keyed: bool = False  # whether the model draws from `example.key` in training
 
 
