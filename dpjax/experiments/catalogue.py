@@ -199,7 +199,7 @@ def _threats() -> Rows:
 
 
 def user_defined(paths: Sequence[str]) -> Section:
-  """Returns a section with a line for each import path. It names flags that may take the path.
+  """Returns a section with a line for each import path, with flags that may take the path.
 
   `rows()` of the section raises UserError if an import path names nothing, or nothing that can be
   called.

@@ -229,7 +229,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """Makes a plan over clients.
+  """Makes a plan that samples clients.
 
   Args:
     divisor: number by which the server divides a sum.

@@ -80,7 +80,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Returns a user's algorithm with checks of the parameters' shapes and of `RoundInfo`."""
+  """Returns a user's algorithm. It raises UserError for wrong shapes, or without a `RoundInfo`."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)

@@ -39,7 +39,7 @@ class Computed(NamedTuple):
   num_steps: int
   params: Any  # the released arrays
   facts: dict[str, Any] | None = None  # `Guarantee.facts`; None: there is no guarantee
-  more: dict[str, Any] = {}  # noqa: RUF012 - read alone
+  more: dict[str, Any] = {}  # noqa: RUF012 - only read
 
 
 _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")

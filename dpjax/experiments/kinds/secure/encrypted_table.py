@@ -30,7 +30,7 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
-  """Loads (x [n, d], y [n]): all rows of the table."""
+  """Loads (x [n, d], y [n]): all rows of the table, and its first d columns."""
   # Imported here: scikit-learn is slow to import, and an optional package.
   with optional.needed():
     from sklearn import datasets

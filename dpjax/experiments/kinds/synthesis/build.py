@@ -82,7 +82,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   )
 
 
-# The decorator puts the config's fields into errors that only the data reveal.
+# Some errors arise only with the data. The decorator makes them name the config's fields.
 @bounds.names_fields
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
@@ -208,8 +208,8 @@ class _Run(SampledRun):
     return state["sums"], state["params"]
 
   def drawn(self, state: dict[str, Any]) -> Samples:
-    """Draws samples of all classes that have records by their noisy counts. Draws none if no class
-    has."""
+    """Draws samples of every class that is not empty by its noisy count. Draws none if all classes
+    are empty."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)

@@ -148,7 +148,7 @@ class CriticRun(SampledRun):
     """Returns the phase that trains critic and generator."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused a secret number of records that is not declared.
+    # `Plan.for_data` has refused data whose number of records is secret and not declared.
     num_records = self.stated_size
     assert num_records is not None
     step = jax.jit(self.both.step, donate_argnums=0)
