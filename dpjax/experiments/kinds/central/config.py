@@ -94,8 +94,8 @@ class HeadFirst:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; all other
-  weights stay fixed."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; the model's
+  own weights all stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0

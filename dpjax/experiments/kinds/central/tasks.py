@@ -49,7 +49,7 @@ TASKS: dict[type | None, Task] = {
     "multi_label", losses.sigmoid_cross_entropy, _scores("evaluate_labels"), _num_outputs
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
-  # error is at most 2, so gradients are about as long as in classification.
+  # error is at most 2, so gradients are of the same order as in classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, _scores("evaluate_regression"), _num_outputs
   ),
