@@ -5,7 +5,7 @@
 | `Dlg`        | squared, relative to the message | L-BFGS, a line search    | Zhu et al. 2019     |
 | `CosineAdam` | 1 - cosine, plus total variation | Adam on signs, in a box  | Geiping et al. 2020 |
 
-`Dlg` finds the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
+`Dlg` can find the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
 gradient, whose scale it needs. It moves along second derivatives, which vanish where activations
 are piecewise linear (ReLU, leaky ReLU). It warns of ReLU; try `CosineAdam` then. The cosine does
 not depend on a common factor, so clipping alone does not hinder it.

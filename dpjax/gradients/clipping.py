@@ -8,8 +8,8 @@
 | any entry NaN or infinite    | 0 (the example is dropped)         | 0 (dropped)           |
 | mask False (padding)         | 0                                  | 0                     |
 | squares outside float32      | norm from scaled numbers: as above | as above              |
-| norm beyond float32 (3.4e38),| 0 (dropped)                        | 0 (dropped)           |
-| or above 8e37 min(C, 1)      |                                    |                       |
+| norm beyond float32, or so   | 0 (dropped)                        | 0 (dropped)           |
+| large that the factor is 0   |                                    |                       |
 | C = inf                      | g; the sensitivity is inf          | UserError             |
 | C <= 0, NaN, or not in       | UserError                          | UserError             |
 | [1e-25, 1e30]                |                                    |                       |
@@ -98,7 +98,7 @@ def _factor(longest, keep, bound, rule):
 
 
 def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
-  """Multiplies the sum of each group by the part that `clip_factors` leaves out of the factors.
+  """Returns the sum of each group times the part that `clip_factors` leaves out of the factors.
 
   This part is bound / top(bound), divided by the lift, and by the bound for unit norms.
   """
