@@ -32,7 +32,7 @@ _UNREADABLE = (
   *_NO_HEADER,
   OSError,  # a folder, or no right to read it
   ValueError,  # a pickle, or a damaged header
-  RuntimeError,  # encrypted
+  RuntimeError,  # an encrypted archive
   EOFError,
   KeyError,
   zipfile.BadZipFile,

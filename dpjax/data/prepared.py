@@ -100,8 +100,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Turns any error in the block into a UserError of one line. TFDS and its libraries raise many
-  types of errors."""
+  """Turns any error in the `with` block into a UserError of one line. TFDS and its libraries raise
+  many types of errors."""
   try:
     with in_data(name):
       yield
@@ -252,7 +252,7 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """Returns all places, in groups of at most `_CHUNK`."""
+    """Returns the places of all records, in groups of at most `_CHUNK`."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:

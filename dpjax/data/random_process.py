@@ -32,7 +32,7 @@ class Process(NamedTuple):
   norm: (
     float  # p of the p-norm whose ball is a leaf: 1 a diamond, 2 an ellipse, 8 nearly a box
   )
-  aspect: float  # length / width of a leaf, and of the grain of its texture
+  aspect: float  # length / width of a leaf, and of the grain of textures
   angle: float  # direction of the length of the grain, in radians
   slope: float  # amplitudes fall as 1 / frequency ** slope
   contrast: float  # factor of the texture, which is added to colours in [0, 1]

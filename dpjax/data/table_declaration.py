@@ -52,7 +52,7 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A column of numbers, clipped to [lower, upper]. Inputs are scaled to [0, 1], targets to [-1, 1].
+  """A column of numbers, clipped to their bounds. Inputs are scaled to [0, 1], targets to [-1, 1].
 
   Args:
     bounds: public bounds, lower and upper.

@@ -67,7 +67,7 @@ def used_for(purpose: str) -> dict[str, type[Sampler]]:
 
   Args:
     purpose: "examples" of central training; "clients" of a federated run; or "correlated noise",
-      for which a sampler must bound how often an example takes part.
+      for which a sampler must declare how far apart an example's steps are.
 
   >>> list(used_for("clients"))
   ['poisson', 'fixed_size']

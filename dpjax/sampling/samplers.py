@@ -65,7 +65,7 @@ class _ProofOfScheme:
 
 
 def check_apart(sampling_prob: float, steps: int) -> None:
-  """Raises UserError for a rate above 1 / steps: an example takes part once in `steps` steps."""
+  """Raises UserError for a rate above 1 / steps: an example joins at most once in `steps` steps."""
   if sampling_prob * steps > 1 + 1e-9:
     raise UserError(
       f"must be <= {1 / steps:.6g} where an example takes part at most every {steps} steps",
@@ -145,7 +145,7 @@ class Sampler(abc.ABC):
   def check_prob(
     cls, size: Sizing, *, purpose: str = "", name: str = "sampling_prob"
   ) -> None:
-    """Raises UserError if no whole pass of this sampler has the sampling probability of `size`.
+    """Raises UserError if passes must be whole, and none has the sampling probability of `size`.
 
     Args:
       purpose: name of the sampler in the message; "" for that of the class.
