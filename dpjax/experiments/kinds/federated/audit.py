@@ -286,8 +286,8 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """Returns the server's optimizer. If the audit scores sums, each sum is scored before the
-  optimizer changes it."""
+  """Returns the server's optimizer. If the audit scores sums, each sum is recorded for the scores
+  before the optimizer changes it."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target

@@ -23,8 +23,8 @@ class NoSecureSum:
 
 @dataclasses.dataclass(frozen=True)
 class SharesAmongClients:
-  """`secure.sums.AdditiveSharing`: the server gets only the sum of the messages. This protocol
-  tolerates no drop-out.
+  """`secure.sums.AdditiveSharing`: the server gets only the sum of the messages. No client may drop
+  out between sharing and upload.
 
   Args:
     bits: bits of each integer of the sum; the protocol may use more.
