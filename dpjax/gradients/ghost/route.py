@@ -3,10 +3,10 @@
 A site is an equation where a parameter meets data, and a unit is a group of parameters with common
 sites. One forward and one backward pass over the batch record each site's operand a and cotangent g
 (`tapped`). The norm of each example's gradient is computed from them, unit by unit (`units`,
-`row_forms`, `cost_model`). The clipped sum is the ordinary transpose of each site with c_i g_i in
-place of g_i, where c_i is the clip factor of example i. Source: "Differentially Private
-Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced
-function.
+`row_forms`, `cost_model`). The clipped sum is, in most units, the ordinary transpose of each site
+with c_i g_i in place of g_i, where c_i is the clip factor of example i. Source: "Differentially
+Private Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any
+traced function.
 
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
@@ -145,7 +145,7 @@ def clipped_sum(
     [u for u in planned_units if u.hold is hold] for hold in (True, False)
   ]
   ordered = [*held, *recomputed]
-  # Arrays held for the sum are formed before `on_settled`, so that they are settled, too.
+  # Arrays held for the sum are formed before `on_settled`, which stores them in memory, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):

@@ -494,7 +494,7 @@ class _Table(NamedTuple):
 
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
-  limits: tuple[int, ...]  # numbers of starts in each column; 1 if its dimension is kept
+  limits: tuple[int, ...]  # number of possible starts per column; 1 if it is kept
   places: tuple[int, ...]  # a row's number is the sum of place * start; 0 if kept
   sliced: list[int]
   shared: list[int]

@@ -39,11 +39,11 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 
-# Elements per example above which a branch spares an array the pass that drops examples, if none
-# is dropped. For smaller arrays the branch takes longer to compile than the pass to run.
+# Elements of an array per example above which a branch skips the pass that drops examples, if there
+# is none to drop. For smaller arrays the branch takes longer to compile than the pass to run.
 _BRANCH_ABOVE = 4096
-# Elements per example above which a branch spares an operand the copy that drops examples, if all
-# operands are finite.
+# Elements of an operand per example above which a branch skips the copy that drops examples, if
+# all operands are finite.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
@@ -53,8 +53,8 @@ _PARTS = 16
 # Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
 # is added alone.
 _LOST = 1e-7
-# Change of a sum, in clip norms, that an example's rows may cause in the rounding of other rows.
-# `_USUAL_REACH` may allow more.
+# Change of a sum, in clip norms, that an example's rows may cause through the rounding of other
+# rows. `_USUAL_REACH` may allow more.
 _STRAY = 0.04
 # Least limit on the reach of an example's rows in a unit (`RowLengths.reach`), in clip norms,
 # however many rows the batch has. In networks the reach was 0 to 5, and 15 with LoRA.
@@ -204,7 +204,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
 def _standard_norms(
   unit: Unit, known: standardized.Channels, seen: jax.Array, loss, data, cotangents
 ) -> Norms:
-  """Returns the norms of a standardised kernel and its gain; `seen` is the kernel's final value."""
+  """Returns the norms of a standardised kernel and its gain; `seen` is the standardised kernel."""
   del loss
   (site,) = unit.sites
   (form,) = unit.forms
@@ -261,7 +261,8 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot and not _as_transpose(site, form):
-    # Callers sum this array, cut it to a norm, or bound its rounding. So it is as precise as sums.
+    # Callers sum this array, cut it to a norm, or bound its rounding. Thus the precision of sums
+    # suffices.
     rows = form.build(data, cotangents)
     product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
     return (form.unflatten(product),)
