@@ -6,7 +6,7 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
 | PoissonSampler          | any step, independently                                |
-| UserSampler             | the same, with everything of one user                  |
+| UserSampler             | any step, as part of its user's block, independently   |
 | RandomAllocationSampler | one step of every pass, drawn anew, uniformly          |
 | KOutOfTSampler          | k steps of every pass, a uniform set, drawn anew       |
 | TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |

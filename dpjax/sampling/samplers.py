@@ -1,4 +1,4 @@
-"""Base classes of samplers, which decide who takes part in a step, and state its event.
+"""Base classes of samplers, which decide who takes part in a step, and state the step's event.
 
 A sampler's fields are public: they may be printed. The seed and a private size of the data are
 arguments of its methods. Besides the fields, a draw depends on (seed, step) and the size alone. So
