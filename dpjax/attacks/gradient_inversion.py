@@ -125,7 +125,7 @@ class Dlg:
     """Accepts any examples."""
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns if the view's program contains rectifiers, whose second derivatives are 0."""
+    """Warns if the view's program names a ReLU, whose second derivative is 0."""
     if "relu" in str(jax.make_jaxpr(view)(guessed)):
       warnings.warn(
         "Dlg on a network with ReLU: the second derivatives that it moves on vanish where "

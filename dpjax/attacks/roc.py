@@ -222,7 +222,7 @@ def measure(
   fprs: Sequence[float] = FPRS,
   confidence: float = 0.95,
 ) -> Leakage:
-  """Measures AUC, balanced accuracy and the TPR at each of `fprs`; each interval at `confidence`.
+  """Measures AUC, balanced accuracy and TPR at each of `fprs`, with intervals at `confidence`.
 
   >>> leakage = measure(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> leakage.auc, leakage.balanced_accuracy, leakage.rates[0].tpr

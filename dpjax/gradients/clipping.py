@@ -165,7 +165,7 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
 
 def _exact_above(bound: float, rule: ClipRule) -> float:
-  """Returns the length above which a norm must be exact, since its error may show in the factor."""
+  """Returns the length above which a norm must be exact: below it no error shows in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
   # The length is never above that of the flat clip, whose factors bound those of every rule.
