@@ -21,9 +21,9 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
-# Smallest and largest number of batches whose distribution is tested.
+# Smallest and largest number of batches that are compared with each other.
 _DRAWS = (50, 400)
-# Limit on rows x batches in the test of the distribution of batches. `_DRAWS[0]` batches are drawn
+# Limit on rows x batches that are compared with each other. At least `_DRAWS[0]` batches are drawn
 # even above it.
 _INDICES = 40_000_000
 # Largest number of examples of which all pairs are compared. With more examples, only neighbouring
@@ -178,7 +178,7 @@ def _together(
 def _run_deviations(
   subject: Subject, distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
-  """Tests that no step has an unlikely size, and that no row occurs too often or too rarely."""
+  """Tests the sizes of the run's batches, and that no row occurs too often or too rarely."""
   sizes = []
   counts = np.zeros(distribution.n, int)
   more = max(_DRAWS[1], _INDICES // max(distribution.n, 1))
@@ -302,8 +302,8 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
 
 def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
   """Tests that every example is in `times` of the `length` steps of each pass, and that all sets of
-  steps are equally likely. By this scheme steps of different passes are independent, and each is a
-  Poisson sample."""
+  steps are equally likely. In this scheme each step is a Poisson sample, and steps of different
+  passes are independent."""
   passes = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
   # With several steps for each example, drawing a late step of a pass takes as long as drawing all
   # steps of the pass before it.

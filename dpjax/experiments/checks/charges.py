@@ -110,7 +110,7 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _epsilon_of_exchange(plan: Any) -> float | None:
-  """Returns epsilon of batches without replacement if a record is exchanged.
+  """Returns epsilon of a plan that draws without replacement, under replace_one.
 
   Returns None for a plan with statistics, whose cost is not composed with such batches here.
   """
@@ -308,8 +308,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """Returns norms [T]: how much the updates of two runs with one noise key differ beyond their
-  sums. The runs differ in their sums, batch sizes and parameters."""
+  """Returns norms [T] of the difference of two runs' updates, minus the difference of their sums.
+  The runs have one noise key, but other sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]

@@ -1,6 +1,6 @@
 """The audit of final models as a command: `launch.audit --final_model=DATA`.
 
-Full-batch DP-SGD at epsilon trains a linear classifier on `num_records` records of a data set. It
+Full-batch DP-SGD with the claimed epsilon trains linear classifiers on `num_records` records. It
 trains `num_models` models with a target among the records, and as many without the target
 (`dpjax.auditing.final_model`). Worst-case initial parameters are fitted on the auditor's own
 records: other records of the data set, and blanks of one class. So after the fit, every other label

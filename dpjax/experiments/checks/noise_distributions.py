@@ -160,7 +160,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """Returns z of the mean, skewness or fourth moment of N(0, 1) values, whichever is least likely,
   and its name. `powers`: sums of the first four powers of the values."""
   first, second, third, fourth = (float(power) for power in powers)
-  # Sums of Hermite polynomials of the values are used, which are uncorrelated with each other.
+  # Sums of Hermite polynomials of the values are used, since such sums are uncorrelated.
   z_of = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),

@@ -103,7 +103,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   never further.
 
   If the plan has too many steps, some are left out. A short plan is run several times, each time
-  with another key, until there are enough values.
+  with another key, up to `_LONGEST` steps or `_VALUES` values.
 
   Args:
     keys: for each record a function run -> key; all keys must be of one type.

@@ -120,7 +120,7 @@ def run(
 
   Args:
     job: job to run. Unless it is a release, equal configs and data give equal parameters, bit for
-      bit, on the same machine, software and execution.
+      bit, on the same machine with the same software and devices.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
     on_save: function that is called with the number of each saved step, and with the number of the

@@ -122,8 +122,8 @@ def _beside(path: str) -> dict[str, Any]:
 def begun(path: str | None, params: Params) -> Params:
   """Returns the first parameters of a run: those of the file `path`, or `params` if it is None.
 
-  If the last layer, `head`, has other shapes in the file (for other classes), that layer stays as
-  in `params`.
+  If the file lacks the last layer, `head`, or has other shapes there (for other classes), that
+  layer stays as in `params`.
 
   Raises:
     UserError: the file is no params.npz, or belongs to another model.
