@@ -178,9 +178,9 @@ def turn_images(
 def _check_entries(strategy: Strategy, num_steps: int) -> None:
   """Raises UserError if C has a negative entry, or is too large to be looked at.
 
-  Equal gradients are the worst case only if C has none. Sums of columns would not show it, since
-  a larger entry of the same row may hide it. The constructors of dpjax's own strategies refuse
-  negative entries.
+  Equal gradients are the worst case only if C has no negative entry. Sums of columns would not show
+  such an entry, since a larger entry of the same row may hide it. The constructors of dpjax's own
+  strategies refuse negative entries.
   """
   if type(strategy).__module__.startswith("dpjax.noise.correlated"):
     return
@@ -266,8 +266,8 @@ def _separated_costs(
   # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
-  # An example takes part at most once in each window of min_sep steps. So the sum of the largest
-  # squared norms of all windows is a bound.
+  # An example takes part at most once in each window of min_sep steps. So the largest
+  # squared norms of the windows add up to a bound.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -279,7 +279,7 @@ def amplified_costs(
   num_groups: int,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
-  """Returns the largest squared column norm of C in each turn of `num_groups` steps.
+  """Returns the largest squared column norm of C in each turn of `num_groups` steps, [turns].
 
   If C has at most `num_groups` bands, an example's turns change disjoint rows. Then each turn is a
   separate Gaussian mechanism, sampled with the example's probability (Choquette-Choo et al. 2023,

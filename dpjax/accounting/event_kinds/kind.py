@@ -5,7 +5,7 @@ accounting knows about it: its JSON form, its normal form, the relations and acc
 it is proved, its privacy loss, and its description in words. To add an event, write one file here,
 and register it in `dpjax.accounting.event_kinds`.
 
-Noise multipliers are std / l2_clip_norm. `EventKind.under_replace_one` doubles the sensitivity.
+A Gaussian's noise multiplier is std / l2_clip_norm. `under_replace_one` doubles the sensitivity.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class EventKind(Generic[Event]):
   def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
-    Sampling does not lower rho: a sampled part has the rho of the same mechanism on all records.
+    Sampling the records of a step does not lower its rho.
     Default: raises UserError.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
@@ -192,7 +192,7 @@ class EventKind(Generic[Event]):
     return None
 
   def joining_prob(self, part: Event) -> float | None:
-    """Returns the largest probability that a record takes part in the part's steps, or None.
+    """Returns the largest probability that a record joins one of the part's steps, or None.
 
     A part accounts for one step, or for `Sampler.steps_per_event` steps, of which a record may then
     join at most one. `launch.check` compares counted draws with this number. None means that it
