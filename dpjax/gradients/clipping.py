@@ -189,7 +189,7 @@ def clip_and_sum(
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat `Clip`.
     rescale_to_unit_norm: see `dpjax.clipped_grad`.
 
-  Guarantee: changing, adding or removing one example moves `total` by at most
+  Guarantee: changing, adding or removing one example moves `total` by at most, up to rounding,
   `l2_bound` (add/remove) or twice that (replace), for any input, NaN included.
 
   >>> g = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])}
