@@ -106,8 +106,8 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
     directions are learnt from mirrored features, and serve features without mirroring, too.
 
   Raises:
-    UserError: the images have another shape, type or range, or are fewer than two; every image is
-      constant; words < 1.
+    UserError: the images have another shape, type or range, or are fewer than two; all numbers of
+      each image are equal; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> network = learned_patches(images, words=5)

@@ -494,8 +494,8 @@ class _Table(NamedTuple):
 
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
-  limits: tuple[int, ...]  # number of possible starts per column; 1 if it is kept
-  places: tuple[int, ...]  # a row's number is the sum of place * start; 0 if kept
+  limits: tuple[int, ...]  # number of valid starts per column; 1 if the dimension is kept
+  places: tuple[int, ...]  # row number = sum of place * start; 0 if the dimension is kept
   sliced: list[int]
   shared: list[int]
   clip: bool  # starts that are outside are moved inside; else they take nothing

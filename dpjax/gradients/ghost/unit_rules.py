@@ -39,11 +39,11 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 
-# Elements of an array per example above which a branch skips the pass that drops examples, if there
-# is none to drop. For smaller arrays the branch takes longer to compile than the pass to run.
+# Array size per example, in elements, above which a branch skips the pass that drops examples, if
+# none is dropped. For smaller arrays the branch takes longer to compile than the pass to run.
 _BRANCH_ABOVE = 4096
-# Elements of an operand per example above which a branch skips the copy that drops examples, if
-# all operands are finite.
+# Operand size per example, in elements, above which a branch skips the copy that drops examples,
+# if all operands are finite.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
