@@ -1,6 +1,6 @@
 """Data sets that tensorflow-datasets (TFDS) has written to disk, read without TensorFlow.
 
-Reading needs array_record files (`python -m launch.prepare` writes them) and Pillow.
+Reading needs array_record files (`python -m launch.prepare` writes them), and Pillow for images.
 Nothing here downloads data.
 """
 

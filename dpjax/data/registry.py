@@ -55,9 +55,9 @@ def load(
       is public, and never counted from the rows.
     declaration: public facts about a table, a text or a folder of images, as a dict or the
       path of a file. None: the declaration file beside or in the data.
-    resident: place of the inputs. True: in memory. False: in the files of prepared data or of a
-      folder, which are read on request (`Rows`). None: in the files if the inputs take more than a
-      quarter of the memory.
+    resident: place of the inputs. True: in memory. False, only for prepared data and folders: in
+      their files, which are read on request (`Rows`). None: in the files if that is possible and
+      the inputs take more than a quarter of the memory.
 
   Prepared records come in the order of their files, which is public and fixed. Nothing is
   ever downloaded here.

@@ -1,4 +1,4 @@
-"""The samplers that a config may name.
+"""All samplers of dpjax; a config may name those whose `used_for` is not empty.
 
 A sampler's class defines all that is known of it. Lists by use, and the samplers' rows in
 `dpjax.accounting.PROVED`, are derived from the classes.

@@ -81,7 +81,7 @@ class Sampler(abc.ABC):
   a proof: its own `proof`, or a `scheme` that is the name of a row of `accounting.PROVED`.
 
   Attributes:
-    name: name in configs; "" for a user's own sampler.
+    name: name in `registry.SAMPLERS` and in configs; "" for a user's own sampler.
     used_for: purposes for which a config may name the sampler; see `registry.used_for`.
     options: config fields that the sampler reads: "capacity", "separation" or "num_selected".
     answers: way in which `launch.account` computes epsilon, "exact" or "simulated"; "" for none.

@@ -59,8 +59,8 @@ class TruncatedPoissonSampler(SizedSampler):
   def sized(cls, size: Sizing) -> Self:
     """Returns a sampler of the requested capacity.
 
-    By default the capacity is the mean plus three standard deviations, so that about one step in a
-    thousand is cut."""
+    By default the capacity is three standard deviations above the mean batch size, so that about
+    one step in a thousand is cut."""
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
