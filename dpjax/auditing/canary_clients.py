@@ -33,12 +33,12 @@ M(c') are runs on data that differ in ONE client, as the relation says. The guar
 premise of Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary
 computes from M(c) alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
-Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
-of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
-all m canaries. Its probability and the divisor are those of the federation without canaries. The
-parameters of canaries are a part of the messages, and share clip norm and noise with the model's:
-the Gaussian mechanism guarantees the same for the longer vector. The part of the model that is kept
-at the end is post-processing of M.
+Canaries that join change nothing in this proof: under add_or_remove_one a guarantee is about
+federations of any size. M runs on the same clients, and on the canaries that are in. The sampler
+has room for all m canaries. Its probability and the divisor are those of the federation without
+canaries. The parameters of canaries are a part of the messages, and share clip norm and noise with
+the model's: the Gaussian mechanism guarantees the same for the longer vector. The part of the model
+that is kept at the end is post-processing of M.
 
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
 separated. One thing is assumed, as in any run with a seed: noise and coins that follow from one

@@ -37,7 +37,7 @@ _LENGTH = 1e3
 
 
 class _Ids(NamedTuple):
-  """Canaries as data: number of each, sign of its gradient, and whether it is no empty record."""
+  """Canaries as data: number of each, sign of its gradient, and whether it is present."""
 
   ids: np.ndarray
   signs: np.ndarray

@@ -26,9 +26,7 @@ class AccumulateState(NamedTuple):
   """State of `accumulate`. `total` holds clipped gradients without noise: keep it secret."""
 
   inner: Any  # state of the wrapped chain, which changes once per step
-  total: (
-    Any  # params-shaped, at least float32: sum of clipped gradients of this step so far
-  )
+  total: Any  # like params, at least float32: sum of this step's clipped gradients so far
   slices: jax.Array  # int32, number of slices of this step so far
   checksum: Any = None  # uint32, of slices; None is refused
 
