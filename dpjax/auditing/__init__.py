@@ -2,7 +2,7 @@
 
 The table shows the lower bounds of audits of one Gaussian release, without a bug and with planted
 ones. The release claims epsilon 1, 2, 4 or 8 at delta 1e-5, so each cell holds four bounds. A *
-marks a refuted claim. tests/auditing checks these numbers:
+marks a refuted claim. tests/auditing plants these bugs, and checks many of the verdicts:
 
 | planted bug      | 20,000 trials, any DP | 20,000 trials, Gaussian | 1,000 canaries, one_run |
 | ---------------- | --------------------- | ----------------------- | ----------------------- |
