@@ -59,8 +59,7 @@ def load(
       their files, which are read on request (`Rows`). None: in the files if that is possible and
       the inputs take more than a quarter of the memory.
 
-  Prepared records come in the order of their files, which is public and fixed. Nothing is
-  ever downloaded here.
+  Prepared records come in the order of their files: public and fixed. Nothing is downloaded here.
 
   Raises:
     UserError: one line: an unknown name (with the nearest known name); missing data (with the
