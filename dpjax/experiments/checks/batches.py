@@ -1,4 +1,4 @@
-"""Checks that batches follow the sampling scheme and the seed, and that records are read alone."""
+"""Checks that batches follow the sampling scheme and the seed; records must not change others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
-# Smallest and largest number of batches that are compared with each other.
+# Smallest and largest number of batches whose overlaps, two by two, are tested.
 _DRAWS = (50, 400)
-# Limit on rows x batches that are compared with each other. At least `_DRAWS[0]` batches are drawn
-# even above it.
+# Limit on rows x batches in these tests of overlaps. At least `_DRAWS[0]` batches are drawn even
+# above it.
 _INDICES = 40_000_000
 # Largest number of examples of which all pairs are compared. With more examples, only neighbouring
 # rows are compared.

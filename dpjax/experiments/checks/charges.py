@@ -55,7 +55,7 @@ _RECORDS = 500
 _AUDIT_CONFIDENCE = 0.99
 # Renyi orders above 40 are left out if 2 x order / noise multiplier exceeds this number.
 _FARTHEST = 60.0
-# Relative tolerance between two epsilons, whose privacy losses are rounded to different grids.
+# Relative tolerance between two computations of one epsilon, which round losses differently.
 _EPSILON_SLACK = 0.01
 
 
@@ -131,8 +131,8 @@ def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarr
   """Returns log-probabilities of many outcomes under both neighbours, where a record is exchanged.
 
   `dpjax.accounting.exchanged_sample` has the proof of this pair. With r(x) = (1 - q) + q N(shift) /
-  N(0), each x with r(x) > 1 makes two outcomes. The first has density N(0) under one neighbour and
-  r N(0) under the other; the second is its mirror image. Other outcomes are equally likely.
+  N(0), each x with r(x) > 1 makes two outcomes: one with densities N(0) and r N(0) under the two
+  neighbours, and its mirror image. Each other outcome is as likely under one as under the other.
 
   Args:
     prob: q, the chance that one record is in the batch.
@@ -308,8 +308,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """Returns norms [T] of the difference of two runs' updates, minus the difference of their sums.
-  The runs have one noise key, but other sums, batch sizes and parameters."""
+  """Returns norms [T] of (difference of two runs' updates) - (difference of their sums). The runs
+  have one noise key, but different sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
