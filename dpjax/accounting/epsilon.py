@@ -419,7 +419,7 @@ def _interval(steps: Parts) -> float:
   """Returns the interval of the grid of losses: small for small losses, wide for huge ones.
 
   A grid of interval h adds about h^2 / 4 to the variance r of one step's loss. So an interval of
-  sqrt(r) / 60 adds about 1e-4 of the variance.
+  sqrt(r) / 60 adds about 7e-5 of the variance.
   """
   renyi = {part: kind_of(part).renyi_two(part) for part in steps}
   total = sum(times * renyi[part] for part, times in steps.items())

@@ -66,7 +66,7 @@ class EventKind(Generic[Event]):
     selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
     points_per_deviation: number of grid points per standard deviation of a step's privacy loss. A
-      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 1e-4 of it.
+      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 7e-5 of it.
   """
 
   name: ClassVar[str]
@@ -140,7 +140,7 @@ class EventKind(Generic[Event]):
     return part
 
   def unamplified(self, part: Event) -> DpEvent:
-    """Returns an event without amplification that costs no less. Default: the part itself."""
+    """Returns an unamplified event that costs no less. Default: the part, amplified or not."""
     return part
 
   def rdp(self, part: Event) -> np.ndarray:
@@ -478,7 +478,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides dp_accounting's warnings about orders that it excludes; fewer orders loosen the bound."""
+  """Hides dp_accounting's warnings about orders it excludes; fewer orders only loosen the bound."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()
