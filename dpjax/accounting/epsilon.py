@@ -141,7 +141,7 @@ def delta_curve(
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   """Returns a function epsilons -> deltas, for epsilons >= 0; the analysis is done once.
 
-  For many epsilons the returned function takes a thousandth of the time of `delta_curve`. By PLD
+  For many epsilons the returned function takes under 1/1000 of the time of `delta_curve`. By PLD
   its deltas exceed those of `delta_curve` by a bound on rounding, about 1e-11 at moderate epsilons.
 
   Guarantee: all deltas of the returned function are upper bounds, which hold at once.

@@ -22,7 +22,7 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
    Mass of a term above a cap (`_Window`) is moved. With the record removed, this mass is spread to
    0 and infinity, which keeps the mean, and its share of P counts as lost. With the record added,
    this mass moves to the cap, since (1 - a L)_+ falls in L.
-4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
+4. log L is spread onto the accountant's grid of losses as in 2. ("connect the dots").
 5. Rounding: masses before the sum are raised by their relative error, for more mass is a
    larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
