@@ -52,7 +52,7 @@ _UNIT = 2.0**-53
 def allocation_rdp(
   num_steps: int, noise_multiplier: float, *, orders: Sequence[float]
 ) -> np.ndarray:
-  """Returns the Renyi divergence of one pass at each order, the larger of both directions.
+  """Returns a bound on the Renyi divergence of one pass at each order, in both directions.
 
   Args:
     num_steps: number T of steps of the pass.

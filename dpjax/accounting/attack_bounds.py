@@ -37,7 +37,7 @@ _LARGEST = 40.0
 
 
 def true_positive_rate(profile: Profile, fpr: float) -> float:
-  """Returns the largest true positive rate of any test at a false positive rate in (0, 1).
+  """Returns a bound on the true positive rate of any test at a false positive rate in (0, 1).
 
   It is the smallest value, over all epsilon, of e^epsilon FPR + delta and of
   1 - e^-epsilon (1 - FPR - delta): Proposition 2.12 of Dong, Roth and Su 2022.
@@ -70,9 +70,7 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
 
 
 def advantage(profile: Profile) -> float:
-  """Returns the largest TPR - FPR of any test, which is delta at epsilon 0.
-
-  Guarantee: an upper bound.
+  """Returns an upper bound on TPR - FPR of any test: delta at epsilon 0.
 
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
@@ -83,15 +81,13 @@ def advantage(profile: Profile) -> float:
 
 
 def bayes_risk(profile: Profile, prior: float) -> float:
-  """Returns the smallest chance of error of any attacker who knows the prior of membership.
+  """Returns a lower bound on the chance of error of any attacker who knows the prior of membership.
 
   It is min(prior, 1 - prior) (1 - delta(epsilon)) at epsilon = |log(prior / (1 - prior))|.
 
   Args:
     prior: chance in (0, 1) that the record is in the data, or that it has the first of its two
       possible values.
-
-  Guarantee: a lower bound.
 
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))

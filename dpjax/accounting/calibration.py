@@ -1,7 +1,7 @@
 """The noise, number of steps or sampling probability that a target epsilon allows.
 
 The target may also be a bound on an attacker (`attack_bounds`); then only the noise is found.
-Every answer is on the private side: the accountant's epsilon at the answer is at most the target
+Every answer is on the private side: what the accountant proves at the answer is at most the target
 (pitfall P25 in docs/sharp_edges.md).
 """
 
@@ -33,7 +33,7 @@ MAX_NUM_STEPS = 10_000_000
 _COARSE = "coarse"
 _MOST_GUESSES = 4
 
-_Cost = Callable[[float], float]  # parameter -> epsilon
+_Cost = Callable[[float], float]  # parameter -> epsilon or gain of an attacker
 
 
 class Target(Counting):
@@ -81,7 +81,7 @@ def calibrate_noise_to_attack(
     attack: bound on what an attacker gains, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
     tol: largest gap between the limit and the attacker's gain at the answer, as a share of the
-      limit, unless the gain jumps over this range or the answer is MIN_NOISE_MULTIPLIER.
+      limit, unless the gain jumps at the answer or the answer is MIN_NOISE_MULTIPLIER.
     counting: relation and accountant, as in `epsilon`.
 
   Guarantee: the bound holds at the answer.
@@ -356,8 +356,8 @@ def _between(
   Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it. Then the search ends at a bracket that
-    # is narrow enough.
+    # A cost that jumps over the target never comes near it. Then the search ends when the two ends
+    # of the bracket differ by a relative 1e-10.
     if near or abs(math.log(unsafe / private)) < 1e-10:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)

@@ -204,7 +204,7 @@ class DistributedNoise:
 
     Args:
       survivors: number of shares in a sum that was released; None means `min_survivors`. A sum of
-        fewer shares than that costs more than the guarantee.
+        fewer shares than `min_survivors` costs more than the guarantee.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

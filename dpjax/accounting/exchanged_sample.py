@@ -88,7 +88,7 @@ def profile(
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
   # `inner` is the loss of two Gaussians `shift` apart: e^loss = 1 + q (e^inner - 1). For a large
-  # loss, inner = loss - log(q) up to rounding, which does not overflow.
+  # loss, inner = loss - log(q) up to rounding, and this form does not overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,
@@ -193,7 +193,7 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
 
 
 def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """Returns log E r^(a - 1) = (a - 1) D_a of the pair at each order, [k]."""
+  """Returns (a - 1) D_a of the pair at each order, [k], by the integral in `exchanged_rdp`."""
   # The integrand falls like a normal density away from 0 and from shift * order. Therefore
   # almost nothing of the integral lies beyond `end`.
   start = shift / 2
@@ -207,7 +207,7 @@ def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarr
   powers = orders[:, None]
   # r^a + r^(1 - a) - r - 1 = (r^(a - 1) - 1) (r - r^(1 - a)), a form in which no digits cancel.
   lead = (powers - 1) * losses
-  first = lead + np.log(-np.expm1(-lead))  # e^v - 1 without overflow
+  first = lead + np.log(-np.expm1(-lead))  # log(e^lead - 1) without overflow
   second = losses + np.log(-np.expm1(-powers * losses))
   logs = special.logsumexp(log_weights + first + second, axis=1)
   # The addend covers the error of the quadrature, and the integral beyond the last panel.

@@ -6,9 +6,9 @@ section 5; Bu, Dong, Long and Su 2020, arXiv:1911.11607), with
   mu^2 = sum over steps of q^2 (e^(1 / z^2) - 1)        (Poisson, rate q, multiplier z)
 
 The limit is that of many steps with q sqrt(steps) fixed. For a finite number of steps the epsilon
-can be TOO SMALL, and is far too small at small delta and little noise; a test compares it with
-the exact value. Use the limit to see how epsilon scales, and its order of magnitude. Nothing in
-dpjax calibrates by it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled
+can be TOO SMALL, and is far too small at small delta and little noise; a unit test compares it
+with the exact value. Use the limit to see how epsilon scales, and its order of magnitude. Nothing
+in dpjax calibrates by it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled
 proved.
 """
 
@@ -29,7 +29,7 @@ class Approximation(NamedTuple):
 
   epsilon: float
   mu: float  # the run is (nearly) as private as N(0, 1) against N(mu, 1)
-  epsilon_kind: str  # "proved" for unsampled Gaussian noise, else "approximation"
+  epsilon_kind: str  # "approximation" if the central limit is used, else "proved"
 
 
 def approximate(

@@ -1,6 +1,6 @@
 """The ledger: every step that ran, and the cost of all together. Checkpoints store it.
 
-A ledger is never changed: its methods return a new one. It holds each step of each noise key
+A ledger is never changed: `charge` returns a new one. A ledger holds each step of each noise key
 exactly once. A step charged twice would mean that the same noise was drawn twice. A step left out
 would mean that a release is not accounted for. Both are refused.
 """

@@ -43,12 +43,12 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
-# Largest number of steps for which a dense C is computed, if no structure of C helps.
+# Largest number of steps for which all columns of C are computed at once.
 _DENSE = 4096
 # Largest number of entries of one array: 2 GiB of float64. A few arrays of this size are held at
 # once.
 _MOST_ENTRIES = 2**28
-# Largest number of entries of C that are checked one by one.
+# Largest number of entries of C, if every entry must be checked.
 _MOST_LOOKED_AT = 2**28
 # Number of columns of C that are checked at once.
 _COLUMNS = 256
@@ -58,7 +58,7 @@ _ZERO = 1e-12
 
 
 class Strategy(Protocol):
-  """Lower-triangular matrix C >= 0, hashable. `dpjax.noise.correlated` has several strategies."""
+  """Hashable lower-triangular matrix C with entries >= 0; see `dpjax.noise.correlated`."""
 
   @property
   def bands(self) -> int | None: ...  # C[i, j] = 0 where i - j >= bands
@@ -178,9 +178,9 @@ def turn_images(
 def _check_entries(strategy: Strategy, num_steps: int) -> None:
   """Raises UserError if C has a negative entry, or is too large to be looked at.
 
-  Equal gradients are the worst case only if C has none. Sums of columns would not show it, since
-  a larger entry of the same row may hide it. The constructors of dpjax's own strategies refuse
-  negative entries.
+  Equal gradients are the worst case only if C has no negative entry. Sums of columns would not show
+  such an entry, since a larger entry of the same row may hide it. The constructors of dpjax's own
+  strategies refuse negative entries.
   """
   if type(strategy).__module__.startswith("dpjax.noise.correlated"):
     return
@@ -266,8 +266,8 @@ def _separated_costs(
   # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
-  # An example takes part at most once in each window of min_sep steps. So the sum of the largest
-  # squared norms of all windows is a bound.
+  # An example takes part at most once in each window of min_sep steps. So the largest squared norms
+  # of the windows add up to a bound.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -279,7 +279,7 @@ def amplified_costs(
   num_groups: int,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
-  """Returns the largest squared column norm of C in each turn of `num_groups` steps.
+  """Returns the largest squared column norm of C in each turn of `num_groups` steps, [turns].
 
   If C has at most `num_groups` bands, an example's turns change disjoint rows. Then each turn is a
   separate Gaussian mechanism, sampled with the example's probability (Choquette-Choo et al. 2023,

@@ -176,7 +176,7 @@ def _starts_above(
     tangents = knots[before] + (losses - knot_losses[before]) / knot_slopes[before]
   # L rises, so the threshold of the next knot's larger loss is above the threshold, too.
   nexts = np.append(knots, far)[before + 1]
-  # A flat tangent reaches no loss. Then the farthest point is the start.
+  # A flat tangent reaches no loss. Then the threshold of the next knot is the start.
   tangents = np.where(np.isfinite(tangents), tangents, far)
   return np.minimum(np.maximum(tangents, knots[before]), nexts)
 

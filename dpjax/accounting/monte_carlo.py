@@ -43,7 +43,7 @@ _GRID = 1e-3 * 1.005 ** np.arange(2800)
 class MonteCarloEpsilon(NamedTuple):
   """An epsilon from simulated privacy losses. Wherever it is shown, say that it is simulated."""
 
-  estimate: float  # least epsilon whose simulated delta is small enough: no guarantee
+  estimate: float  # least epsilon whose simulated delta is at most `delta`: no guarantee
   upper: (
     float  # at least the true epsilon with probability `confidence` over the simulation
   )
@@ -72,7 +72,7 @@ def balls_in_bins_epsilon(
     confidence: least probability, over the simulation, that `upper` is a true upper bound.
 
   The confidence is about the simulation only. The result is the same as if epsilons of a fixed grid
-  were tested from the largest down, until one fails. So the choice needs no correction.
+  were tested from the largest down, until one fails. So several tests need no correction.
 
   Raises:
     UserError: too few samples to certify delta at all: about log(2 / (1 - confidence)) / delta
@@ -110,7 +110,7 @@ def _check_simulation(
 def _certified(
   losses: list[np.ndarray], delta: float, confidence: float
 ) -> MonteCarloEpsilon:
-  """Returns the certified epsilon from sorted losses in both directions."""
+  """Returns the estimated and the certified epsilon from sorted losses in both directions."""
   number = len(losses[0])
   # A simulated mean of at most `limit` shows, with the confidence, that the true mean is below
   # delta.
@@ -182,7 +182,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """Simulates the outputs of one example under b-min-sep sampling, and their privacy losses."""
+  """Simulates outputs with and without one example (b-min-sep sampling), and privacy losses."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float

@@ -1,7 +1,7 @@
 """The cost in delta of a run that aborts on a batch above its capacity.
 
-The accountant analyses a run that never aborts. A run that aborts with probability at most B, on
-the data and on their neighbour, is within B of it in total variation. So (epsilon, d)
+The accountant analyses a run that never aborts. The same run with aborts, of probability at most B
+on the data and on their neighbour, is within B of that run in total variation. So (epsilon, d)
 becomes (epsilon, d + (1 + e^epsilon) B). The cost grows with epsilon, hence as delta falls.
 """
 

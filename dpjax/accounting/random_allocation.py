@@ -19,10 +19,10 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
 3. The sum is taken at once, as a power of a discrete Fourier transform, on a window of the
    grid, round a circle. What wraps onto a smaller loss is counted as lost (delta), by
    Chernoff's bound on the very masses; what wraps onto a larger one is pessimistic as it is.
-   A term beyond its cap is changed. If the record is removed, the term's mass is spread to 0 and
-   infinity, which keeps the mean, and its share of P counts as lost. If the record is added, the
-   term becomes the cap, since (1 - a L)_+ falls in L.
-4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
+   Mass of a term above a cap (`_Window`) is moved. With the record removed, this mass is spread to
+   0 and infinity, which keeps the mean, and its share of P counts as lost. With the record added,
+   this mass moves to the cap, since (1 - a L)_+ falls in L.
+4. log L is spread onto the accountant's grid of losses as in 2. ("connect the dots").
 5. Rounding: masses before the sum are raised by their relative error, for more mass is a
    larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
@@ -155,7 +155,7 @@ def _spread(
     tilted: whether masses are those of P, which are L times those of Q.
 
   Returns:
-    The first i, and for each i from there on the masses moved to lower ends and to upper ends.
+    The first i, and for each cell i from there on the masses moved to its lower and its upper end.
   """
   # More mass is a larger divergence, so rounding up is sound.
   masses = masses * (1 + 16 * _UNIT / interval)

@@ -1,7 +1,7 @@
 """Bounds for a replaced record, from proofs for removing one and adding one.
 
 Let P be the run with a record, R the run with another in its place, and Q the run with neither;
-all else, and its randomness, is the same. For every event E
+all else, and its randomness, is the same. For every set E of outputs
 
   P(E) <= e^e1 Q(E) + d(e1)  and  Q(E) <= e^e2 R(E) + d(e2), so
   P(E) <= e^(e1 + e2) R(E) + d(e1) + e^e1 d(e2),
@@ -10,10 +10,10 @@ where d(e) is the delta at e of removing or adding a record, for the whole run. 
 epsilon is sound; the best of a few is taken. Q need not be a run that anybody could have: two
 Gaussian sums that are two clip norms apart have a midpoint within one clip norm of each.
 
-A direct pair, of the likelihood ratio (X_1 + .. + X_T) / (Y_1 + .. + Y_T) of both records, would be
-tighter, by a factor of up to sqrt(2) if privacy losses are small. That such a pair dominates is not
-proved here: the convex order of `random_allocation` is about one sum, and two sums of the same
-normals are not independent.
+A direct pair for random allocation would be tighter, by a factor of up to sqrt(2) if privacy losses
+are small. Its likelihood ratio is (X_1 + .. + X_T) / (Y_1 + .. + Y_T), with X_t of one record as in
+`random_allocation`, and Y_t of the other. That such a pair dominates is not proved here: the convex
+order of `random_allocation` is about one sum, and two sums of the same normals are not independent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Privacy amplification by shuffling, for LOCAL randomisers: hiding among the clones.
 
-n users each run an epsilon_0-locally private randomiser on their own record. A shuffler removes
+n users each run an epsilon_0-locally private randomiser on their own record. A shuffler hides
 who sent which report, and the reports are published. Together they are (epsilon, delta)-private
 for one user exchanged for any other (replace_one). For many users epsilon is far below epsilon_0
 (Feldman, McMillan and Talwar 2021, arXiv:2012.12803). The randomisers may differ, and may depend

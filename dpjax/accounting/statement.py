@@ -78,8 +78,8 @@ def privacy_statement(
 
   Args:
     event: event of the whole run.
-    num_examples: number of units. Under add_or_remove_one, the DECLARED constant that the mechanism
-      used; under other relations, the true number, which is the same in neighbouring data sets.
+    num_examples: number of units; None if it is not stated. Under add_or_remove_one, the DECLARED
+      constant that the mechanism used; under other relations, the true number, equal in neighbours.
     unit: name of what counts as one record, such as "example" or "user".
     epsilon_kind: a key of `EPSILON_KINDS`.
     epsilons: name -> epsilon, for a table of values that no accountant computes.
@@ -148,8 +148,8 @@ def _attackers(
   accountants: Sequence[str],
 ) -> str:
   """Returns bounds on every membership test, in words; "" if no accountant has a finite epsilon."""
-  # These modules are imported here, since every run imports `statement`, but few statements need
-  # bounds on tests.
+  # Imported here, since every run imports `statement`, but needs these modules only when it writes
+  # a statement.
   from dpjax.accounting.attack_bounds import advantage, true_positive_rate
   from dpjax.accounting.trade_off import pairs_of
 

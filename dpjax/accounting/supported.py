@@ -127,7 +127,7 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def check_event(
   proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
 ) -> None:
-  """Raises UserError, naming the sampler, if its event lacks a proof for relation or accountant.
+  """Raises UserError if the event of a sampler lacks a proof for the relation or the accountant.
 
   Args:
     proof: the sampler's row of the table of proofs.

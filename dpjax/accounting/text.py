@@ -80,8 +80,7 @@ def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> 
   # to 1.001e-05.
   exact = decimal.Decimal(repr(value))
   if decimals is not None:
-    # This precision holds every digit of a float64. The default of 28 digits would raise for large
-    # numbers.
+    # 400 digits hold the largest float64. The default of 28 digits would raise for large numbers.
     with decimal.localcontext(prec=400):
       return f"{exact.quantize(decimal.Decimal(1).scaleb(-decimals), rounding):f}"
   context = decimal.Context(prec=digits, rounding=rounding)

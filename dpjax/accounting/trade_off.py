@@ -19,8 +19,8 @@ from dpjax.accounting.epsilon import Counting, epsilon, privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_masses import Profile
 
-# Epsilons of `all_pairs`. Each pair bounds the curve of true positive rates by a tangent. A finer
-# grid would lower the bound by less than 1e-3.
+# Epsilons of `all_pairs`, and some of those of `pairs_of`. Each pair bounds true positive rates
+# by a line. A finer grid would lower the bound of `all_pairs` by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
 # Number of epsilons of the curve of `trade_off`, from 0 to the epsilon at which delta is the slack.
 _POINTS = 129
@@ -236,7 +236,7 @@ def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
     event: event of the whole run.
     counting: relation and accountant, as in `epsilon`.
 
-  Raises UserError as `epsilon` does.
+  Raises UserError as `privacy_profile` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)

@@ -8,8 +8,8 @@
   `remove_probs`, `remove_infinity_mass`, and the same with `add_` where adding a record differs
   from removing it. All estimates are pessimistic.
 
-An untrusted file is read as data, never as code. It is refused in one line if it cannot bound any
-mechanism.
+An untrusted file is read as data, never as code. A file that cannot bound any mechanism is refused
+by an error of one line.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _MOST_ROWS = 10**6
 _MOST_MASSES = 10**7
 _MOST_BYTES = 2**30
 _MOST_TEXT = 2**26
-# Bound on the rounding of sums over a curve's differences, and of sums of 1e6 masses by FFT.
+# Rounding that is allowed in the rules of a curve, and in the total of 1e6 masses from an FFT.
 _ROUNDING = 1e-9
-# Largest surplus of a total mass above 1. Connecting the dots leaves a surplus of 3e-9 per step.
+# Largest surplus of a total mass above 1, and largest mass that `_lifted` moves. Connecting the
+# dots leaves a surplus of 3e-9 per step.
 _SURPLUS = 1e-2
 
 
@@ -53,7 +54,7 @@ def write_curve(pairs: TradeOff, path: str | os.PathLike) -> None:
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(_HEADER)
   alphas, betas = pairs.points()
-  # `float` writes the shortest text that reads back as the same number.
+  # A Python float is written as the shortest text that reads back as the same number.
   writer.writerows(zip(map(float, alphas), map(float, betas)))
   files.replace_file(path, text.getvalue().encode())
 
@@ -126,7 +127,7 @@ def write_losses(
   Returns:
     Whether a file was written: False if `loss_distribution` returns None, as for Renyi DP.
 
-  Raises UserError as `epsilon` does.
+  Raises UserError as `loss_distribution` does.
   """
   counted = loss_distribution(event, **counting)
   if counted is None:

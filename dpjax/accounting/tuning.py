@@ -1,6 +1,6 @@
 """The cost of choosing the best of several private runs, and how many runs to make.
 
-Trying a fixed number k of settings and keeping the best costs about k times one run. A RANDOM
+Trying a fixed number k of settings and keeping the best is accounted as k runs. A RANDOM
 number of trials, kept secret, can cost little more than two runs (Papernot and Steinke 2022,
 arXiv:2110.03620). The proof needs these conditions, which no accountant can check:
 
@@ -110,7 +110,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
 
   Args:
     rng: random generator; seed it from the operating system, as nobody may know the number.
-    mean_trials: E[K] >= 1.
+    mean_trials: mean of the number K of runs, at least 1.
     shape: parameter of the distribution of K. 1 is geometric, 0 logarithmic, and inf Poisson; with
       Poisson K may be 0, and then nothing is released. Any other value is a truncated negative
       binomial, with P(K = k) proportional to (1 - gamma)^k Gamma(k + shape) / k!.

@@ -1,16 +1,16 @@
-"""Renyi divergences of noisy votes that depend on the votes, and their smooth sensitivity.
+"""Data-dependent Renyi divergences of noisy votes, and the smooth sensitivity of these divergences.
 
 Teachers that agree are likely to agree on a neighbouring data set, too. Then an answer costs
 less than its data-independent bound. How much less depends on the votes, so this cost is itself
-private, and `epsilon` of a run never uses it. The holder of the data may see it. To publish it
-use `SmoothSensitivity`, which adds noise and has a privacy cost of its own.
+private, and `epsilon` of a run never uses it. The holder of the data may see it. To publish it,
+add the noise of `SmoothSensitivity`, which has a privacy cost of its own.
 
 A neighbour is a data set in which ONE teacher votes differently: one count is lower by one and
 another higher by one. `orders` are Renyi orders above 1, and `std` is the standard deviation of the
 noise on each count.
 
 Source: Papernot, Song, Mironov, Raghunathan, Talwar and Erlingsson 2018, arXiv:1802.08908.
-Theorems and algorithms below have its numbers. Values agree with the authors' code
+Theorems and algorithms below have the numbers of this paper. Values agree with the authors' code
 (tensorflow/privacy, research/pate_2018) to 1e-9.
 """
 
@@ -69,7 +69,7 @@ def gaussian_votes_rdp(
   Args:
     log_q: upper bound on the log probability that the answer is not the likely one.
     std: standard deviation of the noise on each of two counts that a neighbour changes by one. For
-      a single number that changes by one, pass sqrt(2) times its standard deviation.
+      a single number that changes by one, pass sqrt(2) times the standard deviation of its noise.
 
   Returns:
     Divergences [len(orders)].
@@ -176,7 +176,7 @@ def _log_1m_exp(x: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _log_q0(std: float, order: float) -> float:
-  """Returns the log of the probability q above which the data-independent bound is better.
+  """Returns the log of the probability q from which on the data-independent bound is used.
 
   Here q is the chance of another answer than the likely one. Raises UserError if none is found."""
 

@@ -6,7 +6,7 @@
   TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 
 A run satisfies many such pairs (epsilon, delta) at once. So its line is the minimum of the lines of
-all pairs (Dong, Roth and Su 2022, Proposition 2.12). It is far below the line of the printed pair.
+all pairs (Dong, Roth and Su 2022, Proposition 2.12). It is often far below the printed pair's.
 
 The neighbouring relation defines "with a record". Under add_or_remove_one an independent coin must
 decide for each record whether it is a member (`shadows.random_halves`). If the size of the training
@@ -209,9 +209,9 @@ def judge(
 
   Let the TPR's interval be [t0, t1] and the FPR's [f0, f1]. The verdict is "above" if t0 > line(f1)
   at one of the rates. It is "below" if t1 <= line(f0) at each of the rates. Only these rates are
-  judged, not the whole line. All ends hold together with `confidence` (Bonferroni), if the records
-  are independent. "Above" is only an alarm; `dpjax.auditing.audit` can refute the epsilon that a
-  run prints.
+  judged, not the whole line. All intervals hold together with probability `confidence`
+  (Bonferroni), if the records are independent. "Above" is only an alarm; `dpjax.auditing.audit` can
+  refute the epsilon that a run prints.
 
   >>> truth = np.arange(20_000) >= 10_000
   >>> leaky = roc.curve_of(truth + 0.0, truth)  # told apart without a mistake

@@ -96,8 +96,7 @@ class AnswerInversion:
         field="x",
       )
     center = logs.mean(axis=0)
-    # A class whose answers never change has no spread, so the small number prevents a division by
-    # 0.
+    # A class whose answers never change has no spread: the small number prevents a division by 0.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
     # The decoder learns only the difference of an input from the mean, the weaker baseline.

@@ -43,8 +43,8 @@ def guessed_attribute(
     values: [V, len(columns)], the possible values of the attribute (or [V] for one column).
     prior: [V], the frequency of each value; None: all are equally frequent.
 
-  Raises UserError for columns that a record does not have, fewer than two values, or a prior that
-  is no distribution or holds a 0.
+  Raises UserError for fewer than two values, or a prior that is no distribution or holds a 0. The
+  signal raises it for columns that a record does not have.
 
   >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
   >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))
@@ -70,7 +70,7 @@ def guessed_attribute(
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x = np.asarray(records.x)
-    # A copy. Integers are kept only if they hold the guesses: they would cut fractions.
+    # A copy. An integer type is kept only if it can hold `values`, since it cuts fractions.
     exact = x.dtype.kind not in "biu" or np.array_equal(options.astype(x.dtype), options)
     x = np.array(x, x.dtype if exact else np.result_type(x, options))
     y = np.asarray(records.y)

@@ -32,9 +32,9 @@ from dpjax.validate import UserError
 class Inverted(NamedTuple):
   """Inputs that an inversion found, `count` for each class, in the order of the classes."""
 
-  x: np.ndarray  # [K count, *shape]
-  y: np.ndarray  # [K count] int32, the class of each input
-  confidence: np.ndarray  # [K count] probability that the TARGET gives to that class
+  x: np.ndarray  # [n, *shape], n = number of classes asked for * count
+  y: np.ndarray  # [n] int32, the class of each input
+  confidence: np.ndarray  # [n] probability that the TARGET gives to that class
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -144,8 +144,8 @@ def min_sum(direction: str = "std") -> Poisoning:
     mean = honest.mean
     way = _way(honest, direction)
     off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
-    # Offsets from the mean sum to 0. So a message's sum of squared distances is n times its
-    # own squared offset, plus the sum of all squared offsets.
+    # Offsets from the mean sum to 0. So a message's sum of squared distances to the n honest ones
+    # is n times its own squared offset, plus the sum of all squared offsets.
     squares = jnp.sum(off**2, axis=1)
     square = jnp.sum(way**2)
     gamma = jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))

@@ -8,7 +8,7 @@ of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at ra
 | exposure by         | needs                                 | exact                        |
 | ------------------- | ------------------------------------- | ---------------------------- |
 | `exposure_by_rank`  | the loss of every secret              | yes                          |
-| `extrapolate`       | the losses of some hundred secrets    | if they are skew-normal      |
+| `extrapolate`       | the losses of some hundred secrets    | no: a skew-normal is fitted  |
 
 A canary that was never in the text has a uniform rank. So the mean of its exposure is about 1.44
 bits (log2 e), and not 0. `ExposureBound` gives the exposure that a proved epsilon allows.
@@ -29,7 +29,7 @@ from dpjax.attacks import allowed, signals
 from dpjax.types import Example, HostArray, LossFn, Params
 from dpjax.validate import UserError
 
-# A format with more secrets than this is refused, since attacks enumerate all secrets.
+# A format with more secrets is refused, since `exposure_by_rank` needs the loss of each.
 _MOST_SECRETS = 10**7
 # Larger skewness is cut to this before the fit, since a skew-normal has at most .9953.
 _MOST_SKEWED = 0.99
@@ -168,9 +168,9 @@ def extrapolate(
   """Estimates the exposure: -log2 of the share of secrets whose loss is at most the canary's.
 
   The losses of random secrets are assumed to be skew-normal (Carlini et al. 2019, section 4.3), and
-  are fitted here by their first three moments. A canary with a loss below all references gets more
-  bits than counting could give. A fit is always close to its own data, so the p-value comes from a
-  parametric bootstrap.
+  are fitted here by their first three moments. A canary with a loss below all references may
+  get more bits than counting could give. A fit is always close to its own data, so the p-value
+  comes from a parametric bootstrap.
 
   Args:
     loss: loss of the canary.
@@ -213,9 +213,9 @@ def extrapolate(
 
 
 def _fitted(values: np.ndarray) -> tuple[float, float, float]:
-  """Returns (shape, location, scale) of the skew-normal with the moments of `values`.
+  """Returns (shape, location, scale) of the skew-normal that has the first moments of `values`.
 
-  These are mean, variance and skewness; the skewness is cut to [-.99, .99].
+  These moments are mean, variance and skewness; the skewness is cut to [-.99, .99].
   """
   skewness = float(np.clip(stats.skew(values), -_MOST_SKEWED, _MOST_SKEWED))
   part = abs(skewness) ** (2 / 3)
@@ -246,7 +246,7 @@ def _log_cdf(z: float, shape: float) -> float:
   below = np.geomspace(1e-7 * width, max(z, 0.0) + 40.0, 6000)
   points = z - below
   log_density = math.log(2) + stats.norm.logpdf(points) + special.log_ndtr(shape * points)
-  # The trapezoidal rule runs over log(below), with d below = below * d log(below).
+  # The sum runs over equal steps of log(below), with d below = below * d log(below).
   step = math.log(below[-1] / below[0]) / (len(below) - 1)
   inside = float(np.logaddexp.reduce(log_density + np.log(below))) + math.log(step)
   return min(0.0, float(np.logaddexp(inside, log_density[0] + math.log(below[0]))))
@@ -268,7 +268,7 @@ class ExposureBound:
     copies: number of protected units that hold the secret. A unit is a line, or a user with any
       number of such lines.
 
-  Raises UserError for fewer than 2 secrets or 1 copy.
+  Raises UserError for fewer than 2 secrets, or no copy.
 
   >>> bound = ExposureBound(allowed.by_epsilon(np.log(4), 0.0), num_secrets=64, copies=1)
   >>> round(bound.probability(5.0), 4)  # one of the first two: 4 * 2 / 64

@@ -184,7 +184,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Compares the answers of copy and model, each [n, K], to inputs that were not queried.
+  """Counts the inputs, none of them queried, on which the answers [n, K] of copy and model agree.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
@@ -213,7 +213,7 @@ def extraction_curve(
 
   Args:
     target: the attacker's access to the model, `ask(...)`.
-    queries: inputs [n, ...].
+    queries: inputs [N, ...].
     held_out: inputs [m, ...] on which copy and target are compared. The attacker asks none of them.
 
   Raises UserError for more queries than there are rows, or held-out inputs that are queries, too.

@@ -5,7 +5,7 @@
 | `Dlg`        | squared, relative to the message | L-BFGS, a line search    | Zhu et al. 2019     |
 | `CosineAdam` | 1 - cosine, plus total variation | Adam on signs, in a box  | Geiping et al. 2020 |
 
-`Dlg` finds the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
+`Dlg` can find the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
 gradient, whose scale it needs. It moves along second derivatives, which vanish where activations
 are piecewise linear (ReLU, leaky ReLU). It warns of ReLU; try `CosineAdam` then. The cosine does
 not depend on a common factor, so clipping alone does not hinder it.
@@ -39,7 +39,7 @@ from dpjax.attacks.views import View
 from dpjax.types import Array, ArrayTree, Example, HostArray
 from dpjax.validate import UserError
 
-# Number of steps between two checks of whether a restart has converged.
+# Without a line search, number of steps between two checks of whether a restart has converged.
 _CHECK_EVERY = 25
 # With a line search, a restart whose trial ends at or below this objective goes on at once.
 _PROMISING = 1e-3
@@ -48,8 +48,9 @@ _PROMISING = 1e-3
 class Method(Protocol):
   """Interface of an inversion method, which judges and moves a guess.
 
-  With `line_search = True`, SciPy's L-BFGS moves the guess, and keeps `memory` pairs of vectors.
-  Then `project` clips only the first guess, and `optimizer` takes no step.
+  A method may have two more attributes. If `line_search` is True, SciPy's L-BFGS moves the guess,
+  and keeps `memory` pairs of vectors. Then `project` clips only the first guess, and `optimizer`
+  takes no step.
   """
 
   @property
@@ -95,7 +96,7 @@ class Dlg:
 
   SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh. With a
   fixed learning rate, 600 steps find none of them. Both kinds of steps find CIFAR-10 images behind
-  Zhu's LeNet, if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
+  Zhu's LeNet, if `memory` is large. Each of the paper's "300 iterations" is up to 20 steps here.
 
   Args:
     steps: largest number of gradient evaluations of one restart.
@@ -124,7 +125,7 @@ class Dlg:
     """Accepts any examples."""
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns if the view's program contains rectifiers, whose second derivatives are 0."""
+    """Warns if the view's program names a ReLU, whose second derivative is 0."""
     if "relu" in str(jax.make_jaxpr(view)(guessed)):
       warnings.warn(
         "Dlg on a network with ReLU: the second derivatives that it moves on vanish where "
@@ -223,7 +224,7 @@ class Reconstruction(NamedTuple):
 
 
 class _Search(NamedTuple):
-  """State of one restart, or with leaves [R, ...] of all restarts."""
+  """State of one restart. With leaves [R, ...] it holds the states of all restarts."""
 
   guess: Any  # {"x": [B, ...]} and, for unknown labels, {"logits": [B, K]}
   opt_state: Any
@@ -245,7 +246,7 @@ class Inversion:
     restarts: number of independent first guesses.
     finalists: largest number of restarts that run to the end, those with the smallest objectives
       after the trial. The other restarts stop after the trial, to save time. With a line search, a
-      promising restart goes on at once, before all are tried.
+      restart that ends its trial at or below 1e-3 goes on at once, before all are tried.
     trial: number of steps of a restart before the finalists are chosen.
 
   Raises:
@@ -306,7 +307,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
-    # Some methods need float64: near the end float32 resolves no difference.
+    # Some methods need float64: near the end, float32 cannot tell the guess's message from `seen`.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -316,7 +317,7 @@ class Inversion:
       return run(search, wide, known)
 
   def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Steps all restarts together, until one converges or the steps are used up.
+    """Steps all restarts together until one converges or no step is left. Returns the best guess.
 
     After the trial, only the finalists go on.
     """
@@ -337,7 +338,7 @@ class Inversion:
     return _best(jax.device_get(search), known, objectives, taken)
 
   def _run_line_search(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Runs the trials in order, then the finalists to the end; ends once a restart converges."""
+    """Runs trials in order, then finalists, until a restart converges. Returns the best guess."""
     method: Any = self.method
     parts = [search.guess[name] for name in ("x", "logits") if name in search.guess]
     points = np.concatenate(

@@ -1,6 +1,6 @@
 """InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri 2025).
 
-`rmia` counts the records that x beats, so all records that beat every other one are tied. InfoRMIA
+`rmia` counts the records that x beats, so records that beat equally many others are tied. InfoRMIA
 takes the mean margin of x over all other records, in nats, and needs no gamma.
 """
 

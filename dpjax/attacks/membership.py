@@ -35,8 +35,7 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Number that is added to every standard deviation, so that none is 0, as in the code of Carlini et
-# al.
+# Added to every standard deviation, so that none is 0, as in the code of Carlini et al.
 _FLOOR = 1e-30
 # Scores of this size or more are refused. For smaller scores, the square of (difference of two
 # scores / floor) stays far within float64.

@@ -17,8 +17,8 @@ aggregator are those of the run, which gets no other change than `wrap` and `mem
 
 An attacker knows the model, the training and its own records, and can send anything.
 `federated.aggregators.robust` bounds how far any message can move an aggregator. These three
-attacks can only show that a defence fails. `attacks.collusion` has
-attackers who agree, and adapt to honest messages.
+attacks can only show that a defence fails. `attacks.collusion` has attackers who agree, and adapt
+to honest messages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Poisoning(NamedTuple):
 
 
 class Colluders(NamedTuple):
-  """State of an aggregator that `attacks.colluding` returns."""
+  """State of the aggregator that `attacks.colluding` returns."""
 
   own: Any  # state of the aggregator without the attack
 
@@ -244,9 +244,7 @@ def poisoned(
 
 
 def attacker_memory(inner: Any = None) -> Any:
-  """Returns the initial memory (state between rounds) of a client that lies once recruited.
-
-  The client is honest until it is `recruited`.
+  """Returns the initial memory (state between rounds) of a client that lies once `recruited`.
 
   Args:
     inner: initial memory of the client without the attack; None: it keeps no memory.

@@ -34,7 +34,7 @@ class Populations(NamedTuple):
   """Training sets for `train_shadows`, and which of them have the property."""
 
   included: np.ndarray  # [S, n] bool, the records of each training set
-  truth: np.ndarray  # [S] bool, whether it has the property
+  truth: np.ndarray  # [S] bool, whether each set has the property
 
 
 def populations(

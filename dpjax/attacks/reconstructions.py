@@ -211,7 +211,7 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   records = flat_a / largest
   guesses = np.clip(flat_b / largest, -1e100, 1e100)
   squares = distance.cdist(records, guesses, "sqeuclidean")
-  # Guesses whose error is 120 dB below the distance of two records count as equally good.
+  # Guesses whose error is 120 dB below the median distance of two records count as equally good.
   between = distance.pdist(records, "sqeuclidean")
   usual = float(np.median(between)) if between.size else 0.0
   floor = max(1e-12 * usual, np.finfo(np.float64).tiny)
@@ -309,7 +309,7 @@ def picture(
       appears once, above the row.
 
   Raises:
-    UserError: no images, or another number of captions.
+    UserError: no images, or captions that are not as many as the images.
   """
   # Imported here, since matplotlib is slow to import.
   from dpjax import pictures

@@ -1,8 +1,8 @@
 """Registry of attacks: each one's aim, access, possible adversaries and defences.
 
-Each entry of `ATTACKS` gives one row of every table that dpjax prints about attacks. It also gives
-a row of the page of threats (`python -m launch.attack --threats > THREATS.md`). Tests fail for an
-attack of this package without a row, and for a row whose code does not exist.
+Each entry of `ATTACKS` gives a row of the page of threats (`python -m launch.attack --threats >
+THREATS.md`), and a line of `experiments.catalogue`. Tests fail for an attack of this package
+without an entry, and for an entry whose code does not exist.
 
 An attack without code is only described: dpjax does not carry it out, so nothing here measures it.
 A defence is listed if a proof ("proved") or experience supports it. A defence that held against
@@ -47,7 +47,8 @@ class Attack:
     word: value of `--config.attack`; "": `launch.attack` does not run it.
     settings: dotted path of its settings, a subclass of `attacks.attack_settings.AttackSettings`.
 
-  Raises UserError for an unknown access, an empty field, or text that would break a table.
+  Raises UserError for an unknown access, text that would break a table, or an empty field other
+  than `code`, `word` and `settings`.
 
   >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
   False
@@ -110,7 +111,7 @@ _NOISE = (
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
-# A new attack needs only an entry here. Tests check it, and its row appears in every table.
+# A new attack needs an entry here: tests check it, and the page of threats shows it.
 ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
@@ -348,7 +349,7 @@ ATTACKS: tuple[Attack, ...] = (
     "whoever sees noisy numbers bit by bit",
     "release=true: noise on a public grid; mechanisms round to one", "", "Mironov 2012",
   ),
-  # --- of secure computation
+  # --- on secure computation, and on a run's files: described only, too
   Attack(
     "two stories about who is left", "the vector of one client of a secure sum", "messages",
     "a server that asks one group for a client's mask and another for its key",

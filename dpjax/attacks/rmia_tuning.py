@@ -1,8 +1,8 @@
 """Tuning of RMIA on shadow models: gamma and temperature, as its authors choose them.
 
-Each shadow model plays the target once, with the other models as its shadows. The members of a
-shadow are known, so each setting has a true positive rate on it. The real target's members are not
-used.
+Each shadow model plays the target once, if enough others are left. Its shadows are the others,
+except one that holds exactly the records that it lacks. The members of a shadow are known, so each
+setting has a true positive rate on it. The real target's members are not used.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def tune_rmia(
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
   target. A shadow can play it if at least two other shadows remain, not counting its complement
-  (exactly the records that it lacks). Each record must be out of at least one of these and, online,
-  in at least one.
+  (which holds exactly the records that it lacks). Each record must be out of at least one of these
+  and, online, in at least one.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)

@@ -86,7 +86,7 @@ def defences(
 
 
 class PoisoningOutcome(NamedTuple):
-  """A run of one attack against one defence."""
+  """Result of one attack against one defence."""
 
   attack: str
   defence: str

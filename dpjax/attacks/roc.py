@@ -152,8 +152,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """
   validate.open_unit(fpr=fpr, confidence=confidence)
   n = curve.num_non_members
-  # If fpr * n is a whole number, its float may be slightly smaller. The factor 1 + 1e-12 undoes
-  # this.
+  # If fpr * n is a whole number, its float may be slightly smaller, which the factor undoes.
   allowed = math.floor(fpr * n * (1 + 1e-12))
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
@@ -223,7 +222,7 @@ def measure(
   fprs: Sequence[float] = FPRS,
   confidence: float = 0.95,
 ) -> Leakage:
-  """Measures AUC, balanced accuracy and the TPR at each of `fprs`; each interval at `confidence`.
+  """Measures AUC, balanced accuracy and TPR at each of `fprs`, with intervals at `confidence`.
 
   >>> leakage = measure(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> leakage.auc, leakage.balanced_accuracy, leakage.rates[0].tpr

@@ -62,12 +62,12 @@ def random_halves(
 def each_as_target(
   scores: HostArray, included: HostArray
 ) -> Iterator[tuple[Evidence, np.ndarray]]:
-  """Yields (evidence, membership) for each model as the target, with the others as its shadows.
+  """Yields (evidence, membership) for each model as the target.
 
-  The target's complement, a model that holds exactly the records that the target lacks, is not a
-  shadow. Else the NUMBER of shadows that held a record would reveal the members.
+  Its shadows are the others, except its complement: a model that holds exactly the records that the
+  target lacks. Else the NUMBER of shadows that held a record would reveal the members.
 
-  Raises UserError for masks in which that number reveals them nevertheless.
+  Raises UserError for masks in which this number reveals the members nevertheless.
 
   >>> halves = random_halves(6, 10, seed=0)
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
@@ -179,7 +179,7 @@ def train_shadows(
 
 
 def num_groups(num_models: int, side_by_side: int) -> int:
-  """Returns the number of groups of `side_by_side` models that are trained at once.
+  """Returns the number of groups, if up to `side_by_side` models are trained at once.
 
   >>> num_groups(17, 4)
   5

@@ -1,8 +1,8 @@
 """Tests of epsilon: canaries, likelihood ratios, and the lower bounds they prove.
 
-The table shows lower bounds of audits of one Gaussian release, with a planted bug. The release
-claims epsilon 1, 2, 4 or 8 at delta 1e-5. A * marks a refuted claim. tests/auditing holds these
-numbers:
+The table shows the lower bounds of audits of one Gaussian release, without a bug and with planted
+ones. The release claims epsilon 1, 2, 4 or 8 at delta 1e-5, so each cell holds four bounds. A *
+marks a refuted claim. tests/auditing plants these bugs, and checks many of the verdicts:
 
 | planted bug      | 20,000 trials, any DP | 20,000 trials, Gaussian | 1,000 canaries, one_run |
 | ---------------- | --------------------- | ----------------------- | ----------------------- |
@@ -14,10 +14,10 @@ numbers:
 The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`). The
 canaries are `gradient_canaries` in one run. A bound that holds for any mechanism cannot exceed
 about log(trials / 5.9), 8.1 here, or 3.7 with these 1,000 canaries in one run. Above that, only the
-Gaussian bound can refute a claim. Many canaries in one run cannot show a fault of the clip that
-they share.
+Gaussian bound can refute a claim. Many canaries in one run cannot show that their sum is clipped
+in place of each gradient, since they share this clip.
 
-`canary_clients` are users of a federated run. Every federated run may have them, with `--audit`.
+`canary_clients` are users of a federated run, which `--audit` inserts.
 """
 
 from typing import TYPE_CHECKING

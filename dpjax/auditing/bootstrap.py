@@ -21,7 +21,7 @@ MEANING = "bootstrap, not a guarantee"
 
 
 class Interval(NamedTuple):
-  """An estimate between a low and a high percentile of its bootstrap draws."""
+  """An estimate, with a low and a high percentile of its bootstrap draws."""
 
   low: float
   estimate: float
@@ -71,8 +71,8 @@ def bootstrap_interval(
 ) -> Interval:
   """Returns the percentile interval of a statistic (Efron 1979): "bootstrap, not a guarantee".
 
-  The scores of each side are drawn again, with replacement. The interval is right if the scores of
-  a side are independent and many, as those of many trainings are (`final_model_scores`). For
+  Scores inside and scores outside are drawn again, each with replacement. The interval is right if
+  the scores are independent and many, as those of many trainings are (`final_model_scores`). For
   canaries of ONE run the interval leaves out the run's common noise, and so is too narrow. Do not
   use it for maxima or for bounds, which depend on few scores.
 

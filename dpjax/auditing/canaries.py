@@ -3,8 +3,8 @@ afterwards.
 
 The canary rows LEAVE the training data first. Each comes back, changed, if its coin says so. So
 nobody is in the data twice, and one coin changes exactly one record. The data never grow beyond the
-size that the plan was made for. The neighbouring relation decides what is left of a canary
-whose coin lost:
+size that the plan was made for. The neighbouring relation decides what is left of a canary that
+is out:
 
 | relation           | a canary that is out                                           |
 | ------------------ | -------------------------------------------------------------- |
@@ -156,7 +156,7 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """Removes the canaries `rows`; replace_special empties them, and replace_one keeps them."""
+  """Removes the records `rows`; replace_special empties them, and replace_one keeps them."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:

@@ -1,15 +1,15 @@
 """Canary clients: users inserted into a federation by fair coins, to be recognised
 afterwards.
 
-A canary client joins the others, or takes the place of a real one, whose data leave the run. It is
-drawn by the same sampler and run by the same execution as all clients. It is clipped, and hidden by
-the same noise. Only its data, or what it sends, differs. What it does, by kind:
+A canary client joins the others, or takes the place of a real one. It is drawn by the same sampler
+and run by the same execution as all clients. It is clipped, and hidden by the same noise. Only its
+data, or what it sends, differs. What it does, by kind:
 
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
-| `parameter`   | sends in every round a number for one parameter that nobody else has,   |
-|               | far longer than the clip norm: as much as a user may do. No model reads |
-|               | that parameter, so canaries leave the model as it is                    |
+| `parameter`   | sends, whenever it is drawn, a number for one parameter that nobody     |
+|               | else has, far above the clip norm: as much as a user may do. No model   |
+|               | reads that parameter, so canaries do not move the model                 |
 | `direction`   | sends one direction among the model's own parameters, equally long      |
 |               | (Andrew et al. 2023)                                                    |
 | `mislabelled` | trains, as others do, on its rows with wrong labels                     |
@@ -27,18 +27,18 @@ Proof that a bound from canary clients exceeds the true epsilon with probability
 confidence. Let M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m.
 The coins are independent, fair, and drawn from a stream of their own. All else is fixed before c
 and without it: place, rows and direction of a canary, all other clients, the sampling scheme, the
-noise, the divisor and the number of rounds. Let coins c and c' differ in one place. Then M(c) and
+noise, the divisor and the number of rounds. Let coins c and c' differ in one entry. Then M(c) and
 M(c') are runs on data that differ in ONE client, as the relation says. The guarantee of the run,
 (epsilon, delta)-DP for a user, means that M is (epsilon, delta)-DP in each coin. That is the only
 premise of Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary
 computes from M(c) alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
-Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
-of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
-all m canaries. Its probability and the divisor are those of the federation without canaries. The
-parameters of canaries are a part of the messages, and share clip norm and noise with the model's:
-the Gaussian mechanism guarantees the same for the longer vector. The part of the model that is kept
-at the end is post-processing of M.
+Canaries that join change nothing in this proof: under add_or_remove_one a guarantee is about
+federations of any size. M runs on the same clients, and on the canaries that are in. The sampler
+has room for all m canaries. Its probability and the divisor are those of the federation without
+canaries. The parameters of canaries are a part of the messages, and share clip norm and noise with
+the model's: the Gaussian mechanism guarantees the same for the longer vector. The part of the model
+that is kept at the end is post-processing of M.
 
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
 separated. One thing is assumed, as in any run with a seed: noise and coins that follow from one
@@ -79,7 +79,7 @@ PARAMETER = "parameter"
 SENDERS = (PARAMETER, DIRECTION)  # kinds that send a given message, and do not train
 CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
-# Part of the seed that separates these coins from those of records, and from other uses.
+# Part of the seed that separates these coins from those of canary records, and from other uses.
 _STREAM = 0x0CA9A21E6
 # Length of a canary's message, in clip norms. It is so large that a missing clip shows.
 _LENGTH = 1e3
@@ -91,7 +91,7 @@ _FLAT = 1.2
 _MOST_VALUES = 1024
 # Ratio of standard deviation to median distance from the median, for a normal distribution.
 _SPREAD = 1.4826
-# Names that algorithms give to the difference that a client sends.
+# Names that algorithms give to the part of a message that moves the model.
 _SENT = ("delta", "direction")
 
 
@@ -101,7 +101,7 @@ class CanaryClients(NamedTuple):
   included: np.ndarray  # [m] bool: the coins
   kind: str
   examples: Dataset | None  # [k] rows of all canaries, changed; None for `SENDERS`
-  owners: np.ndarray  # [k] int64: whose rows they are, in [0, m)
+  owners: np.ndarray  # [k] int64: the canary of each row, in [0, m)
   # [n] int32, a number for each row of the federation: i + 1 for rows of canary i, -(i + 1) if the
   # canary sends the opposite, and 0 for all other rows. None for canaries that train.
   numbers: np.ndarray | None
@@ -118,8 +118,7 @@ def insert_canary_clients(
   neighboring_relation: str = "add_or_remove_one",
   join: bool = False,
 ) -> tuple[Federation, CanaryClients]:
-  """Returns a federation in which `num_canaries` clients are canaries. Fair coins decide which of
-  them are in.
+  """Turns `num_canaries` clients into canaries, or adds as many. Fair coins decide which are in.
 
   Args:
     federation: the federation, which is not changed.
@@ -128,9 +127,9 @@ def insert_canary_clients(
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
     neighboring_relation: relation that decides what is left of a canary that is out; see the second
       table.
-    join: whether canaries come after all clients, and no client leaves. This needs a kind that
-      sends, and add_or_remove_one. The plan's sampler needs room for `num_canaries` more
-      clients.
+    join: whether canaries come after all clients, and no client leaves. This needs the kind
+      "parameter" or "direction", and add_or_remove_one. The plan's sampler needs room for
+      `num_canaries` more clients.
 
   Returns:
     (the federation to train on, the canaries). Train with a plan made for the federation as
@@ -160,7 +159,7 @@ def insert_canary_clients(
   )
   if join:
     places = federation.num_clients + np.arange(num_canaries)
-    # Canaries join behind the real clients, and hold no rows of the data.
+    # Canaries come after the real clients, and hold no rows of the data.
     joined = [f"canary {number} of {num_canaries}" for number in range(num_canaries)]
     federation = dataclasses.replace(
       federation,
@@ -232,7 +231,7 @@ def _trainers(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Changes the rows of each canary whose coin won, as the kind says."""
+  """Changes the rows of each canary that is in, as the kind says."""
   del relation
   held = [federation.indices[place] for place in places]
   owners = np.repeat(np.arange(len(held)), list(map(len, held)))
@@ -274,11 +273,11 @@ def _without(federation: Federation, places: np.ndarray, relation: str) -> Feder
 
 
 class Directions(NamedTuple):
-  """Unit vectors, one for each canary: rows of a Hadamard matrix with random signs by
-  column.
+  """Unit vectors, one for each canary: rows of a Hadamard matrix, cut to d entries, with one random
+  sign for each column.
 
   Each vector alone is uniform over {-1, 1}^d / sqrt(d). So its cosine with any vector that is fixed
-  beforehand is about N(0, 1 / d). The cosine of any two is within 2 m / d of 0.
+  beforehand has mean 0 and variance 1 / d. The cosine of any two is within 2 m / d of 0.
   """
 
   signs: np.ndarray  # [d] float32, 1 or -1
@@ -375,8 +374,8 @@ def sender(
 ) -> ClientAlgorithm:
   """Returns a client that sends a canary's direction if its rows are those of a canary.
 
-  The direction replaces the difference that a client sends, and has weight 1. All other parts of
-  the message are 0.
+  The direction, 1,000 clip norms long, or its opposite replaces the part of a message that moves
+  the model. The other parts are 0, and the weight is 1.
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
@@ -408,7 +407,7 @@ def sender(
 def sending(
   map_clients: MapClients, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> MapClients:
-  """Returns the same execution, with clients wrapped in `sender`.
+  """Returns the execution `map_clients`, with clients wrapped in `sender`.
 
   This tests the noise of a server, since canaries add no noise of their own.
   """
@@ -477,10 +476,10 @@ def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
 class Watched(NamedTuple):
   """Sums kept by an adversary who sees every round's aggregate."""
 
-  total: Any  # of the aggregates, a tree; or None
-  scores: Any  # [m], of all rounds; or None
-  # [m]: for canaries in the sum of the next round, the factor that turns the mean over the sum's
-  # clients into multiples of `unit`; 0 for other canaries. None if participation is not seen.
+  total: Any  # tree: the sum of all aggregates; or None
+  scores: Any  # [m]: sums over rounds; or None
+  # [m]: for canaries in the sum of the next round, the number of clients in it / the divisor of
+  # `seeing`; 0 for other canaries. None if participation is not seen.
   present: Any = None
 
 
@@ -499,8 +498,8 @@ def watching(
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and
-      scored at the end. That is also best if later rounds cancel the noise of earlier rounds.
+    prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and their
+      sum is scored at the end. Give 1, too, if later rounds cancel the noise of earlier rounds.
     opposite: whether a canary that is out sends the opposite.
     present: whether the adversary also sees who is in each sum (`seeing`). Then only
       canaries in the sum are scored.
@@ -566,8 +565,8 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
   Honest clients move matrices along a few singular directions, and move a few coordinates far. A
   canary's random signs spread evenly over all of them. So singular values are cut at 1.2 times
-  their median, then coordinates at twice the median of their absolute values. The bound is sound
-  for any such function of what is seen. Parameters that only canaries move are not cut.
+  their median, then coordinates at twice the median of their absolute values. The audit's bound is
+  sound for any such function of what is seen. Parameters that only canaries move are not cut.
   """
   if isinstance(directions, OwnParameters):
     return jnp.asarray(moved["canaries"], jnp.float32)
@@ -603,8 +602,8 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """Returns the log-likelihood ratios of one round: [..., m] -> [..., m].
 
   A canary that is in takes part with probability `prob`, and then adds 1 to its entry. A canary
-  that is out adds 0, or -1 with `opposite`. The width of the normal noise is estimated from the
-  round's canaries.
+  that is out adds 0; with `opposite` it takes part as often, and adds -1. The width of the normal
+  noise is estimated from the round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))

@@ -5,8 +5,8 @@ The proof of DP-SGD holds for any initial parameters, so an auditor may choose t
 own records until gradients of ordinary records are small. The target is a blank input with the
 label that the model finds least likely for it. Its gradient is near or beyond the clip norm, and
 stays so. Then the target adds nearly the same vector in every step. So its loss under the final
-model is close to the sum of all noisy steps along that vector. An auditor who sees no step misses
-hardly anything.
+model shows the sum of all noisy steps along that vector. An auditor who sees no step misses hardly
+anything.
 
 The auditor sees the final parameters and no step. Each model is one independent training with
 noise of its own, so `clopper_pearson` holds as it stands (`lower_bounds`). Since nothing is
@@ -85,11 +85,11 @@ def final_model_scores(
   score is high if the target's loss under the final model is low.
 
   Models are trained by the public pipeline: `plan.batches`, `training.dp_sgd` with the plan's clip
-  and noise, and `tx`. Groups of models run under vmap and differ only in their noise keys.
+  and noise, and `tx`. The models of a group run under vmap, and differ only in their noise keys.
 
   Args:
     plan: plan without sampling, under add_or_remove_one. Every record takes part in every step,
-      so that all models share their batch and the plan is Gaussian-DP.
+      so that all steps have one batch, and the plan is Gaussian-DP.
     params: initial parameters of every model.
     target: one example, x [1, ...] and y [1], such as `blank_target`.
     num_models: number of models with the target, and again as many without it.

@@ -7,9 +7,9 @@ model. In a training, `with_canaries` adds one parameter for each canary to the 
 `canary_loss` gives the canary a gradient along this parameter. `canary_sums` adds up what the
 transform released along these parameters in every step, before the optimizer.
 
-The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an
-empty record in its place (replace_special), or the opposite gradient, which is as far away as
-clipping allows (replace_one).
+The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one) or an
+empty record in its place (replace_special). Under replace_one `gradient_canaries` leaves the
+opposite gradient, as far away as clipping allows; in a training the original record is left.
 (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
 """
 
@@ -37,7 +37,7 @@ _LENGTH = 1e3
 
 
 class _Ids(NamedTuple):
-  """Data whose examples are canaries: the number of each, and the sign of its gradient."""
+  """Canaries as data: number of each, sign of its gradient, and whether it is present."""
 
   ids: np.ndarray
   signs: np.ndarray
@@ -51,7 +51,7 @@ class _Ids(NamedTuple):
 
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
-  """Returns the canaries as data, filled up with empty records if the sampler needs a size."""
+  """Returns the canaries as data, with as many empty records as the sampler needs."""
   ids = np.arange(len(coins))
   signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
@@ -63,7 +63,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
-    # The empty records alone reach the smallest size of the sampler, whatever the coins.
+    # The empty records alone are as many as the sampler needs, whatever the coins.
     others = plan.sampler.least_size
     return _Ids(
       np.concatenate([kept, np.zeros(others, int)]),
@@ -75,7 +75,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     present = np.ones_like(coins)
   else:
     present = coins
-  # Both neighbours have the same empty records.
+  # The number of these empty records does not depend on the coins.
   others = (size or len(coins)) - len(coins)
   fill = lambda values, dtype: np.concatenate([values, np.zeros(others, dtype)])
   return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool))
@@ -93,7 +93,7 @@ def gradient_canaries(
 
   Args:
     plan: plan with the batches, the transform and the number of steps.
-    num_canaries: number of canaries, and of parameters. If the sampler is made for a number of
+    num_canaries: number of canaries, and of parameters. If the sampler accepts only one number of
       examples, at most that number; the other examples are empty records.
     seed: seed of the coins and of the sampler.
     key: key of the noise.
@@ -157,11 +157,11 @@ def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
 
 
 def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
-  """Returns the loss of one example of data in which labels from `num_classes` on mark canaries.
+  """Returns the loss of one example, where a label of `num_classes` or more marks a canary.
 
   A canary's gradient is -1,000 * `l2_clip_norm` along its parameter, and zero along the model's.
   Clipping shortens this gradient to the clip norm. The gradient of any other example is that of
-  `loss_fn`, and zero along the canaries' parameters. So model and canaries share only the noise.
+  `loss_fn`, and zero along the canaries' parameters.
 
   >>> loss = canary_loss(lambda w, e: w * e.y, num_classes=2, l2_clip_norm=0.001)
   >>> params = with_canaries(jnp.float32(5.0), 3)
@@ -191,7 +191,7 @@ class CanarySums(NamedTuple):
 
 
 def canary_sums() -> optax.GradientTransformation:
-  """Returns a transform that passes gradients on, and sums their parts along the canaries.
+  """Returns a transform that passes gradients on, and sums their parts along canaries' parameters.
 
   Put it between the private transform and the optimizer, at the start of the `tx` of `dp_sgd`. It
   reads only noisy sums, all of which the proof counts as released, so it costs no privacy.

@@ -1,7 +1,7 @@
 """Lower bounds on epsilon from the scores of records that were in and records that were out.
 
-An audit REFUTES: with probability `confidence`, the true epsilon is at least the bound. A
-bound below the claim proves nothing; no audit can show that something is private.
+An audit REFUTES: with probability at least `confidence`, the true epsilon is at least the bound. A
+bound below the claim does not confirm the claim: no audit can show that something is private.
 
 | bound                    | valid for                           | what one score is               |
 | ------------------------ | ----------------------------------- | ------------------------------- |
@@ -16,10 +16,10 @@ bound below the claim proves nothing; no audit can show that something is privat
 
 The canaries of one run are not independent of each other. So the first two bounds are only
 indicative for them. The last bound holds if the scores, given the coins, differ by independent
-noise alone. The four bounds between them allow canaries to depend on each other in any way: they
-are true even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes
-that every canary is in by a fair coin of its own. Each score must be computed from what was
-released (and from the data), never from the coins.
+noise alone. The other four bounds allow canaries to depend on each other in any way: they are true
+even for a mechanism that leaks all canaries in a rare event. These four also assume that every
+canary is in by a fair coin of its own. Each score must be computed from what was released (and from
+the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
 scores alone. The significance is divided by the number of thresholds (Bonferroni). The false
@@ -50,17 +50,17 @@ from dpjax.validate import UserError
 
 # A search for an epsilon or mu doubles its upper end until it reaches this value.
 _LARGEST = 200.0
-# Thresholds lie among the scores outside, at equal steps of their normal quantiles. A ratio of
-# rates needs the extremes, so `_EXTREMES` thresholds run from the largest score to the smallest.
-# mu needs the region where neither rate is small, so its thresholds are `_MIDDLE` quantiles.
+# Thresholds are quantiles of the scores outside, at levels Phi(x) for equal steps of x. A ratio of
+# rates needs the extremes, so `_EXTREMES` thresholds lie from the largest score to the smallest.
+# mu needs the region where neither rate is small, so the levels of its thresholds are `_MIDDLE`.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 # Number of values of k that a one-sided audit of one run tries: it guesses k canaries to be in.
 _GUESSES = 6
 # Number of values of k for a two-sided audit, which also guesses k canaries to be out.
 _TWO_SIDED = 5
-# Smallest k of a two-sided audit, unless it has fewer than 2 k canaries. Fewer guesses refute
-# nothing at the usual confidence.
+# Smallest k of a two-sided audit, unless it has fewer than 2 k canaries. Even if all are right,
+# fewer guesses refute little at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -75,7 +75,7 @@ def _one(values: Any, name: str) -> np.ndarray:
 
 
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
-  """Ranks all scores together, with ties broken by coins that do not depend on the truth.
+  """Checks the arguments, and returns joint ranks of all scores, with ties broken at random.
 
   Breaking ties turns a threshold inside a tie into a randomised test. This test is equally valid,
   and the best one for discrete outputs. For independent trials the place of a score decides its
@@ -137,7 +137,7 @@ def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -
   Valid for any mechanism, when the scores are those of independent runs.
 
   Raises:
-    UserError: no scores, NaN, a confidence outside (0, 1).
+    UserError: no scores, NaN, a delta outside [0, 1), a confidence outside (0, 1).
 
   >>> scores = Scores(inside=np.ones(1000), outside=np.zeros(1000))  # told apart each time
   >>> round(clopper_pearson(scores, delta=0.0), 2)
@@ -166,7 +166,7 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
 
   mu = Phi^-1(1 - FPR) - Phi^-1(FNR), at the upper bounds of both rates. It is negative if the
   scores say nothing, and then the bound is 0. Taking |mu| instead, as jax-privacy 2.0.0 does, turns
-  the LACK of evidence into an epsilon of 4.
+  the LACK of evidence into a large epsilon.
 
   Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism without
   sampling is. The scores must be those of independent runs.
@@ -277,7 +277,7 @@ def _too_many(
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      # Once h is unchanged, later rounds change neither h nor r.
+      # Once h is unchanged, later iterations change neither h nor r.
       break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
@@ -292,8 +292,8 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
   """Returns the values of k, one for each test. A test guesses the k canaries with the largest
-  scores, and if it is two-sided also the k with the smallest."""
-  # More guesses of "in" than records that are in cannot help.
+  scores to be in, and if it is two-sided also the k with the smallest to be out."""
+  # About half of the canaries are in, and more guesses of "in" cannot help.
   half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
   spread = np.geomspace(min(least, half), half, number)
@@ -325,10 +325,10 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
 
 
 def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[..., bool]):
-  """Returns the largest value that some number of guesses refutes, Bonferroni-corrected."""
+  """Returns the largest epsilon or mu that one of the tests refutes, Bonferroni-corrected."""
   significance = (1 - confidence) / len(tried)
   best = 0.0
-  # The most accurate guesses come first, so that the others mostly end early.
+  # The test with the most accurate guesses comes first, so that the others mostly end early.
   for guesses, correct in sorted(tried, key=lambda pair: -pair[1] / pair[0]):
     test = lambda value, k=guesses, v=correct: refuted(value, k, v, significance)
     best = _largest(test, best)
@@ -385,7 +385,7 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
   """Returns `one_run` with the largest scores guessed to be in AND the smallest to be out.
 
   Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of what
-  was released. So nothing else changes. In a run without sampling, low scores say as much as high
+  was released. So the same proof holds. In a run without sampling, low scores say as much as high
   ones. Then k guesses become 2 k at the same accuracy. If a record takes part in few steps, high
   scores say more, and `one_run` may be larger.
 
@@ -397,7 +397,7 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
 
 
 def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Returns a lower bound on epsilon at `delta` from the canaries of one run, tighter than
+  """Returns a lower bound on epsilon at `delta` from the canaries of one run, mostly tighter than
   `one_run`.
 
   The mechanism must be KNOWN to be Gaussian-DP (Mahloujifar et al. 2024). The bound is the largest
@@ -436,8 +436,8 @@ def one_run_fdp_two_sided(
 
 
 def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Returns a lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
-  far the largest, but assumes the most.
+  """Returns a lower bound on epsilon at `delta` from the noisy sums of one run. Its confidence
+  is exact. It is mostly by far the largest bound, but assumes the most.
 
   Valid if, given the coins, the scores are INDEPENDENT and normal. Their standard deviation is one
   number s, and their means are a + d (in) and a (out). The numbers a, d and s need not be known.
@@ -493,12 +493,12 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 
   The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
   `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10), and
-  less at a large delta. But a proof of epsilon 4 also says that few canaries can be guessed.
+  less at a large delta. But a proof of epsilon 4 also limits how many canaries can be guessed.
 
   This is Algorithm 3 of Mahloujifar et al. 2024, with the claim's own curve of true positives F in
   place of a Gaussian's. The claim's pairs hold in both directions, and F is concave, which is all
-  that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
-  p-value is multiplied by how many there are (Bonferroni).
+  that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the p-value
+  is multiplied by the number of tests (Bonferroni).
 
   Guarantee: the result is at most p with probability at most p, if the claim holds. Fair
   coins must decide which canaries are in. The result is rounded up, to one of 12 values in each

@@ -20,7 +20,7 @@ _SHARE = 10
 
 
 def check_method(method: str, plan: Plan) -> None:
-  """Raises UserError for a bound of Gaussian-DP mechanisms if the plan's mechanism is not one.
+  """Raises UserError for a bound of Gaussian-DP mechanisms if the plan is not Gaussian-DP.
 
   A plan is Gaussian-DP if all that it accounts for is Gaussian noise without sampling: the
   composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al., Corollary
@@ -76,7 +76,7 @@ class AtBest(NamedTuple):
 def reason(
   shown: AtBest | Audit, *, epsilon_claimed: float | None, method: str, confidence: float
 ) -> str:
-  """Returns "REFUTED", "ALARM" or "", by what the scores prove about a claim.
+  """Returns "REFUTED", "ALARM" or "", by what `shown` says about a claim.
 
   >>> case = dict(method="one_run", confidence=0.95)
   >>> reason(AtBest(2.0), epsilon_claimed=1.0, **case)
@@ -98,8 +98,8 @@ class Audit:
   """The result of an audit. `refuted` False does NOT mean private: no audit can show that.
 
   `refuted` is True for the verdicts REFUTED and ALARM. REFUTED errs with probability at most
-  1 - confidence by its bound, and a tenth of that by `claim_p_value`. An ALARM assumes more: a
-  method that is only indicative, or independent canaries (`alarm_p_value`).
+  1 - confidence by its bound, and a tenth of that by `claim_p_value`. An ALARM comes from a method
+  that is only indicative, or from `alarm_p_value`, which assumes independent canaries.
   """
 
   epsilon_lower: float

@@ -1,8 +1,8 @@
 """Data sets as NumPy arrays with random access, which Poisson sampling needs.
 
-`load` reads a named data set, and `from_arrays` takes your arrays; both return a `Dataset`.
-`dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows belong to
-which client. `partition` makes artificial federations, and `by_client` groups rows by ids.
+`load` reads a named data set as two `Dataset`s, (train, test); `from_arrays` makes a `Dataset` of
+your arrays. `dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows
+belong to which client. `partition` deals rows to artificial clients, `by_client` groups by ids.
 `natural_federation`, `leaf_federation`, `tff_federation`, `pfl_federation` and
 `shakespeare_federation` read natural federations.
 No function here fits a transformation to the data; `preprocess` says why, and what to use instead.

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-  """A data set, and the numbers of the rows that each client holds.
+  """A data set, and for each client the rows that it holds.
 
   `indices[i]` are the row numbers of client i, so `federation.dataset[federation.indices[i]]` is
   the client's `Example` batch. `client(i)` copies these rows into a `Dataset`. A client may be

@@ -1,4 +1,4 @@
-"""Errors of one line and HDF5, for the readers of other libraries' files by client."""
+"""Helpers of the readers of other libraries' federations: errors of one line, and h5py."""
 
 from __future__ import annotations
 

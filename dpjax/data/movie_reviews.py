@@ -2,7 +2,7 @@
 
 There are 10,605 sentences of Rotten Tomatoes (Pang and Lee 2005). Twenty people rated each sentence
 from -4 to 4 (Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds the
-sentences. Its texts are read, but its code is never run:
+sentences. Its texts are read, but its code is never run. This command gets it:
 
   pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5
 
@@ -27,7 +27,7 @@ from dpjax.data.published import PUBLISHED
 from dpjax.validate import UserError, about, first_line, no_pipe
 
 INSTALL = "pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5"
-LENGTH = 256  # bytes of a sentence; one in 4,000 is longer
+LENGTH = 256  # bytes kept of a sentence; one in 4,000 is longer
 _FILE = "vaderSentiment-0.5.zip"
 _INNER = "vaderSentiment-0.5/additional_resources/hutto_ICWSM_2014.tar.gz"
 _TEXTS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"

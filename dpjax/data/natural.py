@@ -5,7 +5,7 @@ bytes or a number. User-level privacy protects an id: a person with two ids is t
 are sorted by id, and rows keep the order of the data. So the records that a client holds and keeps
 do not depend on the records of other clients.
 
-`natural_federation` reads any prepared data with a field that names the client;
+`natural_federation` reads prepared data, .npz files and tables with a field that names the client.
 `leaf_federation`, `tff_federation` and `pfl_federation` read file formats that name the client of
 each record.
 Vocabulary and classes are declared, never taken from the data. Nothing is downloaded.

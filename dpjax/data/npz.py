@@ -21,7 +21,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Largest number of characters of the list of names in an error.
 _MOST_NAMES = 80
 _NO_HEADER = (
-  MemoryError,  # the header promises more than there is
+  MemoryError,  # the header promises more than memory holds
   OverflowError,
   TypeError,
   RecursionError,
@@ -32,7 +32,7 @@ _UNREADABLE = (
   *_NO_HEADER,
   OSError,  # a folder, or no right to read it
   ValueError,  # a pickle, or a damaged header
-  RuntimeError,  # encrypted
+  RuntimeError,  # an encrypted archive
   EOFError,
   KeyError,
   zipfile.BadZipFile,
@@ -41,7 +41,7 @@ _UNREADABLE = (
 
 
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
-  """Returns a context that makes its UserErrors errors about `name=`, a file or a data set.
+  """Returns a context in which each UserError names `name`, a file or a data set.
 
   A UserError about `num_classes` is not changed: the caller's argument is wrong or missing.
   """

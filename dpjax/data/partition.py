@@ -32,9 +32,9 @@ from dpjax.data.federation import Federation
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-Indices = list[np.ndarray]  # one int64 array of rows for each client; views of one array
+Indices = list[np.ndarray]  # one int64 array of row numbers for each client
 
-# Below it, logarithms of gamma variables would leave the range of floats.
+# Below this alpha, logarithms of gamma variables would leave the range of floats.
 _LEAST_ALPHA = 1e-300
 _MAX_REDRAWS = 1_000
 
@@ -45,7 +45,7 @@ _MAX_REDRAWS = 1_000
 def heterogeneity(histograms: np.ndarray) -> float:
   """Returns the mean total-variation distance of clients' label shares from the overall shares.
 
-  The distance lies in [0, 1 - smallest share of a class]; 0: all clients have the same shares.
+  The distance lies in [0, 1 - smallest overall share]; 0: all clients have the same shares.
   Each client that holds examples counts once, whatever its size. Small clients differ by chance,
   so compare with the value of an `iid` partition into as many clients.
 
@@ -188,7 +188,7 @@ def shards(
 def quantity_skew(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Gives all clients the same label distribution, but shares of the rows drawn from Dir(alpha).
+  """Gives clients the same label distribution, and sizes by shares drawn from Dir(alpha).
 
   Every client first gets `min_size` examples; the shares divide the rest. With min_size=0, some
   clients may be empty. alpha=inf is `iid`, which ignores `min_size`.

@@ -134,7 +134,7 @@ def _federation(
 
 @contextlib.contextmanager
 def _of_user(who: str, split: str) -> Iterator[None]:
-  """Turns an error in the block into a UserError that names the user and the split."""
+  """Turns an error in the `with` block into a UserError that names the user and the split."""
   try:
     yield
   except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Data sets that tensorflow-datasets (TFDS) has written to disk, read without TensorFlow.
 
-Reading needs array_record files (`python -m launch.prepare` writes them) and Pillow.
+Reading needs array_record files (`python -m launch.prepare` writes them), and Pillow for images.
 Nothing here downloads data.
 """
 
@@ -100,8 +100,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Turns any error in the block into a UserError of one line. TFDS and its libraries raise many
-  types of errors."""
+  """Turns any error in the `with` block into a UserError of one line. TFDS and its libraries raise
+  many types of errors."""
   try:
     with in_data(name):
       yield
@@ -229,7 +229,7 @@ def stored_values(feature: Any) -> Any:
 
 
 class _Records:
-  """Source of the inputs of a split, which it decodes as tensorflow-datasets does.
+  """Reads the inputs of a split, and decodes them as tensorflow-datasets does.
 
   It is several times faster than the reader of tensorflow-datasets, which decodes every feature of
   a record.
@@ -252,7 +252,7 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """Returns all places, in groups of at most `_CHUNK`."""
+    """Returns the places of all records, in groups of at most `_CHUNK`."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:

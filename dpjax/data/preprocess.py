@@ -44,7 +44,6 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   """Returns (x - mean) / std with PUBLIC constants.
 
   The result is a `Dataset` for a `Dataset`, `Rows` for `Rows`, else an array.
-
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
   They must not come from the private data, but from another, public data set or the definition of
   the range. This function cannot estimate them.

@@ -1,4 +1,4 @@
-"""Every named data set, one row for each: its loader and its size.
+"""Sizes and loaders of named data sets, one row for each data set.
 
 A mechanism that guarantees privacy under add-or-remove-one must not depend on the number of rows.
 Otherwise one row more would change its divisor, which would reveal that row. The mechanism uses the

@@ -2,7 +2,7 @@
 
 Tang et al. (2023, "Differentially private image classification by learning priors from random
 processes", arXiv 2306.06076) pre-train on images that no camera took. Baradad et al. (2021)
-compare processes. This module draws one of them: dead leaves with textures. Leaves fall on a
+compare kinds of them. This module draws one kind: dead leaves with textures. Leaves fall on a
 ground and cover each other; ground and leaves have textures of coloured noise. A class is one
 process: the shape, size and number of leaves, the palette, and the slope and direction of the noise
 spectrum. The task is to tell which process made an image (as Kataoka et al. 2020 do with fractals).
@@ -32,8 +32,8 @@ class Process(NamedTuple):
   norm: (
     float  # p of the p-norm whose ball is a leaf: 1 a diamond, 2 an ellipse, 8 nearly a box
   )
-  aspect: float  # length / width of a leaf, and of the spectrum's frequencies
-  angle: float  # direction of the spectrum, radians
+  aspect: float  # length / width of a leaf, and of the grain of textures
+  angle: float  # direction of the length of the grain, in radians
   slope: float  # amplitudes fall as 1 / frequency ** slope
   contrast: float  # factor of the texture, which is added to colours in [0, 1]
   palette: np.ndarray  # [3, C]: colours of ground and leaves

@@ -55,12 +55,11 @@ def load(
       is public, and never counted from the rows.
     declaration: public facts about a table, a text or a folder of images, as a dict or the
       path of a file. None: the declaration file beside or in the data.
-    resident: place of the inputs. True: in memory. False: in the files of prepared data or of a
-      folder, which are read on request (`Rows`). None: in the files if the inputs take more than a
-      quarter of the memory.
+    resident: place of the inputs. True: in memory. False, only for prepared data and folders: in
+      their files, which are read on request (`Rows`). None: in the files if that is possible and
+      the inputs take more than a quarter of the memory.
 
-  The order of the records is that of the prepared files: public, and fixed. Nothing is
-  ever downloaded here.
+  Prepared records come in the order of their files: public and fixed. Nothing is downloaded here.
 
   Raises:
     UserError: one line: an unknown name (with the nearest known name); missing data (with the
@@ -90,7 +89,7 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  # A user's folder may hold other texts, whose number is not published.
+  # A user's folder `shakespeare` may hold other texts, whose number is not published.
   plays = name in PUBLISHED and PUBLISHED[name].of_plays
   user_texts = plays and not data.shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:

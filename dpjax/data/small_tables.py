@@ -1,8 +1,8 @@
 """Small tables of medicine, wine and finance, which installed packages contain.
 
-The bounds of columns are round numbers around the ranges that scikit-learn's documentation
-publishes for the same rows. That is right for a published benchmark. For private rows, take
-bounds from the values that a column can have, not from the values in the rows.
+The bounds of columns are round numbers around the ranges of these published rows (scikit-learn's
+documentation states those of breast cancer and wine). That is right for a published benchmark. For
+private rows, take bounds from the values that a column can have, not from the values in the rows.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A column of numbers, which are clipped to [lower, upper] and scaled to [0, 1].
+  """A column of numbers, clipped to their bounds. Inputs are scaled to [0, 1], targets to [-1, 1].
 
   Args:
     bounds: public bounds, lower and upper.
@@ -67,6 +67,8 @@ class Number:
 @dataclasses.dataclass(frozen=True)
 class Category:
   """A column of texts, with one input for each declared value: 1 if the cell has it, else 0.
+
+  As a target it has one class for each declared value.
 
   Args:
     values: all values that the column may have.

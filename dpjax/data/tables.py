@@ -39,7 +39,7 @@ class _Part(NamedTuple):
   y: np.ndarray  # [n], or [n, labels]
   is_test: np.ndarray  # [n] bool
   fields: list[str]  # [n] texts of one more column, if it was asked for, else []
-  clipped: dict[str, int]  # by column: how many numbers lie beyond their bounds
+  clipped: dict[str, int]  # by column of inputs: how many numbers lie beyond their bounds
 
 
 def is_table(name: str) -> bool:
@@ -120,7 +120,7 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """Counts, for each column, the numbers beyond its bounds in all rows, without privacy.
+  """Counts the numbers beyond their bounds in each column of inputs, in all rows, without privacy.
 
   One record changes each count by at most one. So either keep the counts secret, or release them
   through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column of numbers.

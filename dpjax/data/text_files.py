@@ -6,8 +6,8 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
 - `length`: number of tokens of an example. Longer lines are cut, shorter lines are padded.
 - `tokenizer`: path of a tokenizer.json that was trained on PUBLIC text; without it tokens are UTF-8
   bytes.
-- `split`: `test_file`, a second file; or `test_share` and `salt`, with which a hash of the number
-  of the example chooses the split.
+- `split`: `test_file`, a second file; or `test_share` and `salt`: a hash of the example's place in
+  the file chooses the split.
 - `num_examples`: a public number near the number of training examples.
 
 An epsilon protects one example: one line, or one window. It does not protect a person who wrote

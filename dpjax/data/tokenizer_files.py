@@ -1,7 +1,7 @@
 """Tokens of a public tokenizer: a `tokenizer.json` of Hugging Face, or bytes.
 
 A tokenizer must have been learnt from public text. A vocabulary that was learnt from private
-lines reveals parts of these lines, and no epsilon of a run covers that. The file runs no code.
+lines reveals parts of these lines, and no epsilon of a run covers that. The file holds no code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpjax.data import text
 from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[lm]'"
-# Largest size of a file. Tokenizers of published models have some 10 MB.
+# Largest number of bytes of a file. Tokenizers of published models have some 10 MB.
 _MOST_BYTES = 2**28
 # Largest token, since tokens are int32.
 _LARGEST_TOKEN = 2**31 - 1
@@ -65,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a `tokenizer.json`.
 
   If id 0 of the file is a padding token, as BERT's [PAD] is, tokens are the ids of the file.
-  If id 0 is a word, tokens are the ids plus 1, so that 0 is free for the padding.
+  Otherwise tokens are the ids plus 1, so that 0 is free for the padding.
 
   Raises:
     UserError: one line: a missing file; a file that is no tokenizer; a tokenizer that draws tokens

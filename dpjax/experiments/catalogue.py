@@ -1,7 +1,7 @@
 """Everything that can be chosen by name, one line each: for `launch.list`.
 
-Nothing is listed by hand. Names come from the table by which a run finds them, words from the
-docstring of what they name, so an entry that a table gets later is here, too.
+Names come from the tables by which a run finds them, so later entries of a table are listed, too.
+Most descriptions are first sentences of docstrings.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _documented(where: str, table: Mapping[str, Any]) -> Section:
 
 
 def _algorithms() -> Rows:
-  """Returns every algorithm with the work of its client and its server."""
+  """Returns every algorithm with the work of its client and its server, and when it is private."""
   table = federated_config.ALGORITHMS
   rows = described.algorithms()
 
@@ -128,7 +128,7 @@ def _algorithms() -> Rows:
 
 
 def _aggregators() -> Rows:
-  """Returns every aggregator with the number of arbitrary clients it tolerates."""
+  """Returns every aggregator, with how many clients with arbitrary messages it tolerates."""
   rows = described.aggregators()
 
   def line(name: str, value: Any) -> str:
@@ -140,7 +140,7 @@ def _aggregators() -> Rows:
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
-  """Returns a section that names, for each sampler, what is proved and by which accountants."""
+  """Returns a section of samplers, each with its proved relations, and accountants for them."""
 
   def line(kind: type[sampling.Sampler]) -> str:
     by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
@@ -161,8 +161,8 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Returns a row for each data set in `PUBLISHED`, with where it is or how to get it, and a row
-  for each kind of file or folder."""
+  """Returns a row for each data set in `PUBLISHED`: what it is, where it is, or how to get it. Adds
+  a row for each kind of file or folder."""
   root = prepared.data_root()
 
   def line(name: str) -> str:
@@ -199,7 +199,7 @@ def _threats() -> Rows:
 
 
 def user_defined(paths: Sequence[str]) -> Section:
-  """Returns a section with a line for each import path, with the flag that takes the path.
+  """Returns a section with a line for each import path, with flags that may take the path.
 
   `rows()` of the section raises UserError if an import path names nothing, or nothing that can be
   called.

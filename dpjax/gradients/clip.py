@@ -2,7 +2,7 @@
 
 A rule determines how much a gradient of some length is shortened. `RULES` lists the known rules;
 a new rule is a class and a row of `RULES`. The clip norm may change between steps, at the privacy
-cost of a constant norm (`transforms/clip_scale.py`). Then it follows a public schedule. With a rule
+cost of a constant norm (`transforms/clip_scale.py`). It may follow a public schedule. With a rule
 that `adapts`, it follows earlier releases of the mechanism (`transforms/adaptive_clipping.py`).
 """
 
@@ -255,6 +255,6 @@ def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
   (1.5, 3.0)
   """
   validate.one_of(NeighboringRelation, neighboring_relation=relation)
-  # The old term leaves the sum and a new term enters. Each moves the sum by at most `bound`.
+  # Under replace_one an old term leaves the sum and a new one enters: each moves it by <= `bound`.
   exchanged = NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE
   return 2 * bound if exchanged else bound

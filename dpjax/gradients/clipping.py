@@ -8,8 +8,8 @@
 | any entry NaN or infinite    | 0 (the example is dropped)         | 0 (dropped)           |
 | mask False (padding)         | 0                                  | 0                     |
 | squares outside float32      | norm from scaled numbers: as above | as above              |
-| norm beyond float32 (3.4e38),| 0 (dropped)                        | 0 (dropped)           |
-| or above 8e37 min(C, 1)      |                                    |                       |
+| norm beyond float32, or so   | 0 (dropped)                        | 0 (dropped)           |
+| large that the factor is 0   |                                    |                       |
 | C = inf                      | g; the sensitivity is inf          | UserError             |
 | C <= 0, NaN, or not in       | UserError                          | UserError             |
 | [1e-25, 1e30]                |                                    |                       |
@@ -98,7 +98,7 @@ def _factor(longest, keep, bound, rule):
 
 
 def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
-  """Multiplies the sum of each group by the part that `clip_factors` leaves out of the factors.
+  """Returns the sum of each group times the part that `clip_factors` leaves out of the factors.
 
   This part is bound / top(bound), divided by the lift, and by the bound for unit norms.
   """
@@ -165,7 +165,7 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
 
 def _exact_above(bound: float, rule: ClipRule) -> float:
-  """Returns the length above which a norm must be exact, since its error may show in the factor."""
+  """Returns the length above which a norm must be exact: below it no error shows in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
   # The length is never above that of the flat clip, whose factors bound those of every rule.
@@ -189,7 +189,7 @@ def clip_and_sum(
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat `Clip`.
     rescale_to_unit_norm: see `dpjax.clipped_grad`.
 
-  Guarantee: changing, adding or removing one example moves `total` by at most
+  Guarantee: changing, adding or removing one example moves `total` by at most, up to rounding,
   `l2_bound` (add/remove) or twice that (replace), for any input, NaN included.
 
   >>> g = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])}

@@ -187,7 +187,7 @@ class Rewriting:
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
-    """Returns one jitted function for each called jaxpr, so that many calls share one program."""
+    """Returns the jitted function of a called jaxpr. All its calls share this one program."""
     if id(closed) not in self._called:
       self._called[id(closed)] = closed, jax.jit(self.closed(closed))
     return self._called[id(closed)][1]

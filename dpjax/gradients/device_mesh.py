@@ -8,7 +8,7 @@ over which parameters, and all that has their shape, are split.
 | examples, keys, mask, norms, losses| split by rows           | the same on all            |
 | clipped sums                       | one `psum` of each leaf | as the parameters          |
 | parameters, optimizer state, noise | the same on all         | split along the last axis  |
-|                                    |                         | that divides, if any       |
+|                                    |                         | it divides, if any         |
 
 Nothing else crosses `data`: no example leaves its device. Noise is drawn after the sum. It depends
 on its key and on the shape of the whole leaf, not on how that leaf is split.
@@ -72,7 +72,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _equal_shares(name: str, count: int) -> list[Any]:
-  """Returns `count` devices, in equal shares of all processes, ordered by process."""
+  """Returns `count` devices: the first of the target, or equal shares of all processes in order."""
   target = made_for.current()
   if target is not None:
     # The target's processes do not run yet. The target lists the devices of all its machines.

@@ -110,7 +110,7 @@ def primitives(closed: Any) -> Iterator[str]:
 
 
 def closed_over(closed: Any) -> Iterator[Any]:
-  """Yields arrays of a jaxpr that are not arguments; single numbers do not count.
+  """Yields the arrays that a jaxpr holds as constants, at any depth, but no single numbers.
 
   >>> table = np.ones(3)
   >>> [array.shape for array in closed_over(jax.make_jaxpr(lambda x: x * table)(1.0))]
@@ -307,7 +307,7 @@ class Graph(NamedTuple):
   """Users of each value of a jaxpr, and the value's place among the results of its equation."""
 
   uses: collections.Counter
-  users: dict[Var, Eqn]  # the last of them
+  users: dict[Var, Eqn]  # the last equation that reads the value
   position: dict[Var, int]
 
   @classmethod
@@ -333,9 +333,9 @@ class Graph(NamedTuple):
     return {var: best[end] for var, end in whole.items()}
 
   def same_cotangent(self, var: Var) -> Var:
-    """Follows a value through sums that are its only use, and returns the last sum.
+    """Follows a value through sums that are its only use. Returns the last sum, or the value.
 
-    The cotangent of that sum equals the cotangent of the value.
+    The cotangent of the result equals the cotangent of the value.
     """
     while self._only_user(var) in ("add", "add_any"):
       total = self.users[var].outvars[0]
@@ -350,7 +350,8 @@ class Graph(NamedTuple):
     return self.users[var].primitive.name if alone else None
 
   def _split(self, var: Var) -> Ends | None:
-    """Returns the sums in which all parts of a value end; None unless its only use is a split."""
+    """Returns the sums in which the parts of a value end. None if a split is not its only use, or
+    if a part enters no sum."""
     if self._only_user(var) != "split":
       return None
     eqn = self.users[var]

@@ -369,7 +369,7 @@ def _differentiable(eqn: Any) -> bool:
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:
     jax.eval_shape(jax.grad(total), [shapes[i] for i in floats], shapes)
-  # A primitive without a derivative may raise any type.
+  # A primitive without a derivative may raise an error of any type.
   except Exception:
     return False
   return True

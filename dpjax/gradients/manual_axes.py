@@ -1,8 +1,8 @@
 """Marks values under `shard_map` as different on each device, even if they are equal.
 
 If a value is the same on all devices, JAX adds its gradient up over the devices. That is too
-early for gradients that must first be clipped example by example. So parameters (and taps) are
-first marked as different on each device.
+early for gradients that must first be clipped example by example. So parameters (and the taps of
+`ghost.tapped`) are first marked as different on each device.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ sum counts twice, as its roundings are kept beside it.
 | vmap   | R + 2.6 P + E: stacked gradients, and copies   |                             |
 
 R is what the forward pass keeps for the backward pass, by JAX's trace. A and G are operands and
-cotangents of all sites. Outside of a scan an operand is already a part of R; in a scan it is
-stacked once more (A'). So are results that a site keeps (`Site.kept`). H are products and gradients
-that are held for the sum, minus the arrays that can be freed for them. W is the largest array that
-is formed for a norm and then freed. In a loop over chunks it counts once for any batch. E is the
-example. P are the parameters in float32. The tapped route forms the gradients of rare examples one
-by one, and adds them to the sum. XLA reserves memory for that loop, also for batches without such
-examples.
+cotangents of all sites, the equations where a parameter meets data. Outside of a scan an operand is
+already a part of R; in a scan it is stacked once more (A'). So are results that a site keeps
+(`Site.kept`). H are products and gradients that are held for the sum, minus the arrays that can be
+freed for them. W is the largest array that is formed for a norm and then freed. In a loop over
+chunks it counts once for any batch. E is the example. P are the parameters in float32. The tapped
+route forms the gradients of rare examples, such as those whose squares overflow, one by one. XLA
+reserves memory for that loop, also for batches without such examples.
 
 XLA may use memory again that this estimate counts twice. The estimate was compared with XLA's own
 count of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as
@@ -37,7 +37,7 @@ from dpjax.gradients.ghost.units import Rule, Sum, Unit, kept_at, sum_of
 from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4
-# Number of copies of the stacked gradients. Measured were 0.7 to 2.6.
+# Number of copies of the stacked gradients: the largest measured, where the least was 0.7.
 _VMAP_COPIES = 2.6
 # Number of copies of the parameters in the loop of rare examples, as measured: a gradient, its
 # clipped terms, a new sum and the part that its roundings left out.

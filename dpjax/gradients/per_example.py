@@ -75,7 +75,7 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
 
   Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
   row i of every leaf depends on example i alone, and that no other row depends on that example.
-  Nothing can check this, but the guarantee depends on it. Use it, too, to join gradients of
+  Nothing can check this, but the guarantee depends on it. Use `stacked` also to join gradients of
   several computations, such as parts of a batch or several devices.
 
   Args:
@@ -222,8 +222,7 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
-    # Under shard_map, JAX would sum the gradients of unmarked parameters over devices before the
-    # clip.
+    # Under shard_map JAX would sum gradients of unmarked parameters over devices before the clip.
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
     planned = self._plan(params, batch)
     if planned is None:

@@ -31,7 +31,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
   6.0
   """
-  # The condition below needs a float, since keys and integers cannot be compared with -inf.
+  # The condition below compares a float with -inf. Keys have no order, and integers no -inf.
   is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
   known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):

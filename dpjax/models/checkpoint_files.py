@@ -68,8 +68,9 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
 
   Raises:
     UserError: the path is missing, or is no checkpoint of Flax or Orbax; an array is missing,
-      unknown, of another shape, not of floating point numbers, or not finite; the file is a pickle
-      or a pipe; the folder holds a link or a pipe. The message is one line.
+      unknown, of another shape, not of floating point numbers, or not finite; the checkpoint holds
+      batch statistics or a cache, or belongs to a run of dpjax; the file is a pickle or a pipe; the
+      folder holds a link or a pipe. The message is one line.
 
   >>> from flax import serialization
   >>> import tempfile

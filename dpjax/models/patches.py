@@ -106,8 +106,8 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
     directions are learnt from mirrored features, and serve features without mirroring, too.
 
   Raises:
-    UserError: the images have another shape, type or range, or are fewer than two; each image has
-      only one colour; words < 1.
+    UserError: the images have another shape, type or range, or are fewer than two; all numbers of
+      each image are equal; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> network = learned_patches(images, words=5)
@@ -138,7 +138,7 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
   """Draws patches [n, p] at random places of random images, and scales each to variance 1.
 
-  The mean of a patch is subtracted. Patches of nearly one colour get a smaller variance.
+  The mean of a patch is subtracted. Nearly constant patches get a smaller variance.
   """
   count, height, width, _ = images.shape
   which = random.integers(count, size=_PATCHES)
@@ -196,8 +196,8 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
       nearest[rows] = best
       # The weight of a point is its inner product with its word.
       weights[rows] = np.take_along_axis(alike, best[:, None], axis=1)[:, 0]
-    # Each column has one entry, so the points of a word are summed in order. `np.add.at` gives the
-    # same bits in ten times the time.
+    # Each column of `members` has one entry, so a word's points are summed in order. `np.add.at`
+    # gives the same bits in ten times the time.
     members = scipy.sparse.csc_array(
       (weights, nearest, np.arange(len(points) + 1)), shape=(words, len(points))
     )
@@ -258,8 +258,8 @@ def patch_features(
       time.
 
   Returns:
-    float32 [n, d] for d directions. The mean of a row's squares is 1, or less for an image of
-    nearly one colour.
+    float32 [n, d] for d directions. The mean of a row's squares is 1, or less for a nearly constant
+    image.
 
   Raises:
     UserError: the images have another shape, type or number of colours, or a value outside [0, 1].

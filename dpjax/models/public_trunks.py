@@ -7,7 +7,7 @@ estimated from private data, so neighbouring data sets have neighbouring feature
 cost no privacy. The weights were trained on ImageNet, so no guarantee covers ImageNet's records.
 
 A convolution is followed by ReLU. The outputs of some convolutions are averaged over a 2x2 grid
-of the image. Their square roots are brought to mean 0 and variance 1 within each example and
+of the image. The square roots of the averages get mean 0 and variance 1 within each example and
 each of these convolutions. (Simonyan and Zisserman 2015, arXiv:1409.1556; Krizhevsky 2014,
 arXiv:1404.5997. Square roots: Arandjelovic and Zisserman 2012, as Hellinger's kernel.)
 """

@@ -195,7 +195,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
 
   Args:
     name: one of `names()`, or a user's path `package.module:name`. The path names a class of
-      modules or a function that returns a module, which is called with num_classes and the options.
+      modules or a function that returns a module. It is called with num_classes and the options.
     num_classes: width of the logits; for "transformer" the size of the vocabulary.
     **model_options: fields of the model, see `options(name)`.
 

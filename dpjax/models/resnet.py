@@ -1,6 +1,6 @@
 """Residual networks whose batch norm is frozen, and their weights by torchvision's names.
 
-Batch norm in training mixes examples, so no private gradient has one. Here its published mean and
+Batch norm mixes examples in training, so no model of dpjax has it. Here its published mean and
 variance are constants: they are folded into the convolution before it, which then has a bias
 (He et al. 2016, arXiv:1512.03385). Training changes kernels and biases, never statistics.
 """

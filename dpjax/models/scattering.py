@@ -185,7 +185,7 @@ def _lowpass(shape: tuple[int, int], J: int, res: int) -> _Lowpass:
 
 @functools.lru_cache(maxsize=16)
 def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
-  """Returns the operators for images [H, W]: NumPy arrays of a few MB, cached for 16 sizes."""
+  """Returns the operators for images [H, W]: NumPy arrays of a few MB. The last 16 are cached."""
   padded = (_padded_size(shape[0], J), _padded_size(shape[1], J))
   pads = []
   for size in shape:
@@ -272,10 +272,8 @@ def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
 def opponent_colours(images: HostArray) -> np.ndarray:
   """Converts red, green, blue [..., 3] to light, red - blue, red + blue - 2 green.
 
-  The matrix is orthonormal.
-
-  Red, green and blue of a photograph are strongly correlated. The three results are nearly
-  uncorrelated, so edges of light and edges of colour become separate features.
+  The matrix is orthonormal. Red, green and blue of a photograph are strongly correlated. The three
+  results are nearly uncorrelated, so edges of light and edges of colour become separate features.
 
   >>> bool(np.allclose(opponent_colours(np.ones((1, 3))), [[3**0.5, 0.0, 0.0]], atol=1e-6))
   True
@@ -413,8 +411,8 @@ def scattering_chunks(
   count = len(x)
   _check_colours(colours, images.shape[3])
   if batch_size is None:
-    # On a CPU the intermediates of 48 planes fit into the caches, so a plane takes half the time
-    # that it takes with 96 planes.
+    # Measured on a CPU when a chunk was one product: with 48 planes, which fit into the caches, a
+    # plane took half the time that it took with 96. `_transform_each` takes images one at a time.
     planes = 48 if jax.default_backend() == "cpu" else 1024
     batch_size = max(1, planes // images.shape[3])
   validate.integer_at_least(1, batch_size=batch_size)

@@ -1,7 +1,8 @@
 """Weights of other libraries in safetensors files: names, shapes and values, checked.
 
 A file is read, never executed. A loader says from which tensors each parameter is made (`Origin`).
-`parameters` checks the file against that, and raises a UserError of one line if it does not fit.
+`parameters` checks the file against these origins, and raises a UserError of one line if they
+differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wide residual networks for private training, after De et al. (2022).
 
-BatchNorm is replaced by GroupNorm, which stays within one example, and the convolution
-kernels are standardised, which conditions the noisy gradients.
+BatchNorm is replaced by GroupNorm, which stays within one example. The convolution kernels are
+standardised, which made training with noise more accurate there.
 """
 
 from __future__ import annotations

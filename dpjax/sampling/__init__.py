@@ -1,4 +1,4 @@
-"""Samplers: each decides who takes part in a step, and states the event of that step."""
+"""Samplers: each decides who takes part in a step, and states the event for the accountant."""
 
 from typing import TYPE_CHECKING
 

@@ -12,10 +12,10 @@ _LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
-  """Returns the fixed batch size closest to a sampling probability.
+  """Returns the fixed batch size for a sampling probability.
 
-  This size is sampling_prob * num_examples, rounded, and at least 1. Both runs and accounting must
-  call this function.
+  It is sampling_prob * num_examples, rounded, and at least 1. Runs and accounting must both call
+  this function, so that they use the same size.
 
   >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
   (2, 1)

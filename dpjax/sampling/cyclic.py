@@ -24,9 +24,9 @@ from dpjax.validate import UserError
 class CyclicSampler(UnamplifiedSampler, SizedSampler):
   """Every pass takes the same batches in the same order; the batches partition the examples.
 
-  The order is a permutation drawn once from the seed. It may be public, since no amplification is
-  claimed for it. There is no proof under add_or_remove_one. Batches are cut from an order of ALL
-  examples, so one more example moves other examples to other steps.
+  All batches are cut from ONE permutation of the examples, drawn once from the seed. The
+  permutation may be public, since no amplification is claimed for it. There is no proof under
+  add_or_remove_one: with one more example, other examples would move to other steps.
 
   Args:
     steps_per_pass: number b of batches of a pass. Successive steps of an example are b apart.

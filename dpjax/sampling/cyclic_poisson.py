@@ -26,10 +26,10 @@ class CyclicPoissonSampler(PaddedSampler):
   """Groups take turns; in its group's turn an example takes part with probability `prob`.
 
   An example's group is drawn once, uniformly and independently of all other examples. Let the
-  noise be C^-1 z, where C has at most `num_groups` bands. Then an example's turns change disjoint
-  rows of C x, for the sums x of all steps. So a run of n steps costs at most ceil(n / num_groups)
+  noise be C^-1 z, where C has at most `num_groups` bands, and let x be the sums of all steps. Then
+  two turns of an example change different rows of C x. So n steps cost at most ceil(n / num_groups)
   Poisson-sampled Gaussians of probability `prob`, whose sensitivity is the largest column norm of C
-  (Choquette-Choo et al. 2023, arXiv:2306.08153). With prob=1 this sampler is balls-in-bins.
+  (Choquette-Choo et al. 2023, arXiv:2306.08153). With prob=1 the draws are those of balls in bins.
 
   Args:
     prob: probability in (0, 1] to take part in a turn; the expected batch is

@@ -42,7 +42,7 @@ def size_of(data: Indexed) -> int:
 
 
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
-  """Returns a function indices -> batch, after a test in which it reads at least the first row.
+  """Returns a function from indices to a batch, after a test that reads at least the first row.
 
   Raises:
     UserError: rows cannot be read by index, come in another order than their indices, or depend
@@ -100,7 +100,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
-  # The error's text may contain the requested indices, so only its type is kept.
+  # The text of the error may contain the requested indices, so only the error's type is kept.
   except Exception as error:
     failure = type(error).__name__
   # The new error is raised outside the handler, so that it does not refer to the old error.

@@ -33,12 +33,12 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   `RandomAllocationSampler` does.
 
   The proof is for noise that is independent from step to step. A pass is accounted in full at its
-  first step, as `selected` passes of about steps_per_pass / selected steps
-  (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as these passes. If `selected`
-  divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
+  first step, as `selected` passes of `RandomAllocationSampler` with about steps_per_pass / selected
+  steps each (`dpjax.accounting.event_kinds.k_out_of_t`). If `selected` divides `steps_per_pass`,
+  choose that sampler: it costs the same, and an early stop may cost less.
 
-  A pass that stops early costs as much as a whole pass. A smaller event would hold only if no
-  output decides when the pass stops, and would not be a sum of the costs of steps.
+  A pass that stops early costs as much as a whole pass. A smaller cost would hold only if no output
+  decides when the pass stops, and it would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: number t of steps of a pass.

@@ -28,7 +28,7 @@ def _rate(prob: float, min_sep: int) -> float:
   return prob / (1 + (min_sep - 1) * prob)
 
 
-# The steps of all examples are drawn at once and cached: each `draw` of a run reads this array.
+# All steps of all examples are one array. It is cached, since each `draw` of a run reads it.
 @functools.lru_cache(maxsize=2)
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
@@ -61,7 +61,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   distribution. A batch holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
-    prob: probability in (0, 1] that an example takes part in a step in which it may take part.
+    prob: probability in (0, 1] to join a step, if none of the last `min_sep` - 1 was joined.
     min_sep: smallest distance between two steps of one example.
     num_steps: number of steps of the run; a draw for a later step raises UserError.
     capacity: padded batch size, as for PoissonSampler.

@@ -1,4 +1,4 @@
-"""The samplers that a config may name.
+"""All samplers of dpjax; a config may name those whose `used_for` is not empty.
 
 A sampler's class defines all that is known of it. Lists by use, and the samplers' rows in
 `dpjax.accounting.PROVED`, are derived from the classes.
@@ -6,7 +6,7 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
 | PoissonSampler          | any step, independently                                |
-| UserSampler             | the same, with everything of one user                  |
+| UserSampler             | any step, as part of its user's block, independently   |
 | RandomAllocationSampler | one step of every pass, drawn anew, uniformly          |
 | KOutOfTSampler          | k steps of every pass, a uniform set, drawn anew       |
 | TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |
@@ -17,8 +17,8 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 | CyclicPoissonSampler    | its group's turn, with probability `prob`              |
 | BallsInBinsSampler      | one step of every pass, drawn once, uniformly          |
 | MinSepSampler           | any step, at least `min_sep` after its last one        |
-| BoundedContribution-    | any step, independently, with the other examples of    |
-|   Sampler               | its owners                                             |
+| BoundedContribution-    | any step, independently; the guarantee is for a user,  |
+|   Sampler               | who owns several examples                              |
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def used_for(purpose: str) -> dict[str, type[Sampler]]:
 
   Args:
     purpose: "examples" of central training; "clients" of a federated run; or "correlated noise",
-      for which a sampler must bound how often an example takes part.
+      for which a sampler must declare how far apart an example's steps are.
 
   >>> list(used_for("clients"))
   ['poisson', 'fixed_size']

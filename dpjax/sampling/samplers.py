@@ -1,8 +1,8 @@
-"""Base classes of samplers: who takes part in a step, and the event for the accountant.
+"""Base classes of samplers, which decide who takes part in a step, and state the step's event.
 
-A sampler's fields are public: they may be printed. The size of the data and the seed are
-arguments of its methods, because they belong to the data holder. Every draw is a function of
-(seed, step) and the size alone, so a resumed run draws what the interrupted one would have.
+A sampler's fields are public: they may be printed. The seed and a private size of the data are
+arguments of its methods. Besides the fields, a draw depends on (seed, step) and the size alone. So
+a resumed run draws what the interrupted run would have drawn.
 
 Each sampler has its own file; `dpjax.sampling.registry` lists them. A sampler for correlated
 noise declares in `participation` how far apart an example's steps are, and must keep to this
@@ -41,15 +41,15 @@ class Sizing(NamedTuple):
   """Public numbers of a run that determine the fields of its sampler."""
 
   sampling_prob: float  # average chance that one example is in a batch
-  num_examples: int  # public
+  num_examples: int  # public number of records; 0: not known yet
   num_steps: int = 1
-  padded_batch_size: int = 1  # so large that no draw exceeds it; a plan then shrinks it
+  padded_batch_size: int = 1  # upper bound on the draws of a run; a plan then lowers it
   capacity: int | None = None  # requested by the config; None: not requested
-  separation: int | None = None  # requested steps between two participations of an example
-  num_selected: int | None = None  # requested steps of an example in each pass
+  separation: int | None = None  # requested least distance, in steps, of two participations
+  num_selected: int | None = None  # requested number of steps of an example in each pass
   neighboring_relation: str = ""  # of the guarantee; "" if none is requested
   unit: str = "example"  # what one row is, for messages
-  may_leave: int = 0  # most records that an audit may leave out at random
+  may_leave: int = 0  # largest number of records that an audit leaves out at random
 
   @property
   def slots(self) -> int:
@@ -58,14 +58,14 @@ class Sizing(NamedTuple):
 
 
 class _ProofOfScheme:
-  """Descriptor of the default `proof`: returns the row of `accounting.PROVED` named `scheme`."""
+  """Descriptor of the default `proof`: the row of `accounting.PROVED` for the class's `scheme`."""
 
   def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
     return proved_for(kind.scheme if sampler is None else sampler.scheme)
 
 
 def check_apart(sampling_prob: float, steps: int) -> None:
-  """Raises UserError for a rate that no example can have that takes part every so many steps."""
+  """Raises UserError for a rate above 1 / steps: an example joins at most once in `steps` steps."""
   if sampling_prob * steps > 1 + 1e-9:
     raise UserError(
       f"must be <= {1 / steps:.6g} where an example takes part at most every {steps} steps",
@@ -81,7 +81,7 @@ class Sampler(abc.ABC):
   a proof: its own `proof`, or a `scheme` that is the name of a row of `accounting.PROVED`.
 
   Attributes:
-    name: name in configs; "" for a user's own sampler.
+    name: name in `registry.SAMPLERS` and in configs; "" for a user's own sampler.
     used_for: purposes for which a config may name the sampler; see `registry.used_for`.
     options: config fields that the sampler reads: "capacity", "separation" or "num_selected".
     answers: way in which `launch.account` computes epsilon, "exact" or "simulated"; "" for none.
@@ -90,7 +90,7 @@ class Sampler(abc.ABC):
     unit: the record that a guarantee protects, such as "example" or "user".
     steps_alike: whether every step has the same event.
     can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
-    small: settings for 4 examples and 2 steps, with which tests try to tell neighbours apart.
+    small: settings for 4 examples, with which `auditing.games` try to tell neighbours apart.
   """
 
   name: ClassVar[str] = ""
@@ -145,7 +145,7 @@ class Sampler(abc.ABC):
   def check_prob(
     cls, size: Sizing, *, purpose: str = "", name: str = "sampling_prob"
   ) -> None:
-    """Raises UserError if no whole pass of this sampler has the sampling probability of `size`.
+    """Raises UserError if passes must be whole, and none has the sampling probability of `size`.
 
     Args:
       purpose: name of the sampler in the message; "" for that of the class.
@@ -158,9 +158,9 @@ class Sampler(abc.ABC):
 
   @classmethod
   def steps_apart(cls, size: Sizing) -> int:
-    """Returns the smallest number of steps between two participations of one example.
+    """Returns the least distance, in steps, of two participations of one example.
 
-    It is the requested number, or about 1 / sampling_prob."""
+    With whole passes it is the length of a pass; else `separation`, or about 1 / sampling_prob."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
     # The addend corrects 1 / sampling_prob if rounding left it just below a whole number.
@@ -228,7 +228,7 @@ class Sampler(abc.ABC):
 
   @property
   def only_size(self) -> int | None:
-    """Returns the only size of data that is accepted, which is then public; None for any size."""
+    """Returns the only accepted size of the data, which is then public; None if several are."""
     return None
 
   @property
@@ -251,7 +251,7 @@ class Sampler(abc.ABC):
     """Returns this sampler with the smallest padded batch size that draws rarely exceed.
 
     This size is a multiple of 8. A draw exceeds it with log-probability at most
-    `log_overflow_prob`. Raises UserError for a sampler without a capacity.
+    `log_overflow_prob`. Raises UserError for a sampler whose draws cannot overflow.
     """
     raise UserError(
       "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
@@ -385,8 +385,8 @@ class PaddedSampler(Sampler):
 
     low = 0
     high = 1
-    # The chance falls as the capacity grows, so doubling brackets the capacity, and bisection
-    # narrows the bracket.
+    # The chance of overflow falls as the capacity grows. So doubling brackets the smallest
+    # sufficient capacity, and bisection narrows the bracket.
     while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
       low = high
       high = 2 * high
@@ -470,7 +470,7 @@ def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.nda
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
-  # Index 0 always exists. The mask removes its contribution.
+  # Index 0 always exists. The mask removes the contribution of padding.
   padded = np.zeros(padded_batch_size, np.int64)
   padded[: indices.size] = indices
   return padded, np.arange(padded_batch_size) < indices.size

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 class _WhereSizeIsPublic:
   """Descriptor that returns `value`, or `otherwise` on a sampler without a public `num_examples`.
 
-  An attribute of the object would not be safe, since a user could set it.
+  It is no attribute of the object: `assumption` counts a proof set on an object as a user's own.
   """
 
   def __init__(self, value: Any, *, otherwise: Any):
@@ -39,8 +39,8 @@ class ShuffledSampler(PassSampler):
   The batches of an epoch are then fixed and disjoint, and the record in which two neighbours differ
   is in at most one batch. Every other step of the epoch may depend on all earlier outputs, but is
   the same mechanism for both neighbours and costs nothing. The step of this batch is a Gaussian of
-  sensitivity at most 2 C (replace_one) or C (replace_special), whatever came before. Under
-  add_or_remove_one the permutation itself would change, and nothing is proved.
+  sensitivity at most two clip norms (replace_one) or one (replace_special), whatever came before.
+  Under add_or_remove_one the permutation itself would change, and nothing is proved.
 
   Args:
     batch_size: number of examples in each step.

@@ -22,9 +22,9 @@ class TruncatedPoissonSampler(SizedSampler):
 
   If more examples join, a uniformly random subset of size `capacity` is kept. So a batch never
   overflows, no share of delta is set aside, and the capacity may be small. But in a batch that was
-  cut, each record took the place of another record. So one record moves the sum by up to 2 C. This
-  is NOT Poisson sampling (pitfall P12). The event is proved under replace_special (an emptied
-  record keeps its place), by PLD, and only for Gaussian noise. The proof is in
+  cut, each record took the place of another record. So one record moves the sum by up to two clip
+  norms. This is NOT Poisson sampling (pitfall P12). The event is proved under replace_special (an
+  emptied record keeps its place), by PLD, and only for Gaussian noise. The proof is in
   `dpjax.accounting.event_kinds.truncated_poisson`.
 
   Args:
@@ -59,8 +59,8 @@ class TruncatedPoissonSampler(SizedSampler):
   def sized(cls, size: Sizing) -> Self:
     """Returns a sampler of the requested capacity.
 
-    By default the capacity is the mean plus three standard deviations, so that about one step in a
-    thousand is cut."""
+    By default the capacity is three standard deviations above the mean batch size, so that about
+    one step in a thousand is cut."""
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)

@@ -1,4 +1,4 @@
-"""Poisson sampling of users, each with everything that user contributed."""
+"""Poisson sampling of users, each with the whole block of the user's examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpjax.sampling.poisson import PoissonSampler
 
 @dataclasses.dataclass(frozen=True)
 class UserSampler(PoissonSampler):
-  """Each USER joins a step independently with probability `prob`, with all examples of the user.
+  """Each USER joins a step independently with probability `prob`, with the user's whole block.
 
   Arguments and event are those of `PoissonSampler`; `capacity` counts users.
 

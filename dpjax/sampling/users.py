@@ -1,7 +1,7 @@
-"""User-level privacy: the unit is a user, with everything that user contributed.
+"""User-level privacy: the unit is a user, with everything that the user contributed.
 
-All examples of one user are grouped into ONE block. The rest of dpjax treats a block as one
-example: it is sampled, clipped and accounted as a whole.
+The examples of one user, up to a public number, form ONE block. The rest of dpjax treats a block
+as one example: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
   plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
@@ -124,7 +124,7 @@ def _kept(
 
 
 def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
-  """Returns the loss of ONE user, whose padded block takes the place of an example.
+  """Returns a loss function of ONE user: it takes a padded block in place of an example.
 
   Args:
     loss_fn: (params, ONE example) -> scalar.

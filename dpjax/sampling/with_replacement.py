@@ -21,8 +21,8 @@ class WithReplacementSampler(FixedSizeSampler):
   """`batch_size` draws, each uniform among all examples, so an example may come several times.
 
   Every copy in a batch is clipped by itself. So replacing an example moves the sum by up to
-  2 l2_clip_norm for each of its copies. Epsilon is above that of `FixedSizeSampler`: choose this
-  sampler only if the data are read with replacement anyway.
+  2 l2_clip_norm for each of its copies. Epsilon is usually above that of `FixedSizeSampler`: choose
+  this sampler only if the data are read with replacement anyway.
 
   The arguments are those of `FixedSizeSampler`.
 

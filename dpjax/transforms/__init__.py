@@ -1,4 +1,4 @@
-"""Optax transforms that combine the clipping of `gradients` with the noise of `noise`."""
+"""Optax transforms: clipping by `gradients` with noise by `noise`, and optimizers that follow."""
 
 from typing import TYPE_CHECKING
 

@@ -26,9 +26,7 @@ class AccumulateState(NamedTuple):
   """State of `accumulate`. `total` holds clipped gradients without noise: keep it secret."""
 
   inner: Any  # state of the wrapped chain, which changes once per step
-  total: (
-    Any  # params-shaped, at least float32: sum of clipped gradients of this step so far
-  )
+  total: Any  # like params, at least float32: sum of this step's clipped gradients so far
   slices: jax.Array  # int32, number of slices of this step so far
   checksum: Any = None  # uint32, of slices; None is refused
 
@@ -157,7 +155,7 @@ def _check_place(state: AccumulateState) -> None:
   try:
     sound = bool(is_sound(state.slices, state.checksum))
   except jax.errors.ConcretizationTypeError:
-    # Under tracing the count is not known. `update_fn` then sets the updates to NaN.
+    # Under tracing the count is not known: `update_fn` makes the updates NaN if it was changed.
     return
   if not sound:
     raise changed("state.slices", state.slices)

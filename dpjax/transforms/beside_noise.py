@@ -7,7 +7,7 @@ includes a digest of these numbers:
 
 | what happens to the numbers                        | what follows                        |
 | -------------------------------------------------- | ----------------------------------- |
-| they are changed, or come from another run         | `UserError`; NaN where it is traced |
+| they are changed, or come from another run         | `UserError`; NaN under jit          |
 | a whole earlier state is used again                | cannot be detected                  |
 
 A state with such numbers is a named tuple. Its field `inner` holds the noise, and its method
@@ -106,7 +106,7 @@ def _places(shape: tuple[int, ...]) -> jax.Array:
 
 
 def turned(state: Any) -> Any:
-  """Adds the digest of a state's numbers to the checksum of its noise; a second call removes it.
+  """Returns a state with the digest of its numbers in its checksum; a second call removes it.
 
   If the numbers change between the two calls, the checksum is wrong, and `noise` refuses the state.
   """

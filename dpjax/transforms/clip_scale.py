@@ -32,7 +32,7 @@ class ScaledState(NamedTuple):
 
   inner: Any
   scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
-  steps: jax.Array  # int32, so far
+  steps: jax.Array  # int32, number of updates so far
 
   def beside_noise(self) -> dict[str, Any]:
     """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""

@@ -122,7 +122,7 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
   """Returns the arrays in a transform's input: leaves [B, *param], or [*param] of a ClippedSum.
 
   Raises:
-    UserError: a bare tree of arrays, which other code may have changed; a part of a tree.
+    UserError: a bare tree of arrays, which other code may have changed; an incomplete tree.
   """
   if isinstance(updates, ClippedSum):
     if not sealed.is_closed(updates.seal):
@@ -155,7 +155,7 @@ def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) 
 
 
 def _check_one_sum(updates: ClippedSum, params: Any) -> None:
-  """Raises UserError for several sums stacked in one: the noise would cover only one of them."""
+  """Raises UserError for stacked sums, whose noise would cover only one, and for wrong shapes."""
   shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates.total)]
   expected = (
     None if params is None else [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]

@@ -2,9 +2,9 @@
 
 Adam divides by the root of a moving average of g^2. For a private gradient g = signal + N(0, s^2)
 this average is about E[signal^2] + s^2. In private training the second term usually dominates. Then
-every coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s is
-public, so it can be subtracted, at no privacy cost (post-processing): Tang, Shpilevskiy and Lecuyer
-2024, "DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'.
+every coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s^2
+is public, so it can be subtracted, at no privacy cost (post-processing). Source: Tang, Shpilevskiy
+and Lecuyer 2024, "DP-AdamBC" (arXiv:2312.14334), the equation for Delta_t with gamma'.
 """
 
 from __future__ import annotations

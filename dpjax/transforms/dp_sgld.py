@@ -12,10 +12,10 @@ N(0, noise_std^2) of g then enters the step as h n noise_std N(0, I), so
   tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
 
 and z = (L / (n C)) sqrt(2 tau / h). Here z is the noise multiplier, C the clip norm and L the
-expected batch size. No other noise is added, so epsilon is the plan's, for every iterate ("one
-posterior sample", Wang, Fienberg and Smola 2015, arXiv:1502.07645, with the accountant of DP-SGD in
-place of their closed form; Li et al. 2019, arXiv:1712.09097). SGLD on UNCLIPPED gradients has no
-proof of privacy at any temperature, and is not offered.
+expected batch size. No other noise is added, so epsilon is the plan's, for every iterate. Sources:
+Wang, Fienberg and Smola 2015 (arXiv:1502.07645, "one posterior sample"), here with the accountant
+of DP-SGD in place of their closed form; Li et al. 2019 (arXiv:1712.09097). SGLD on UNCLIPPED
+gradients has no proof of privacy at any temperature, and is not offered.
 
 It is not claimed that the iterates follow the posterior: clipping changes the drift, and sampling
 batches adds variance.

@@ -1,10 +1,10 @@
 """Noise that differs by group of parameters, at the cost of one Gaussian mechanism.
 
-Group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is the Gaussian
-one on the vector (clip(g) / s_g)_g, whose norm is at most sqrt(sum C_g^2 / s_g^2) for one
-example: its noise multiplier z satisfies z^-2 = sum_g (C_g / s_g)^2 exactly. A group's
-share r_g of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So z is the same for the
-accountant. Without shares every group gets s_g = z sqrt(sum C_g^2).
+The gradient x_g of group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is
+the Gaussian one on the vector of all x_g / s_g. Its norm is at most sqrt(sum C_g^2 / s_g^2) for one
+example, so its noise multiplier z satisfies z^-2 = sum_g (C_g / s_g)^2 exactly. A group's share r_g
+of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So the accountant has one z for
+all shares. Without shares every group gets s_g = z sqrt(sum C_g^2).
 
 With and without shares there is one draw of noise of standard deviation z C, C = sqrt(sum C_g^2).
 The groups are multiplied by w_g before the noise is added, and divided by w_g after it. With shares
@@ -55,7 +55,7 @@ class PerLayer:
     return gradients.Clip(bounds, schedule=schedule)
 
   def shares(self, clip: gradients.Clip) -> Any:
-    """Returns each layer's share of the privacy budget; None for shared noise."""
+    """Returns equal shares of the privacy budget, 1.0 for each layer; None for shared noise."""
     return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
@@ -66,8 +66,8 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
   bound on the whole gradient. The r_g are shares, scaled to sum 1 over groups that are not frozen.
 
   Raises:
-    UserError: shares that are not a tree of numbers like `l2_clip_norm`, or no share for a
-      group that is trained.
+    UserError: shares that are not a tree of numbers >= 0 like `l2_clip_norm`; for a group that is
+      not frozen, a share of 0 or an infinite bound.
 
   >>> group_weights({"a": 3.0, "b": 4.0}, {"a": 1, "b": 1})["a"] == math.sqrt(0.5) * 5 / 3
   True

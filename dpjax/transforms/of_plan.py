@@ -6,11 +6,11 @@ as far as they can be seen:
 
 | what is given                                     | what follows                        |
 | ------------------------------------------------- | ----------------------------------- |
-| the state of a plan with another noise, bound or  | `UserError`; NaN where it is traced |
+| the state of a plan with another noise, bound or  | `UserError`; NaN under jit          |
 | sampling probability, to `update` or `spent`      |                                     |
 | the state of the same plan with another number of | it is accepted, unless the sampler  |
 | steps                                             | bounds participation                |
-| more examples than the sampler ever draws         | `UserError`; NaN where it is traced, |
+| more examples than the sampler ever draws         | `UserError`; NaN under jit,         |
 |                                                   | also in the state's scale of noise  |
 """
 

@@ -80,7 +80,7 @@ class SlackClipping(AdaptingClip):
 
   @staticmethod
   def slots_for(batch_size: float, noise_multiplier: float) -> int:
-    """Returns the largest K at which the shares exceed their noise with 99 % confidence.
+    """Returns the largest K for which a 99 % interval of a share's noise is at most 1 / K wide.
 
     This is equation 36 of the paper. The result is at least 1 and at most 4096.
 
@@ -110,7 +110,7 @@ class SlackClipping(AdaptingClip):
   def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     width = clip.l2_bound / math.sqrt(self.num_slots)
     shares = noisy / width  # [K], the bin nearest to C first
-    # Equations 28 to 30. `near_zero` keeps the norm up while most gradients vanish.
+    # Equations 28 to 30. `near_zero` slows the fall of the clip norm if many norms are near zero.
     near_zero = jnp.clip(shares[-1] / (clip.l2_bound * scale), 0.0, 1.0)
     target = 1 - self.clipped_share * (1 - near_zero)
     step = jnp.exp(self.learning_rate * (target - shares[0]))

@@ -43,7 +43,7 @@ def features(
   statistics: object = None,
   scaling: object = None,
 ) -> dict[str, str]:
-  """Returns feature -> text of the argument that causes it, for features that `APART` names.
+  """Returns feature -> text of the argument that causes it, for the features that are present.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}

@@ -77,7 +77,8 @@ def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str
 def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: int) -> str:
   """Describes the noise on the sum by its standard deviations.
 
-  C has a unit diagonal, so the noise of step t is z_t plus a part that earlier noise fixes."""
+  The correlation's matrix C has a unit diagonal, so the noise of step t is z_t plus a part that
+  earlier noise fixes."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
   # Numbers are rounded down, since a statement must not claim more noise than there is.
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)

@@ -1,4 +1,4 @@
-"""All kinds of events that are accounted: one file for each, and one line below."""
+"""All kinds of events that are accounted. Each kind has one line in the call of `register`."""
 
 from dpjax.accounting.event_kinds import (
   bounded_contribution,

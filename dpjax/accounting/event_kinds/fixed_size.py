@@ -54,7 +54,7 @@ class SampleKind(EventKind[Sample]):
     )
 
   def under_replace_one(self, part: Sample) -> DpEvent:
-    # The noise becomes relative to the sensitivity 2 C of a replaced row.
+    # The noise becomes relative to 2 C, the sensitivity to a replaced record.
     inner = kind_of(part.event).under_replace_one(part.event)
     return self.event(part.source_dataset_size, part.sample_size, inner)
 

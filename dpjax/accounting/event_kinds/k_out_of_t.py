@@ -43,7 +43,7 @@ class KOutOfTDpEvent(dpa.DpEvent):
 class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   """The accounting of k out of t steps, as k passes of one out of about t / k steps each.
 
-  `dpjax.accounting.random_allocation` has the proof. The accounting is exact at k = 1 and k = t.
+  `dpjax.accounting.random_allocation` has the proof. The k passes lose nothing at k = 1 and k = t.
   """
 
   name = "k_out_of_t"

@@ -5,7 +5,7 @@ accounting knows about it: its JSON form, its normal form, the relations and acc
 it is proved, its privacy loss, and its description in words. To add an event, write one file here,
 and register it in `dpjax.accounting.event_kinds`.
 
-Noise multipliers are std / l2_clip_norm. `EventKind.under_replace_one` doubles the sensitivity.
+A Gaussian's noise multiplier is std / l2_clip_norm. `under_replace_one` doubles the sensitivity.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EventKind(Generic[Event]):
     selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
     points_per_deviation: number of grid points per standard deviation of a step's privacy loss. A
-      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 1e-4 of it.
+      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 7e-5 of it.
   """
 
   name: ClassVar[str]
@@ -140,7 +140,7 @@ class EventKind(Generic[Event]):
     return part
 
   def unamplified(self, part: Event) -> DpEvent:
-    """Returns an event without amplification that costs no less. Default: the part itself."""
+    """Returns an unamplified event that costs no less. Default: the part, amplified or not."""
     return part
 
   def rdp(self, part: Event) -> np.ndarray:
@@ -178,7 +178,7 @@ class EventKind(Generic[Event]):
   def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
-    Sampling does not lower rho: a sampled part has the rho of the same mechanism on all records.
+    Sampling the records of a step does not lower its rho.
     Default: raises UserError.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
@@ -192,7 +192,7 @@ class EventKind(Generic[Event]):
     return None
 
   def joining_prob(self, part: Event) -> float | None:
-    """Returns the largest probability that a record takes part in the part's steps, or None.
+    """Returns the largest probability that a record joins one of the part's steps, or None.
 
     A part accounts for one step, or for `Sampler.steps_per_event` steps, of which a record may then
     join at most one. `launch.check` compares counted draws with this number. None means that it
@@ -478,7 +478,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides dp_accounting's warnings about orders that it excludes; fewer orders loosen the bound."""
+  """Hides dp_accounting's warnings about orders it excludes; fewer orders only loosen the bound."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()

@@ -108,8 +108,8 @@ def repeat_and_select_event(
       uses public data only. Runs may differ in hyper-parameters, if these are drawn at random,
       independently of the data, and every run costs at most `event`.
     mean_trials: mean of K, at least 1.
-    shape: parameter of the distribution of K. 1 is geometric, 0 logarithmic, inf Poisson, and any
-      other value truncated negative binomial. A smaller shape costs less, and has longer tails.
+    shape: parameter of the distribution of K. 1 is geometric, 0 logarithmic, inf Poisson, any other
+      value truncated negative binomial. A smaller finite shape costs less, and has longer tails.
 
   >>> from dpjax.accounting import gaussian_event
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean

@@ -1,4 +1,4 @@
-"""Skellam noise on a sum of integer vectors, which clients add in shares."""
+"""Skellam noise, which clients add in shares to a sum of integer vectors."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     prob = event.sampling_probability
     capacity = event.truncated_batch_size
     size = event.dataset_size
-    # If one of these numbers is 0, no record ever takes part, so nothing is released.
+    # If one of these numbers is 0, no record ever takes part, so the release costs nothing.
     if prob == 0 or capacity == 0 or size == 0:
       return []
     # The constructors check the numbers.

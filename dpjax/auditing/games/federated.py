@@ -146,8 +146,8 @@ def _seen(tree: Any) -> Any:
 
 
 def _draws_at_once(choices: bool = False) -> MapClients:
-  """Returns an execution like `vmap_clients`, for rounds under a `vmap` over noise keys. It has the
-  program of one block.
+  """Returns an execution like `vmap_clients`, for rounds under a `vmap` over noise keys. Blocks of
+  clients run as one compiled program.
 
   An execution fetches diagnostics and client states. In the first round they are known while
   tracing, since noise comes after them. In the last round nobody sees them. So zeros may replace
@@ -206,7 +206,7 @@ def _game(
       `build` draws one by one. The first draws are then made in both ways. If they differ, all
       draws are made one by one.
     leaves: whether the client takes part in the first round alone, so that a later round which
-      repeats the noise reveals it.
+      repeats the noise reveals the client.
     choices: whether client states differ from draw to draw.
   """
   cached_build = functools.cache(build)
@@ -257,8 +257,8 @@ def _as_users(
 ) -> list[np.ndarray]:
   """Returns the leaves [n, ...] of all draws; the first draws run as users run them.
 
-  A round is a function of its noise key, so draws of the same keys are compared number by
-  number. Where they differ, all draws are made as users run them.
+  A round is a function of its noise key, so draws made in both ways from the same keys are compared
+  number by number. If they differ, all draws are made as users run them.
   """
   first = _one_by_one(draw, keys[:_ONE_BY_ONE])
   quick = [np.asarray(leaf) for leaf in at_once]
@@ -326,7 +326,7 @@ def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Game
 
 
 def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
-  """Returns games on two weighted messages; the second may be absent.
+  """Returns games on two weighted messages; on one of the inputs the second is absent.
 
   `make` maps a noise key to the aggregator.
   """
@@ -405,7 +405,7 @@ _loop = lambda worlds, **options: _algorithm(
 
 
 def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
-  """Returns the function of `_algorithm`, with the arguments that the facts list as `played`.
+  """Returns the function of `_algorithm`, with the arguments that `described` lists as `played`.
 
   Args:
     changes: arguments that replace those of `played`; None leaves an argument out.
@@ -424,7 +424,7 @@ _CLUSTERS: dict[str, Any] = {
   "choices": True,
 }
 # Algorithms for which one joining client is not the only worst case. Their games have more inputs,
-# or other inputs.
+# other inputs or other settings.
 _CLOSER: dict[str, Games] = {
   "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(

@@ -1,9 +1,9 @@
 """A distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
 
 The game draws the released outputs on both inputs many times. The adversary learns a score
-from the first third of the draws. It picks the event {score >= t} or its complement, and the
-direction, that look worst for the claim. Only then the other two thirds are opened: on them
-the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
+from the first third of the draws. It picks what looks worst for the claim: an event, {score >= t}
+or its complement, and the input on which it is likely. Only then the other two thirds are opened:
+they give the event's rate on each input, bounded exactly (Clopper and Pearson 1934), and
 
   P(event | one input) <= e^epsilon P(event | the other) + delta
 
@@ -11,7 +11,7 @@ gives the lower bound on epsilon. Nothing is chosen on the draws that it is coun
 one claim needs no correction; a game with several claims divides its significance by their
 number.
 
-A bound above the claim REFUTES it. A bound below the claim proves nothing, since no attack can
+A bound above the claim REFUTES it. A bound below the claim does not confirm it, since no attack can
 prove a claim.
 """
 
@@ -37,16 +37,16 @@ _THRESHOLDS = 400
 AT_ONCE = 1_024
 # Deltas of a curve: small ones test the tails, large ones the middle.
 DELTAS = (1e-5, 0.01, 0.1)
-# Number of decimals to which a difference is rounded; float32 has about six.
+# Number of decimals to which a difference is rounded; float32 has about six for numbers near 1.
 _DECIMALS = 5
 # Number of times that a difference must occur to count.
 _MET = 5
 # Number of draws on each input that `repeats` learns from. With many more, outputs on a grid
-# coincide by chance, and that noise hides the signal.
+# coincide by chance, and these matches hide the signal.
 _LEARNT = 4_000
 # Largest number of columns that are compared in pairs.
 _PAIRED = 8
-# Margin by which a ceiling must exceed a claim, so that draws can refute the claim.
+# Margin by which a ceiling must exceed a claim, so that imperfect scores can refute the claim.
 _CLEARLY = 0.5
 # One draw in this many trains the adversary.
 _FIT = 3
@@ -185,7 +185,7 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
 
 
 def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-  """Returns the greatest lower bound that `num_draws` can give, if outputs are disjoint.
+  """Returns the largest bound on epsilon that so many draws can give: that of disjoint outputs.
 
   Args:
     num_draws: draws on each of the two inputs, including those that the adversary learns from.
@@ -287,8 +287,8 @@ def _log_ratio(
 def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   """Learns Fisher's discriminant, the best score for Gaussian outputs with one covariance.
 
-  An output without noise gets all the weight. A copy of each output on a logarithmic scale shows
-  heavy tails.
+  An output without noise gets nearly all the weight. A copy of each output on a logarithmic scale
+  shows heavy tails.
   """
   both = np.where(np.isfinite(outputs := np.concatenate([zero, one])), outputs, 0.0)
   middle = np.median(both, axis=0)

@@ -1,6 +1,6 @@
 """Games against whole plans: sampler, clip, sum, noise and event, as `Plan` binds them.
 
-Every record's gradient is one number far beyond the clip norm, the same at every step. So each
+Every record's gradient is one number, 0 or far beyond the clip norm, the same at every step. So a
 noisy sum is a normal variable around a sum of signs. The adversary knows everything but the noise
 and the draws. It simulates which sums the steps can have, and decorrelates the noise. Its
 score is the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
@@ -158,7 +158,7 @@ def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.
 
 def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
   seen = _whitened(plan, np.nan_to_num(sums, posinf=1e9, neginf=-1e9))
-  # Standard deviation of each step, relative to the clip norm.
+  # Standard deviation of each step's noise, relative to the clip norm.
   std = plan.noise_multiplier * np.array(plan.noise_shape.schedule or 1.0)
 
   def log_density(mixture: Any) -> np.ndarray:

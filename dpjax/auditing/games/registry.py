@@ -1,8 +1,8 @@
-"""Registry of required games: one for everything that a table or a search of the code
-finds.
+"""Registry of games: every subject that makes a claim must have one.
 
-Subjects are found in the code, not listed by hand. A subject that has neither a game nor a stated
-reason why it claims nothing is `uncovered`. It fails the tests on the day that it is added.
+Subjects are found in tables and by searches of the code, not listed by hand. A subject that has
+neither a game nor a stated reason why it claims nothing is `uncovered`. It fails the tests on the
+day that it is added.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ _ATTACKS = (
 
 @functools.cache
 def stated_anywhere() -> frozenset[str]:
-  """Returns the full names of everything in the library that `states_epsilon`.
+  """Returns the full names of all objects in the library for which `states_epsilon` holds.
 
   Attacks are left out, since they state lower bounds.
 

@@ -1,4 +1,4 @@
-"""Games against noise inside a secure sum: one client's message is present, or zero.
+"""Games against noise inside a secure sum: one client's message changes.
 
 The server sees the sum of the integers alone, here as the mean that it releases. Neighbours
 are those of the guarantee: the same clients, one of which sends zeros (replace_special) or

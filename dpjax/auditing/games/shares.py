@@ -2,7 +2,7 @@
 
 The adversary is one of the parties: it sees the opened weights, and subtracts its own noise. The
 weights before noise are computed from the same integers in the clear, so that no draw needs a
-protocol. The bound covers what the protocol's random roundings add to the weights.
+protocol. The claim's sensitivity covers what the protocol's random roundings add to the weights.
 """
 
 from __future__ import annotations

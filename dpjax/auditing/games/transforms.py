@@ -61,7 +61,7 @@ def game(
 
   Args:
     leaves: whether the record of row 0 is in the first step alone, so that a second step which
-      repeats the noise reveals it.
+      repeats the noise reveals the record.
   """
   dtype = worlds[0][0].dtype
 
@@ -214,7 +214,7 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
-  """Returns games on a step of two slices. The second slice never holds the record."""
+  """Returns games on steps of two slices. The second slice never holds the record."""
 
   def make(key: Any) -> Any:
     return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)

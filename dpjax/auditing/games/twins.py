@@ -59,7 +59,7 @@ class Plant(NamedTuple):
   noise: float = 1.0  # what is drawn / what is stated
   clip: float = 1.0  # the bound on a record / the one that is stated
   copies: int = 1  # how often each record counts
-  keys: str = ""  # of a second release: "one" key for both, "fresh" ones, or there is none
+  keys: str = ""  # of a second release: "one" key for both, a "fresh" key; "": no release
 
   @property
   def releases(self) -> tuple[tuple[int, bool], ...]:
@@ -348,8 +348,8 @@ def _sampler(name: str, plant: Plant) -> list[Game]:
   return sampler_games.games(getattr(sampling, name), make_plan)
 
 
-# These transforms clip and add noise themselves. Games wrap all others around
-# `clip_and_noise`.
+# These transforms clip and add noise themselves. Games put all others around `clip_and_noise`, or
+# after it.
 _PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_noise")
 
 
@@ -374,8 +374,8 @@ def _transform(name: str, plant: Plant) -> list[Game]:
     return transform_games.games(
       name, honest, _broken_transform(transforms.clip_and_noise, plant)
     )
-  # `accumulate` itself clips the rows and counts their copies, so it gets no fault of the keys.
-  # The transform inside it adds the noise of a whole step, so it counts no copies.
+  # `accumulate` itself clips the rows and counts their copies. It draws no noise, so it gets no
+  # fault of keys. The transform inside it adds the noise of a whole step, so it counts no copies.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _broken_transform(transforms.clip_and_noise, inside)

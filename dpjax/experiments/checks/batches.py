@@ -1,4 +1,4 @@
-"""Checks that batches are drawn by the accounted sampling scheme, from the seed, at every step."""
+"""Checks that batches follow the sampling scheme and the seed; records must not change others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
-# Smallest and largest number of batches whose distribution is tested.
+# Smallest and largest number of batches whose overlaps, two by two, are tested.
 _DRAWS = (50, 400)
-# Limit on rows x batches in the test of the distribution of batches. `_DRAWS[0]` batches are drawn
-# even above it.
+# Limit on rows x batches in these tests of overlaps. At least `_DRAWS[0]` batches are drawn even
+# above it.
 _INDICES = 40_000_000
 # Largest number of examples of which all pairs are compared. With more examples, only neighbouring
 # rows are compared.
@@ -32,8 +32,8 @@ _PAIRED = 2048
 # Smallest number of batches in which rows are counted, for up to 20,000 rows. If the run has fewer,
 # steps beyond its end are drawn, too.
 _ROWS = 2000
-# Limit on rows x steps that are drawn from a run. `_DRAWS[1]` steps, or `_DRAWS[0]` passes, are
-# drawn even above it.
+# Limit on rows x steps that are drawn from a run. At least `_DRAWS[1]` steps, or `_DRAWS[0]`
+# passes, are drawn even above it.
 _REPEATS = 200_000_000
 # Largest number of seeds that are compared with each other.
 _SEEDS = 1500
@@ -59,7 +59,7 @@ class _Expected:
   rate: float  # chance that one example is in a batch
   size_variance: float
   overlap_mean: float  # mean number of examples that batches t and t + 1 share
-  overlap_variance: float  # variance of the mean overlap over many t, times their number
+  overlap_variance: float  # T x variance of the mean overlap over T steps, for large T
   capacity: int | None = None  # larger draws are cut to this size; None: none are cut
 
 
@@ -178,7 +178,7 @@ def _together(
 def _run_deviations(
   subject: Subject, distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
-  """Tests that no step has an unlikely size, and that no row occurs too often or too rarely."""
+  """Tests the sizes of the run's batches, and that no row occurs too often or too rarely."""
   sizes = []
   counts = np.zeros(distribution.n, int)
   more = max(_DRAWS[1], _INDICES // max(distribution.n, 1))
@@ -248,7 +248,7 @@ def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
   """Returns two equally long ranges of steps: at the start and at the end of the plan. If the plan
-  is short, the second range goes beyond its end."""
+  has fewer steps than both ranges, they go beyond its end."""
   each = int(np.clip(_INDICES // max(n, 1), *_DRAWS)) // 2
   late = max(each, plan.num_steps - each)
   return range(each), range(late, late + each)
@@ -302,11 +302,11 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
 
 def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
   """Tests that every example is in `times` of the `length` steps of each pass, and that all sets of
-  steps are equally likely. By this scheme steps of different passes are independent, and each is a
-  Poisson sample."""
+  steps are equally likely. In this scheme each step is a Poisson sample, and steps of different
+  passes are independent."""
   passes = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # With several steps for each example, drawing a late step takes as long as drawing all steps
-  # before it.
+  # With several steps for each example, drawing a late step of a pass takes as long as drawing all
+  # steps of the pass before it.
   if times > 1:
     passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
   # One step of each pass is drawn, since the steps of one pass are not independent. Its place in
@@ -380,8 +380,8 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
-  """Tests a sampler of unknown scheme. No step may draw an example twice, since its contribution
-  would exceed the clip norm. No example may occur more often than the event says."""
+  """Tests a sampler of unknown scheme. No step may draw an example twice, since the sum of both
+  copies could exceed the clip norm. No example may occur more often than the event says."""
   if not subject.plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
@@ -411,8 +411,8 @@ def _seldom_in_a_pass(
   """Tests that no example comes twice in a pass, nor in more passes than the event says."""
   deviations = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # Each place of a pass is tested by itself. With fixed blocks an example occurs at one place only,
-  # and counts over several places would be far below the bound.
+  # Each place of a pass is tested by itself. With fixed blocks an example always has the same
+  # place, so draws at other places would lower its share.
   for place in {0, length // 2, length - 1}:
     draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
     counts = np.bincount(np.concatenate(draws), minlength=n)
@@ -455,7 +455,7 @@ def sampler_seed(subject: Subject) -> Row:
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
-  # Copies of an example in a batch are dropped. Sets of examples of one size are equally likely.
+  # Copies of an example in a batch are dropped. Then all sets of one size are equally likely.
   drawn = lambda seed: [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps]
   draws = drawn(SEED)
   again = all(map(np.array_equal, draws, drawn(SEED)))
@@ -561,7 +561,7 @@ def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
 
 
 def _participation(subject: Subject, name: str, n: int) -> Row:
-  """Tests that the steps of one example are as far apart as the accounting assumes."""
+  """Tests that two steps with the same example are as far apart as the accounting assumes."""
   plan: Any = subject.plan
   apart, cyclic, prob = plan.sampler.participation
   times = int(min(plan.num_steps, max(3 * apart, _DRAWS[0])))

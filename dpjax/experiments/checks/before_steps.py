@@ -1,4 +1,4 @@
-"""Checks of statistics of the inputs that are released before the first step, if there are any."""
+"""Checks of the noisy statistics of inputs, if a run releases them before its first step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from dpjax.types import NeighboringRelation
 _NAME = ("statistics: influence", "statistics: noise")
 # Factors by which one example is multiplied, so that it is zero, mirrored or huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
-# Noise multiplier of the compared runs. It is small, so that a change of a sum is visible.
+# Noise multiplier of the compared releases. It is small, so that a change of a sum is visible.
 _QUIET = 1e-3
-# Epsilon of the medians that are released before the sums. It is large, so that they are nearly
-# exact.
+# Epsilon of the medians that are released before the sums. A large epsilon makes these medians
+# nearly exact.
 _LOUD = 100.0
-# Tolerance in clip norms, for the grid and the rounding of a run with little noise.
+# Tolerance in clip norms, for the grid and the rounding of a release with little noise.
 _SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
-  """Returns the mechanism with public norms that most rows of x exceed."""
+  """Returns the mechanism with public clip norms that most rows of x exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   released = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
-  # The public norms are half the private ones, so that most examples are clipped.
+  # The public clip norms are half the private ones, so that most examples are clipped.
   norms = np.asarray(released.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)

@@ -82,8 +82,7 @@ def attacked(
   """
   started = time.perf_counter()
   games = twin.games(sound=sound)
-  # A union bound over all plays, since the first of many games that refutes must not do so by
-  # chance.
+  # A union bound over all plays: otherwise one of many plays could refute a sound twin by chance.
   confidence = 1 - (1 - CONFIDENCE) / (len(games) * len(draws))
   nearest: Result | None = None
   for turn, count in enumerate(draws):

@@ -44,7 +44,7 @@ _CANARIES = 1000
 _SEEDS = 64
 _SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
 # A multiple of all numbers up to 16. Adding it to a seed does not change a key that is derived from
-# a remainder of the seed.
+# the seed modulo such a number.
 _COMMON_MULTIPLE = 720_720
 # Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200
@@ -53,9 +53,9 @@ _RECORDS = 500
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
-# Renyi orders above 40 are left out if order times `shift` exceeds this number.
+# Renyi orders above 40 are left out if 2 x order / noise multiplier exceeds this number.
 _FARTHEST = 60.0
-# Relative tolerance between two discretisations of one privacy loss.
+# Relative tolerance between two computations of one epsilon, which round losses differently.
 _EPSILON_SLACK = 0.01
 
 
@@ -110,7 +110,7 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _epsilon_of_exchange(plan: Any) -> float | None:
-  """Returns epsilon of batches without replacement if a record is exchanged.
+  """Returns epsilon of a plan that draws without replacement, under replace_one.
 
   Returns None for a plan with statistics, whose cost is not composed with such batches here.
   """
@@ -131,8 +131,8 @@ def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarr
   """Returns log-probabilities of many outcomes under both neighbours, where a record is exchanged.
 
   `dpjax.accounting.exchanged_sample` has the proof of this pair. With r(x) = (1 - q) + q N(shift) /
-  N(0), each x with r(x) > 1 makes two outcomes: one of N(0) and r N(0), and its mirror image. All
-  other outcomes are equally likely under both neighbours.
+  N(0), each x with r(x) > 1 makes two outcomes: one with densities N(0) and r N(0) under the two
+  neighbours, and its mirror image. Each other outcome is as likely under one as under the other.
 
   Args:
     prob: q, the chance that one record is in the batch.
@@ -172,7 +172,7 @@ def _epsilon_by_pld(
   upper: np.ndarray, lower: np.ndarray, *, interval: float, delta: float, num_steps: int
 ) -> float:
   """Returns epsilon of a pair of discrete distributions, from its privacy loss."""
-  # Rarer outcomes than these have no weight beside delta.
+  # Outcomes with a probability below e^-60 under both neighbours have no weight beside delta.
   likely = np.maximum(upper, lower) > -60
   numbers = range(int(likely.sum()))
   one_step = privacy_loss_distribution.from_two_probability_mass_functions(
@@ -220,7 +220,7 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
   matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
   apart, cyclic, prob = plan.sampler.participation
   turns = 1 if prob == 1 else -(-plan.num_steps // apart)
-  if prob < 1:  # one column for each turn
+  if prob < 1:  # an event is one turn, in which an example uses one column
     sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
   else:
     sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
@@ -256,8 +256,8 @@ def agreement(subject: Subject) -> Row:
 
 
 def overflow(subject: Subject) -> Row:
-  """Tests that the share of delta for overflow covers the chance of a draw above the capacity in
-  any step."""
+  """Tests that the share of delta for overflow covers (1 + e^epsilon) times the chance of a draw
+  above the capacity in any step."""
   name = "overflow fits delta"
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
@@ -308,8 +308,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """Returns norms [T]: how much the updates of two runs with one noise key differ beyond their
-  sums. The runs differ in their sums, batch sizes and parameters."""
+  """Returns norms [T] of (difference of two runs' updates) - (difference of their sums). The runs
+  have one noise key, but different sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
@@ -401,8 +401,8 @@ def own_sum(subject: Subject) -> Row:
 
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
-  """Yields (epsilon, where it is stated) for every epsilon that a run prints or writes at its
-  end."""
+  """Yields (epsilon, where it is stated) for the epsilons that a run prints or writes at its end.
+  Above `_LEDGER_STEPS` steps, that of the ledger is left out."""
   guarantee = subject.guarantee
   config = subject.config
   assert guarantee is not None and config is not None
@@ -565,7 +565,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 
 def _settings_text(config: TrainConfig) -> str:
-  """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
+  """Returns a config as text in which 1 and 1.0 are equal, except in a model's options."""
   return repr(config_names.canonical(to_dict(config)))
 
 
@@ -677,8 +677,8 @@ def key_reuse(subject: Subject) -> Row:
 
 
 def white_box_audit(subject: Subject) -> Row:
-  """Audits the run's own sampler, transform and steps with gradient canaries. The bound
-  must not exceed the claim."""
+  """Audits the run's own sampler, transform and steps with gradient canaries. The epsilon that
+  they prove must not exceed the claim."""
   name = "white-box audit"
   plan = subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):

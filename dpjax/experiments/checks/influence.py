@@ -160,7 +160,7 @@ def influence(subject: Subject) -> Row:
 
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
   """Yields how far the first and the last example move the sum of a full batch of equal examples.
-  This sum is the longest possible, so that rounding is visible."""
+  Equal terms give a long sum, in which rounding is largest."""
   size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
   scaled = _scaled(subject.batch(), _FACTORS[1])
@@ -188,8 +188,8 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
   """Returns (the contribution of example i alone, the expected contribution), in float64. Expected
-  is the example's gradient times the published factor, or times the nearest factor in [0, 1] for an
-  unknown rule."""
+  is the example's gradient times the published factor; for an unknown rule, times the factor in
+  [0, 1] that comes nearest to the contribution."""
   single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, single_row, np.ones(1, bool))
   example = jax.tree.map(lambda leaf: leaf[0], single_row)
@@ -211,7 +211,7 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 def one_term(subject: Subject) -> Row:
   """Tests that each example alone contributes its gradient, scaled as the rule's paper says, and
-  never longer than the clip norm."""
+  that this contribution is never longer than the clip norm."""
   bounds = subject.plan.l2_clip_norm
   off = []
   over = []
@@ -392,7 +392,8 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """Returns (worst deviation of a sum from gradients computed one example at a time, its case).
+  """Returns (worst deviation of a sum from clipped gradients that are computed one example at a
+  time and then added, name of the worst case).
 
   The deviation is in units of `_NEAR`; it is 0 if the clipping rule is unknown."""
   clip = subject.plan.l2_clip_norm

@@ -160,7 +160,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def nearest(row: dict[str, Any]) -> dict[str, Any]:
-  """Returns the game with the largest ratio of lower bound to claim; refuted games come first."""
+  """Returns a row's game with the largest ratio of lower bound to claim, refuted claims first."""
   ratio = lambda g: g["epsilon_lower"] / max(g["epsilon_claimed"], 1e-9)
   return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
 

@@ -1,10 +1,10 @@
 """The audit of final models as a command: `launch.audit --final_model=DATA`.
 
-Full-batch DP-SGD at epsilon trains a linear classifier on `num_records` records of a data set. It
+Full-batch DP-SGD with the claimed epsilon trains linear classifiers on `num_records` records. It
 trains `num_models` models with a target among the records, and as many without the target
 (`dpjax.auditing.final_model`). Worst-case initial parameters are fitted on the auditor's own
-records: other records of the data set, and blanks of one class, which make every other label of a
-blank unlikely.
+records: other records of the data set, and blanks of one class. So after the fit, every other label
+of a blank is unlikely.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class FinalModels:
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   """Trains the models, writes `out`/final_model.json and returns its content.
 
-  Raises UserError for a data set without images of classes, or with too few records. Raises it also
-  for a folder that cannot be written, or that holds the result of other settings or versions.
+  Raises UserError for a data set without images and classes, or with too few records. Raises it
+  also for a folder that cannot be written, or holds the result of other settings or versions.
   """
   started = time.perf_counter()
   folder = pathlib.Path(out)

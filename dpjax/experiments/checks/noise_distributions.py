@@ -160,7 +160,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """Returns z of the mean, skewness or fourth moment of N(0, 1) values, whichever is least likely,
   and its name. `powers`: sums of the first four powers of the values."""
   first, second, third, fourth = (float(power) for power in powers)
-  # Sums of Hermite polynomials of the values are used, which are uncorrelated with each other.
+  # Sums of Hermite polynomials of the values are used, since such sums are uncorrelated.
   z_of = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
@@ -173,7 +173,7 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
 def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[float, str]]:
   """Tests that extremes, and counts beyond each threshold, match Gaussian noise.
 
-  Noise that is cut off, at any number of standard deviations, lacks its extremes.
+  Noise that is cut off at a few standard deviations lacks its extremes.
   """
   yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
@@ -283,8 +283,7 @@ def _lag_z(rows: np.ndarray) -> float:
   """Returns the largest z-score of the autocorrelation of rows [T, k] over lags, with products
   summed over the coordinates. Lags with fewer than 200 products are left out."""
   times = len(rows)
-  # The rows are padded to twice their length, since a Fourier transform joins the last row to the
-  # first.
+  # T rows of zeros are added, since a Fourier transform joins the last row to the first.
   spectrum = np.fft.rfft(rows, 2 * times, axis=0)
   power = np.sum(np.abs(spectrum) ** 2, axis=1)
   shared = np.fft.irfft(power, 2 * times)[1:times]
@@ -295,7 +294,8 @@ def _lag_z(rows: np.ndarray) -> float:
 
 
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
-  """Returns a score that is large if the coordinates of rows [T, k] depend on each other linearly.
+  """Returns a score that is large if the first T // 4 coordinates of rows [T, k] depend on each
+  other linearly; 0 if these are fewer than two.
 
   The score is inversely proportional to the smallest eigenvalue of their correlation. It is `_Z` if
   that eigenvalue is a third of its value for independent coordinates (Marchenko and Pastur 1967).
@@ -382,8 +382,8 @@ def _dependences(
 
 
 def _ties(values: np.ndarray, std: float) -> float:
-  """Returns the z-score of the number of equal absolute values, which should hardly occur. It finds
-  repeated values in a leaf, atoms, and noise on a grid."""
+  """Returns the z-score of the number of equal absolute values, of which sound noise has few. It
+  finds repeated values in a leaf, atoms, and noise on a grid."""
   sizes, often = np.unique(np.abs(values) / std, return_counts=True)
   count = values.size
   same = values.size - sizes.size

@@ -2,8 +2,8 @@
 
 A transform runs on empty sums for as many steps as the plan has. A sample of coordinates is kept
 of each step, and every value of a few steps. So noise that fades late, or repeats after a thousand
-steps, is found for a model of any size. Only in a long plan whose transform has a large state, the
-late steps are left out.
+steps, is found for a model of any size. In a long plan some steps are skipped. Only if its
+transform has a large state, the late steps are left out.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ NEAR = 0.05
 # Largest number of coordinates recorded in one step, over all leaves; 8 for each leaf if that is
 # more.
 COORDINATES = 512
-# Every noise value of the first steps is recorded until there are this many values.
+# Every noise value of the first 4 steps is recorded, and of later steps up to this many values.
 _VALUES = 300_000
-# A short plan is repeated until its runs have this many steps, or enough values. So small models
-# give enough values.
+# A short plan is repeated until its runs have this many steps together, or `_VALUES` values.
 _LONGEST = 4000
 # Number of values that are drawn before steps are skipped. Drawing them takes about ten seconds.
 _WORK = 600_000_000
-# Number of entries up to which the state of a transform counts as small. A small state keeps no
-# noise.
+# Number of entries up to which the state of a transform counts as small. A small state holds little
+# noise, if any.
 _SMALL = 4096
 # Largest number of steps that are all compared with each other, even if `_WORK` allows more. In
 # longer plans some are skipped.
@@ -56,10 +55,10 @@ class Record(NamedTuple):
 
   steps: np.ndarray  # [T] which steps these are, ascending
   sampled: list[np.ndarray]  # of each leaf that gets noise: [T, k] values of k coordinates
-  sums: list[np.ndarray]  # of each such leaf: [T, s] sums over one axis, of unit variance
+  sums: list[np.ndarray]  # of each such leaf: [T, s] sums over axes, by `_axis_sums`
   whole: list[np.ndarray]  # of each such leaf: [W, size] every value of the first W steps
   stepped_over: int  # steps that were skipped
-  # This field and the next two are None for correlated noise.
+  # This field and the next two are in standard deviations. They are None for correlated noise.
   energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
   # For each leaf with noise: [size] sum of squares over the steps, and [size] number of steps at
   # which the absolute value is below NEAR standard deviations.
@@ -104,7 +103,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   never further.
 
   If the plan has too many steps, some are left out. A short plan is run several times, each time
-  with another key, until there are enough values.
+  with another key, up to `_LONGEST` steps or `_VALUES` values.
 
   Args:
     keys: for each record a function run -> key; all keys must be of one type.

@@ -107,11 +107,12 @@ def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Toge
 
   Args:
     delta: delta of all runs together. None takes the largest delta of the composed runs, plus the
-      deltas of the added runs; if that does not cover the aborts, it takes the sum of all deltas.
+      deltas of the added runs; or the sum of all deltas, if fewer than two runs are composed, or
+      if the smaller delta does not cover the aborts, or gives more than the sum of epsilons.
 
   Raises:
     UserError: no run; runs that share a noise key, whose relations, units or users differ, or whose
-      deltas sum to 1 or more; a delta that the added runs or aborts use up.
+      deltas sum to 1 or more; a delta outside (0, 1), or that the added runs or aborts use up.
 
   >>> loss = lambda multiplier: accounting.composed(accounting.gaussian_event(multiplier), 1)
   >>> one = FinishedRun("a", 1.9931, 1e-5, event=loss(2.0), noise_keys=frozenset({"a"}))
@@ -158,8 +159,8 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
     folders: folders of runs, or of sweeps, whose finished runs all count.
 
   Raises:
-    UserError: no such folder, no finished run in it, or a folder named twice; a result without an
-      epsilon, or of another config.json; a ledger that was edited.
+    UserError: no such folder, no finished run in it, or a folder named twice; a trial of a private
+      selection; a result of an attack, without epsilon or of another config.json; an edited ledger.
   """
   paths: dict[pathlib.Path, str] = {}
   for folder in folders:

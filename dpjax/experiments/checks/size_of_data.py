@@ -1,4 +1,4 @@
-"""Check that plan, guarantee and all planned parts of result.json do not depend on the number of
+"""Checks that plan, guarantee and all planned parts of result.json do not depend on the number of
 records. Under add-or-remove-one this number is secret."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
   """Returns name -> text of the parts of a run on `train`: plan, guarantee, planned result."""
   assert subject.config is not None and subject.run_keys is not None
-  # The audit is left out, since its canaries remove random records.
+  # The audit is left out, since its canaries remove or replace random records.
   config = dataclasses.replace(subject.config, audit=AuditConfig())
   run = build.assemble(config, (train, train), subject.run_keys(config))
   stated = run.guarantee

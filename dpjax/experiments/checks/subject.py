@@ -43,7 +43,7 @@ def not_applicable(name: str, why: str) -> Row:
 
 
 class Subject(NamedTuple):
-  """The parts of a run. Its functions are those that training calls, so a check tests this code.
+  """The parts of a run. Its functions are those that training calls, so a check tests that code.
 
   A user's loss can be checked without a config. Then some parts are None, and their checks do not
   apply.
@@ -67,7 +67,7 @@ class Subject(NamedTuple):
   # are known.
   algorithm: Callable[[jax.Array], Algorithm] | None = None
   guarantee: Guarantee | None = None  # what the run states at its end
-  optimizer: Any = None  # the Optax transformation that the whole step gives its updates to
+  optimizer: Any = None  # the Optax transformation after the private one, in the whole step
 
   @property
   def release(self) -> bool:

@@ -19,7 +19,7 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
-# Tolerance relative to the distance that a step moves, since the two programs round differently.
+# Tolerance, relative to the length of a step: the run's step and its parts round differently.
 _SLACK = 2e-3
 _FEWEST = 5  # number of steps: one for each kind of batch
 _MOST = 64
@@ -30,8 +30,8 @@ def _num_steps(subject: Subject) -> int:
   """Returns the number of compared steps: fewer for a large model, whose steps are slow."""
   plan = subject.plan
   most = int(_WORK / (plan.sampler.padded_batch_size * max(trees.size(subject.params), 1)))
-  # A rounding error may move a norm across an adaptive bound, which then changes the bound and
-  # every later step. Rounded sums change the scales of coordinates in the same way.
+  # A rounding error may move a norm across an adaptive bound. That changes the bound, and every
+  # later step. Rounded sums change the scales of coordinates in the same way.
   moves = plan.l2_clip_norm.rule.adapts or plan.scaling is not None
   most = _FEWEST if moves else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)

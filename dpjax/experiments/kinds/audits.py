@@ -62,7 +62,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 
 @dataclasses.dataclass(frozen=True)
 class AuditClaim:
-  """The claim that an audit tries to refute. Its numbers are computed on request."""
+  """The claim that an audit tries to refute. Event, epsilon and curve are computed on request."""
 
   relation: str  # neighboring relation; it decides what replaces a canary that is out
   delta: float
@@ -82,7 +82,7 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
-    """Returns the claim of a guarantee without a plan. Its noise comes from the clients: each adds
+    """Returns the claim of a guarantee without a plan. The noise comes from the clients: each adds
     noise to its message, or a share of the noise of a sum."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(

@@ -151,7 +151,7 @@ def unit_range(model_name: str, config: DataConfig) -> None:
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
-  """Raises UserError for a limit above the number of examples."""
+  """Raises UserError for a `limit` above `num_examples`, the number of training examples."""
   if config.limit is not None and config.limit > num_examples:
     raise UserError(
       f"must be <= {num_examples}, the training examples of data.name={config.name!r}, "

@@ -140,7 +140,7 @@ def of_dataset(dataset: Any) -> Unused:
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
-  kind = sampling.SAMPLERS.get(sampler)  # None: one's own
+  kind = sampling.SAMPLERS.get(sampler)  # None: a user's own
   fixed = kind is not None and "capacity" not in kind.options
   selects = kind is not None and "num_selected" in kind.options
   return (

@@ -201,8 +201,8 @@ class Checkpoints:
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
-      # Rows are removed after the rename. After a kill before it, the two steps on disk are older,
-      # and need their rows.
+      # Old rows are removed only after the rename. If the process is killed before the rename, the
+      # two older steps still need them.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step

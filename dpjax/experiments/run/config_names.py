@@ -2,7 +2,7 @@
 
 | version | fields that the digest covers                                | runs       |
 | ------- | ------------------------------------------------------------ | ---------- |
-| 1       | all, except later fields that mean the earlier behaviour     | up to 0.2  |
+| 1       | all, except later fields that keep the earlier behaviour     | up to 0.2  |
 | 2       | all                                                          | since then |
 
 A new field needs an entry in `_LATER`, so that published results keep their digest of version 1.

@@ -51,7 +51,7 @@ _TIMED_FEATURES = 256  # number of examples whose features are timed
 class Timing(NamedTuple):
   """Measured seconds of the first steps of a phase, on zeros."""
 
-  start: float  # from the start to the end of the first step, compilation included
+  start: float  # until the end of the first step, with `Phase.init` and compilation
   steps: tuple[float, ...]  # of each later step
   evaluation: float  # of one evaluation; 0 if the phase has none
   num_parameters: int

@@ -1,4 +1,4 @@
-"""The guarantee of a run. Every epsilon shown to a user is read from here.
+"""The guarantee of a run. Every epsilon that a run guarantees is read from here.
 
 A guarantee is made before the first step. It gives epsilon and a statement for any number of
 steps. At the end, a proved epsilon is computed from the ledger, which holds the steps that ran.

@@ -19,7 +19,7 @@ class Kind:
     check: function that raises UserError for a config whose run would be refused.
     unread: function from a config to the fields that its runs do not read, with the setting that
       each field would need. By default all fields are read.
-    columns: names of the fields that list the differences between several runs of a config.
+    columns: names of the fields that say how several runs of a config differ, such as "rows".
   """
 
   config: type

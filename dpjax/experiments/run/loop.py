@@ -120,16 +120,16 @@ def run(
 
   Args:
     job: job to run. Unless it is a release, equal configs and data give equal parameters, bit for
-      bit, on the same machine, software and execution.
+      bit, on the same machine with the same software and devices.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
     on_save: function that is called with the number of each saved step, and with the number of the
       step from which a run resumes.
 
   Returns:
-    Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events,
-    report.png and .csv, params.npz (the model to release), and checkpoints (secret: they hold
-    the noise key).
+    Content of result.json. The run also writes config.json, metrics.jsonl, TensorBoard events
+    (not in a release), report.png and .csv, params.npz (the model to release), and checkpoints
+    (secret: they hold the noise key).
 
   Raises:
     UserError: a wrong config, missing data, a workdir of another config or of other data, a
@@ -217,7 +217,7 @@ def _check_processes(job: Job) -> None:
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   """Returns (digest of data, keys, name of the run, code, digest of the config). Raises UserError
-  if `meta`, the data that the folder stores, belongs to another run."""
+  if `meta`, the record that the folder holds of its run, belongs to another run."""
   data = job_lib.data_of(job)
   code = run_keys.code_of(job.config)
   # The digest of the config is computed once: each computation searches the run's code, and all

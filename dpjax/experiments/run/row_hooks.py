@@ -86,7 +86,7 @@ class RowHook:
 
 
 def check(name: str | None, *, release: bool) -> None:
-  """Raises UserError for a hook that cannot be called, a missing package, a service in a release.
+  """Raises UserError for an unknown or uncallable hook, a missing package, a service in a release.
 
   >>> check(None, release=True)
   >>> check("wandb", release=True)

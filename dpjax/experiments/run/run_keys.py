@@ -124,8 +124,7 @@ def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
   for word in np.frombuffer(bound[:16], np.uint32):
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
-  # `order` does not depend on the config, so runs that differ only in their config have the same
-  # order.
+  # `order` depends on seed and data alone: runs that differ in other fields have the same order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
   return RunKeys(
     init=jax.random.key(seed),

@@ -59,7 +59,7 @@ def _numbers(array: np.ndarray, label: str) -> np.ndarray:
   # JAX accepts only numbers of the native byte order.
   if not array.dtype.isnative:
     raise UserError(f"{label}: must be of this machine's byte order, not {array.dtype.str}")
-  # One NaN would make every loss and every clipped gradient NaN.
+  # One NaN would make every loss and gradient NaN, and clipping drops such gradients.
   if not np.isfinite(np.asarray(array, np.float64)).all():
     raise UserError(f"{label}: holds NaN or infinity")
   return array
@@ -122,8 +122,8 @@ def _beside(path: str) -> dict[str, Any]:
 def begun(path: str | None, params: Params) -> Params:
   """Returns the first parameters of a run: those of the file `path`, or `params` if it is None.
 
-  If the last layer, `head`, has other shapes in the file (for other classes), that layer stays as
-  in `params`.
+  If the file lacks the last layer, `head`, or has other shapes there (for other classes), that
+  layer stays as in `params`.
 
   Raises:
     UserError: the file is no params.npz, or belongs to another model.

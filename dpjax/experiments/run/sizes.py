@@ -65,7 +65,7 @@ def public(
 
   Raises:
     UserError: the true number is secret, and the declared number is missing or above twice the
-      true number. `Plan.check_capacity` refuses a number that is too small.
+      true number. `Plan.check_capacity` refuses a number that is too small for the capacity.
 
   >>> args = dict(relation="add_or_remove_one", promised=True, field="n", other="r=x")
   >>> [public(real, 100, **args) for real in (60, 99, 100, 101)]

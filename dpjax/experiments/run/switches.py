@@ -173,8 +173,8 @@ def summary(
 
 
 def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
-  """Returns the fields that were set in a value which a switch replaced, and that the new value
-  lacks."""
+  """Returns the set fields of the values that switches replaced, unless the new values have these
+  fields, too."""
   if not steps:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
@@ -251,7 +251,7 @@ def _check(
 ) -> None:
   """Raises UserError for a config whose run would be refused, before the line of dropped fields is
   printed. If a switch makes the columns of the file meaningless, the error says so. Without dropped
-  fields and such columns, nothing is checked."""
+  fields and without columns, nothing is checked."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):

@@ -43,7 +43,7 @@ RESULT_KEYS = (
   "task",
   "dataset",
   "method",
-  "epsilon",  # None where there is none
+  "epsilon",  # None, or infinite, without a guarantee
   "delta",
   "neighboring_relation",
   "unit",  # what one record is: example | user

@@ -6,7 +6,7 @@ in the order of the computation:
 - `jaxpr_sites` finds the places where parameters meet data, the layer uses of a loss;
 - `chosen_products` finds layer uses whose matrix is chosen by an index;
 - `tapped` evaluates the loss, and records the layers' inputs and the cotangents of their results;
-- `units`, `unit_rules`, `row_forms` compute what one layer adds to norms and to the clipped sum;
+- `units`, `unit_rules`, `row_forms`, `standardized` compute what a layer adds to norms and sums;
 - `cost_model` estimates the time of each way to do so, and `precision` bounds rounding in sums;
 - `lengths` bounds what norms lose to underflow;
 - `param_flow` follows parameters from the leaves to a layer;

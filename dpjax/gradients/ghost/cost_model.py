@@ -64,7 +64,7 @@ class Platform(NamedTuple):
   dense_elements: bool  # whether elements are moved there: a CPU has them in its cache
   element_seconds: float  # to write and read back one float32
   hold_seconds: float  # the same, of a product that outlives its norm
-  fault_seconds: float  # and of its elements beyond what its site has recorded
+  fault_seconds: float  # added for its elements beyond those recorded at its site
   loop_above: int  # elements per example above which examples are taken in a loop
   patches_above: int  # the same, where the patches of a convolution are among them
   loop_elements: int  # elements per turn of that loop, which takes at least one example
@@ -195,11 +195,11 @@ def by_places(form: RowForm, platform: str) -> bool:
     return False
   pairs = form.places.count**2
   if platform != "cpu":
-    # An accelerator is bound by memory. Products of places and their sums are compared with copies
-    # of the windows.
+    # An accelerator is bound by memory. So the numbers of both grams, of places and of windows, are
+    # compared with those of copied windows.
     return pairs + form.rows**2 < form.rows * form.left
-  # On a CPU copies cost as much as products. Near a tie the factor 2 decides for copied windows,
-  # which need less memory than pairs of places.
+  # A CPU copies a number about as fast as it multiplies one. Near a tie the factor 2 decides for
+  # copied windows, which need less memory than pairs of places.
   copied = form.rows * (form.rows + 1) * form.left
   return 2 * (pairs * form.places.channels + form.rows**2 * form.places.offsets) < copied
 
@@ -296,8 +296,8 @@ def standard(form: RowForm, platform: str) -> tuple[Cost, bool] | None:
 
   Without a gram product, each example's product a^T g is formed and freed. Returns None if the
   general rule is cheaper: it holds each example's gradient for the sum, or forms it twice. On a GPU
-  it also stands in for freed products: their sum in TF32 would lengthen norms of many rows by up
-  to a tenth.
+  the general rule also replaces freed products, whose sum in TF32 would lengthen norms of many rows
+  by up to a tenth.
   """
   of_gram = gram([form], platform)
   of_product = product([form], platform)[0]._replace(fused=False)

@@ -37,7 +37,7 @@ class UnitRow(NamedTuple):
   chunk: int | None  # examples at a time in a compiled loop; None: the whole batch
   flops: float  # of the norm, per example
   bytes: float  # moved by the norm, per example
-  reason: str  # why the general rule had to be taken; "" where it had not
+  reason: str  # why rows cannot give the norm; "" for elementwise sites, or if they can
 
 
 class Explanation(NamedTuple):

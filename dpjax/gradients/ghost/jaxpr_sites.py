@@ -8,7 +8,7 @@ equation that cannot be entered (cond, while, custom_vjp ...) is a site as a who
 PARAM value must become DATA (such as the start of a scan's carry), an identity site lifts it.
 
 This module relies on parts of JAX that may change: `jax.make_jaxpr`, `jax.extend.core`, and names
-and parameters of primitives (in `equations.CALLS`, "scan" and in `row_forms`). Tests pin them.
+and parameters of primitives (of `equations.CALLS`, `scan` and `row_forms`). Tests pin them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _DATA = Value(Kind.DATA)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-  """An equation in which parameters meet data. If `eqn` is None, it lifts a parameter to data."""
+  """An equation in which parameters meet data. One without `eqn` lifts a parameter to data."""
 
   index: int
   eqn: Eqn  # or None
@@ -470,7 +470,7 @@ def _meet(eqn, values, loops, ids) -> Step:
     if is_float(var.aval) and not isinstance(var, jex.DropVar)
   )
   sources = tuple(value_of[v].source for v in params)
-  # Results of standardised kernels give the gradients of their gains (`standardized`).
+  # The gradient of a gain follows from the result of its kernel's convolution (`standardized`).
   standard = any(source.standard is not None for source in sources) and not loops
   keeps = standard and eqn.primitive.name == "conv_general_dilated"
   kept = tuple(eqn.outvars[i] for i in outs) if keeps else ()

@@ -15,7 +15,7 @@ The growth times sum_t |a_t| |g_t|, over the T rows of an example, is added to i
 that is .2 % of the norm for one row, and at most sqrt(T) times .2 % for orthogonal rows. Twice as
 much is added if the norm was taken of a rounded product (`row_forms.with_rounding`). Rows of a
 table are added without products, so their norm stays as it is. If `jax.default_matmul_precision` is
-"highest", sums are computed in float32 on all platforms.
+"highest" or "float32", sums are computed in float32 on all platforms.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def of_sums(dtype: DType) -> SumPrecision:
 
 
 def forward_growth(dtype: DType) -> float:
-  """Returns a bound on the rounding of a product a w in the forward pass, as a share of |a| |w|.
+  """Returns a bound on the error of a product fl(a) fl(w) in the forward pass: a share of |a| |w|.
 
-  The forward pass multiplies at JAX's default precision: TF32 on a GPU, and bfloat16 on a TPU.
+  fl rounds to JAX's default precision: TF32 on a GPU, bfloat16 on a TPU; elsewhere the bound is 0.
   """
   if jnp.finfo(dtype).bits > 32:
     return 0.0

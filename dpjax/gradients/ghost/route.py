@@ -1,12 +1,12 @@
-"""Clipped per-example gradients without per-example gradients.
+"""Sums of clipped per-example gradients, mostly without forming these gradients.
 
 A site is an equation where a parameter meets data, and a unit is a group of parameters with common
 sites. One forward and one backward pass over the batch record each site's operand a and cotangent g
 (`tapped`). The norm of each example's gradient is computed from them, unit by unit (`units`,
-`row_forms`, `cost_model`). The clipped sum is the ordinary transpose of each site with c_i g_i in
-place of g_i, where c_i is the clip factor of example i. Source: "Differentially Private
-Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced
-function.
+`row_forms`, `cost_model`). The clipped sum is, in most units, the ordinary transpose of each site
+with c_i g_i in place of g_i, where c_i is the clip factor of example i. Source: "Differentially
+Private Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any
+traced function.
 
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
@@ -22,11 +22,11 @@ function.
 |                                               | that the bound holds, up to 1e-5          |
 | rows that cancel, and could change the        | as for squares that overflow: in the loop |
 | rounding of other examples                    | over such examples                        |
-| parameter joined with, or transformed by,     | its gradient per example, pulled back; it |
-| others; used in several layouts, or in single | is held for the sum, or freed, formed     |
-| and in double precision                       | again and cut to the norm found before    |
 | standardised kernel with its gain             | norm from rows (`standardized`)           |
-| cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
+| parameter transformed, or joined with one of  | its gradient per example, pulled back; it |
+| another clip norm; used in several layouts,   | is held for the sum, or freed, formed     |
+| or in single and in double precision          | again and cut to the norm found before    |
+| cond, while, custom_vjp that see a parameter  | one site; gradient per example, as above  |
 | an index chooses a third or more of a stack   | the stack's gradient per example, held    |
 | of matrices, and their products have no rows  |                                           |
 
@@ -72,7 +72,7 @@ _SMALL = 4096
 
 
 def first_of(batch: ArrayTree) -> Any:
-  """Returns the first example of a batch, for a trace, which does not use its values."""
+  """Returns the first example of a batch, for a trace, which needs only shapes and types."""
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
@@ -145,7 +145,7 @@ def clipped_sum(
     [u for u in planned_units if u.hold is hold] for hold in (True, False)
   ]
   ordered = [*held, *recomputed]
-  # Arrays held for the sum are formed before `on_settled`, so that they are settled, too.
+  # Arrays held for the sum are formed before `on_settled`, which stores them in memory, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):
@@ -403,7 +403,7 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
     fn: `(carry, row) -> carry`, where a carry is (ExactSum, other arrays). `fn` may close over
       arrays of the whole batch.
     rows: [B] bool.
-    first: (sums, other arrays) before the first row, as they are returned after the last.
+    first: (sums, other arrays) before the first row. The result has the same form.
   """
 
   def step(state):
@@ -451,8 +451,8 @@ def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
     if mixes(eqn) and (is_known[1] or eqn.params["batch_group_count"] > 1):
       suspects.append(eqn)
     for body in inner:
-      # Operands of a call are its arguments, in order. In other equations every argument of an
-      # inner jaxpr may depend on inputs.
+      # Operands of a call are the arguments of its inner jaxpr, in order. In other equations every
+      # argument of an inner jaxpr may depend on inputs.
       aligned = len(inner) == 1 and len(body.invars) == len(is_known)
       reached = is_known if aligned else [True] * len(body.invars)
       # The carry of a loop may depend on inputs after the first turn.
@@ -471,8 +471,8 @@ def stacked_gradients(
   float32.
 
   The gradients are formed from recorded operands and cotangents, as on the fast route. If the loss
-  computes in less than float32, JAX itself would round (or overflow) once more. If a convolution
-  could mix examples, they are taken one after the other.
+  computes in less than float32, JAX itself would round (or overflow) once more. Examples are taken
+  one after the other if a convolution could mix them.
   """
   recipe = plan(loss_fn, params, first_of(batch))
   if keeps_apart(recipe):

@@ -28,7 +28,7 @@ from dpjax.gradients.ghost import chosen_products, lengths, precision
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
 
-# Largest number of offsets of a kernel whose windows are not copied: 5 x 5.
+# Largest number of offsets of a kernel whose windows need not be copied: 5 x 5.
 _MOST_OFFSETS = 25
 
 
@@ -86,8 +86,6 @@ def find(site: Site) -> RowForm | None:
 
 def precisions(sites: Sequence[Site]) -> set[bool]:
   """Returns which precisions the floats of operands and cotangents have: True for double.
-
-  The set has two members if precisions differ.
 
   A norm of rows includes rounding and underflow of one type only. If one side is in double
   precision, the errors of the other side's float32 would be left out.
@@ -491,12 +489,13 @@ def _chosen_product_form(site: Site) -> RowForm | None:
 
 
 class _Table(NamedTuple):
-  """A parameter from which an index takes whole rows. An index has one number per column."""
+  """A parameter from which an index takes whole rows. Each column of the index is a start in one
+  dimension."""
 
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
-  limits: tuple[int, ...]  # of the start in each column: 1 where the dimension is kept
-  places: tuple[int, ...]  # factor of each start in the number of its row; 0 if kept
+  limits: tuple[int, ...]  # number of valid starts per column; 1 if the dimension is kept
+  places: tuple[int, ...]  # row number = sum of place * start; 0 if the dimension is kept
   sliced: list[int]
   shared: list[int]
   clip: bool  # starts that are outside are moved inside; else they take nothing

@@ -54,7 +54,7 @@ def record(
     program: program of one example.
     leaves: leaves of the parameters, [*param].
     examples: leaves of the batch, [B, ...].
-    keeping: indices of sites whose operands end with the results in `Site.kept`.
+    keeping: indices of sites for which the results in `Site.kept` follow the operands.
   """
 
   def loss(taps, example):
@@ -76,7 +76,7 @@ def record(
 
 
 def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> Operands:
-  """Returns what `run` has seen at the sites: the results that a site keeps only for `keeping`."""
+  """Returns what `run` has seen at each site; with `Site.kept` only for sites in `keeping`."""
   return {
     s.index: seen[s.index] if s.index in keeping else seen[s.index][: len(s.data)]
     for s in program.sites()
@@ -84,7 +84,7 @@ def operands_of(program: Program, seen: Operands, keeping: Collection[int]) -> O
 
 
 def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
-  # Sites that share taps share the array that joins them.
+  # Results with the same taps share one array, which joins the gradients of these taps.
   @functools.cache
   def joined(cotangent: Cotangent) -> jax.Array:
     parts = [at_taps[tap] for tap in cotangent.taps]  # [*loops, B, *part]
@@ -106,8 +106,8 @@ def _settle(x: jax.Array) -> jax.Array:
 
 
 def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
-  """Evaluates a program with its taps. Returns (results, data operands of the sites, with the
-  results that they keep)."""
+  """Evaluates a program with its taps. Returns (results, site index -> data operands of the site,
+  followed by the results in `Site.kept`)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
   seen: Operands = _lift(program.in_lifts, args, taps)
@@ -116,7 +116,7 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
     values = [_read(env, atom) for atom in step.eqn.invars]
     seen.update(_lift(step.lifts, values, taps))
     results, more = _EXECUTE[step.action](step, values, taps)
-    # Taps are zero, and have the cotangents of the values that they are added to.
+    # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
@@ -128,7 +128,7 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
 
 
 def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
-  """Adds the taps of identity sites to `values`; such sites have no data operands."""
+  """Adds the taps of identity sites to `values`, and returns their data operands: none."""
   for _, tap in lifts:
     values[tap.out] = values[tap.out] + taps[tap.index]
   return {lift.site.index: () for lift in lifts}
@@ -195,10 +195,10 @@ class _Stacked(NamedTuple):
 
 
 def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
-  """Returns the parameters as each site sees them, arrays [*source.loops, ...].
+  """Returns site index -> the parameters as the site sees them, arrays [*source.loops, ...].
 
   This is a differentiable function of the leaves alone. Its transpose takes gradients of
-  the site's parameters back to the leaves. Values in half precision are widened.
+  the sites' parameters back to the leaves. Values in half precision are widened.
   """
   params_at: dict[int, tuple[Any, ...]] = {}
   padding = len(program.jaxpr.invars) - len(leaves)

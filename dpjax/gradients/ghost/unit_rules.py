@@ -1,8 +1,8 @@
 """Norms and clipped sums of one unit, from the recorded operands and cotangents.
 
 Norms and gradients are written for ONE example. `_over_examples` adds the batch, at once or in a
-compiled loop, whichever is faster by the cost model. Sums take the whole batch. In comments c_i is
-the clip factor of example i, and g_i its cotangents.
+compiled loop, as the cost model chooses. Sums take the whole batch. In comments c_i is the clip
+factor of example i, and g_i its cotangents.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 
-# Size of an array per example above which a branch skips the pass that drops examples. For smaller
-# arrays the branch takes longer to compile than the pass to run (models have dozens of biases).
+# Array size per example, in elements, above which a branch skips the pass that drops examples, if
+# none is dropped. For smaller arrays the branch takes longer to compile than the pass to run.
 _BRANCH_ABOVE = 4096
-# Size of an operand per example above which a branch multiplies it without the copy that drops
-# examples.
+# Operand size per example, in elements, above which a branch skips the copy that drops examples,
+# if all operands are finite.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
@@ -53,8 +53,8 @@ _PARTS = 16
 # Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
 # is added alone.
 _LOST = 1e-7
-# Largest change of a sum, in clip norms, that an example's rows may cause by the rounding of other
-# rows.
+# Change of a sum, in clip norms, that an example's rows may cause through the rounding of other
+# rows. `_USUAL_REACH` may allow more.
 _STRAY = 0.04
 # Least limit on the reach of an example's rows in a unit (`RowLengths.reach`), in clip norms,
 # however many rows the batch has. In networks the reach was 0 to 5, and 15 with LoRA.
@@ -183,7 +183,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.rule is Rule.OUTER:
     return _of_rows(row_forms.outer_length(parts[0]))
   if unit.rule is Rule.GRAM:
-    # With inner products from places, the windows are never read, so XLA does not copy them.
+    # If inner products of windows come from `places`, no window is read, so XLA copies none.
     known = [
       form.places.build(data[site.index])
       if form.places and cost_model.by_places(form, made_for.platform())
@@ -204,7 +204,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
 def _standard_norms(
   unit: Unit, known: standardized.Channels, seen: jax.Array, loss, data, cotangents
 ) -> Norms:
-  """Returns the norms of a standardised kernel, which is `seen` in the trace, with its gain."""
+  """Returns the norms of a standardised kernel and its gain; `seen` is the standardised kernel."""
   del loss
   (site,) = unit.sites
   (form,) = unit.forms
@@ -261,7 +261,8 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot and not _as_transpose(site, form):
-    # Callers sum this very array, or cut it to a norm. So it may have the precision of sums.
+    # Callers sum this array, cut it to a norm, or bound its rounding. Thus the precision of sums
+    # suffices.
     rows = form.build(data, cotangents)
     product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
     return (form.unflatten(product),)
@@ -273,9 +274,8 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
 def _as_transpose(site: Site, form: RowForm) -> bool:
   """Returns whether a transpose, not a product of rows, forms the gradient of one example.
 
-  Under vmap the transpose of a convolution is a grouped convolution. An H100 computes it at .2 to 9
-  Tflop/s, and a product of patches several times as fast. A TPU was not timed; patches would move
-  more memory.
+  Under vmap the transpose of a convolution is a grouped convolution. On an H100 it takes 3 to 60
+  times as long as a product of patches. A TPU was not timed; patches would move more memory.
   """
   is_convolution = site.name == "conv_general_dilated" and not form.plain
   return is_convolution and made_for.platform() not in ("cpu", "gpu")
@@ -319,10 +319,10 @@ def transpose(
 
 
 def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
-  """Returns a function (parameters, data operands) -> tapped results.
+  """Returns a function (parameters, data operands) -> the site's differentiable results.
 
-  With `wide`, and for a loss in less than float32, results are at least float32 if the equation can
-  be widened.
+  With `wide`, or if the equation has floats of less than 32 bits, results are at least float32,
+  unless the equation cannot be widened.
   """
   if site.eqn is None:
     return lambda params, data: (params[0],)
@@ -365,8 +365,8 @@ def totals(
   A factor of exactly 0 drops its example, whatever its operands hold.
 
   Args:
-    finite: whether every example has a finite norm. None if the caller does not know; then it is
-      tested here.
+    finite: True only if every example has a finite norm. False suits any batch, but copies
+      operands. With None the norms are tested here.
     begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None for zeros.
   """
   how = sum_of(unit)
@@ -506,10 +506,10 @@ def loses_terms(
     unit: unit whose sum may be a transpose.
     first: result of the first pass over the unit.
     factor: [B], clip factors of the unit's leaves.
-    longest: [B], upper bounds on the gradients of the leaves' clip group.
+    longest: [B], upper bounds on the norms of the gradients of the leaves' clip group.
 
   Returns:
-    None if the first pass measured no extent: then nothing is lost.
+    None if the first pass measured no extent: then nothing visible is lost.
   """
   if first.extent is None:
     return None
@@ -520,7 +520,7 @@ def loses_terms(
 
 
 def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
-  """Returns how far an example's rows can move the sum of others, [B]; 1 is the allowed distance.
+  """Returns how far an example's rows can move the sum of other examples, [B]; up to 1 is allowed.
 
   Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile the N
   rows of other examples are added to numbers of up to R / 2, where R is the reach of the canceling
@@ -566,7 +566,7 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
 def _examples_of_sum(rows: int) -> int:
   """Returns the number of examples whose rows of a table may be added one after the other.
 
-  N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2,
+  N examples of T rows make a sum of up to N clip norms. So adding a row rounds by up to N eps / 2,
   and by half of that on average. One more example may change T N of these roundings. For
   `trees.ADDED_AT_ONCE` examples of one row, they add up to about .03 clip norms. Rows that cancel
   have a reach of up to 32 clip norms, half of which may be in the sum at once.
@@ -615,7 +615,7 @@ def _transposed(
   """
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   if unit.standard is not None:
-    # With the operator whose rounding the norms include, not with the transpose of the trace.
+    # Norms include the rounding of this operator, not that of the transpose of the traced program.
     back = standardized.transpose(flow.leaves, unit, seen)
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
@@ -652,7 +652,7 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
 
 def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Array, ...]:
-  """Adds fn(part of the batch) over its parts.
+  """Returns the sum of fn(part) over the parts of a batch.
 
   Args:
     fn: function of factors, operands and cotangents.

@@ -3,8 +3,8 @@
 Leaves that reach a common site form one *unit* with all their sites. A unit can take its norm
 from rows (`row_forms`) if each of its sites has a row form, in one layout, and its leaf reaches
 them unchanged, up to rearrangement. Several leaves must be joined into one array and share a clip
-norm. Any other unit forms the per-example gradients of its leaves. It holds them for the sum, or
-frees them after their norm.
+norm. A standardised kernel with its gain is a case of its own (`standardized`). Any other unit
+forms per-example gradients, and holds them for the sum or frees them after their norm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dpjax.gradients.ghost.cost_model import Cost
 from dpjax.gradients.ghost.jaxpr_sites import Program, Site, StandardKernel, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
 
-# Names of sites that add or multiply data and a broadcast parameter, or lift it ("parameter").
+# Names of sites that combine data and a broadcast parameter entry by entry, or lift a parameter
+# ("parameter").
 ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
 
 
@@ -56,7 +57,7 @@ class Unit(NamedTuple):
   swapped: tuple[bool, ...]  # per site: exchange its sides, to match the other sites
   cost: Cost  # of the rule, per example
   hold: bool  # keep per-example products or gradients, and sum those
-  reason: str  # why the general rule had to be taken; "" where it had not
+  reason: str  # why rows cannot give the norm; "" for elementwise sites, or if they can
   standard: StandardKernel | None = None  # the leaves are this kernel and its gain
 
 
@@ -180,7 +181,7 @@ def _standard_form(group, sites, one_clip_norm) -> RowForm | None:
   # The kernel is standardised over all axes but the last, which has to be that of the features.
   last = params["dimension_numbers"].rhs_spec[0] == 3
   form = row_forms.find(site) if last and _measured_precision(site) else None
-  # Columns of a convolution in groups have other rows each.
+  # `standardized` needs the same rows for all columns, but each group of a convolution has its own.
   return form if form is not None and form.blocks == 1 else None
 
 
@@ -195,7 +196,7 @@ def _measured_precision(site: Site) -> bool:
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
-  """Returns (row forms of a unit's sites, ""), or ([], reason) if rows cannot give the norm."""
+  """Returns (row forms of a unit's sites, ""), or ([], `Unit.reason`) if rows give no norm."""
   joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
   if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
@@ -215,8 +216,8 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 
 def _mergeable(sites, forms) -> bool:
-  """Returns whether all sites see the leaf as the same matrix (or its transpose or stack), in one
-  precision."""
+  """Returns whether all sites see the leaf as one matrix (or its transpose), or as one stack of
+  matrices, and in one precision."""
   if len(row_forms.precisions(sites)) > 1:
     return False
   if any(form.width for form in forms):
@@ -269,7 +270,7 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
   gram = cost_model.gram(forms, platform)
   product, hold = cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
-  # A held product saves the transpose that forms the sum, which a gram product always needs.
+  # A held product saves the transpose that forms the sum. A gram product does not.
   after = cost_model.holding(forms, platform) if hold else contraction
   if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False

@@ -1,9 +1,10 @@
 """Models of a user's own, written with any library, in one form for the launchers.
 
 A linen module has that form already: `init(key, x)` makes parameters, `apply(params, x)` makes
-outputs. For each other library one file here gives its models the same two functions, and
-`LIBRARIES` has one row. All have parameters as nested dictionaries under "params". So names in
-params.npz, checkpoints, `pretrained`, `trainable` and clipping do not depend on the library.
+outputs. One file for each row of `LIBRARIES` gives a library's models the same two functions, and
+`functions` adapts two functions of a user. All models have parameters as nested dictionaries under
+"params". So names in params.npz, checkpoints, `pretrained`, `trainable` and clipping do not depend
+on the library.
 
 Rules that every adapter keeps:
 

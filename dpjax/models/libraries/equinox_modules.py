@@ -21,7 +21,7 @@ _KEY = "key"
 
 
 class EquinoxModel(parts_lib.ConstructedModel):
-  """Gives a constructor of Equinox modules the functions `init` and `apply` of a launcher's model.
+  """Gives a constructor of Equinox modules the interface `by_path.Model`.
 
   Args:
     construct: function of key= (and input_shape=) that returns a module.

@@ -1,8 +1,8 @@
 """Models that are two functions, in the form of `dpjax.models.libraries.by_path.Model`.
 
-Such a model is an object with `init(key, x)` and `apply(params, x)`, as `haiku.transform` makes it,
-or a pair as `jax.example_libraries.stax` has it: `init(key, shape) -> (shape, params)` and
-`apply(params, x)`.
+Such a model is an object with `init(key, x)` and `apply(params, x)`, such as
+`haiku.without_apply_rng(haiku.transform(f))`, or a pair as in `jax.example_libraries.stax`:
+`init(key, shape) -> (shape, params)` and `apply(params, x)`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = "key"
 
 
 class FunctionModel:
-  """Gives two functions of a user the interface of a launcher's model.
+  """Gives two functions of a user the interface `by_path.Model`.
 
   Args:
     init: function of (key, x) that returns a tree of arrays of floats.

@@ -25,7 +25,7 @@ _STREAMS = "rngs"
 
 
 class NnxModel(parts_lib.ConstructedModel):
-  """Gives a constructor of nnx modules the functions `init` and `apply` of a launcher's model.
+  """Gives a constructor of nnx modules the interface `by_path.Model`.
 
   Args:
     construct: function of rngs= (and input_shape=) that returns a module.

@@ -127,7 +127,7 @@ def keystr(path: Sequence[Any]) -> str:
 
 
 def _check_names(names: list[str], path: str) -> None:
-  """Raises UserError unless the names are usable in files and as keys of nested dictionaries."""
+  """Raises UserError if there is no name, or a name comes twice or is a prefix, as "a" of "a/b"."""
   if not names:
     raise UserError(
       "must have parameters: arrays of floats", field="model.name", value=path

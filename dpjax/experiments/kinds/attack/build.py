@@ -1,5 +1,5 @@
-"""Builds the job of one attack from an `AttackConfig`; the module that the attack names
-carries out the phase.
+"""Builds the job of one attack from an `AttackConfig`. The phase of the job comes from the module
+that the attack names.
 
 A step trains one group of models or inverts one message, for example, so an interrupted attack can
 resume. The result states the guarantee of the attacked run, not of the attack.
@@ -43,7 +43,7 @@ def load_data(config: AttackConfig) -> tuple[Any, Any]:
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
-  """Returns the result of `call(*args)`, which makes a part of the attacked run.
+  """Returns the result of `call(*args)`.
 
   In a UserError about a field of the attacked run, the name of the section is put before the field.
   """

@@ -3,8 +3,7 @@
 The attacked run has a config of the public launchers. `train` is a config of `launch.train`: its
 model is copied or inverted, or its members are inferred. `federate` is a config of
 `launch.federate`: messages of its clients are inverted, or some clients poison its rounds. So a
-defence is one flag:
-`--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
+defence is one flag: `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
 """
 
 from __future__ import annotations
@@ -231,7 +230,8 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns the fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
-    if getattr(config.attack, "target", None) is not None:  # its run is accounted already
+    # This run has no guarantee to compare with a budget: the target was accounted in its own run.
+    if getattr(config.attack, "target", None) is not None:
       names += ("privacy.epsilon_budget",)
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:

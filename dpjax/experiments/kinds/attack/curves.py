@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
 Rates = Sequence[float] | np.ndarray
-_LEFT = 0.1  # largest left end of both axes
+_LEFT = 0.1  # both axes begin here, or lower
 
 
 def roc_report(

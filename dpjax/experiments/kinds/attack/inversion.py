@@ -35,7 +35,7 @@ from dpjax.types import Example
 from dpjax.validate import UserError
 
 _NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
-_SHOWN = 8  # images in a picture
+_SHOWN = 8  # largest number of examples in the picture
 
 
 class Victims(NamedTuple):
@@ -43,14 +43,14 @@ class Victims(NamedTuple):
 
   truths: list[Example]  # examples behind each message, leaves [b, ...]
   params: Any  # parameters that every client has received
-  send: Any  # (client) -> its message, with its own noise and codes
-  guess: attacks.View  # the adversary's simulation, without noise and codes
-  batches: LocalBatches  # [S, B], the same for every client
+  send: Any  # (index in `truths`) -> message, with noise and compression
+  guess: attacks.View  # the adversary's simulation, without noise and compression
+  batches: LocalBatches  # [steps, batch size], the same for every client
   num_classes: int
   random: RunKeys
   guarantee: Guarantee
   note: str  # remark on the guarantee
-  together: int  # clients in one message: 1, or a cohort with a secure sum
+  together: int  # clients behind one message: 1, or all of a cohort with a secure sum
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
@@ -146,8 +146,8 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a view of a cohort, which deals examples equally to the clients of the cohort and
-  averages their messages.
+  """Returns the simulation of a cohort's mean message: it deals examples equally to the clients of
+  the cohort, and averages the clients' messages.
 
   Args:
     view: simulation of one client's message.
@@ -261,7 +261,7 @@ def _by_division(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (examples, labels), with examples read from the first layer's part of the message.
 
-  The examples are 0 if that part of the message is 0.
+  The examples are 0 if the gradient of the layer's bias is 0.
   """
   del place
   size = truth.x[0].size
@@ -372,7 +372,7 @@ def _leakage(
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
-  """Returns the first layer's kernel from each message, [N, d, units].
+  """Returns the kernel of the dense first layer in each message, [N, d, units].
 
   Returns None if there is no such layer, or if it does not take `size` numbers, a whole example.
   """

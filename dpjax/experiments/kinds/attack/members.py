@@ -1,4 +1,4 @@
-"""Runs membership inference: trains models on random halves of the data, each the target once."""
+"""Runs membership inference: trains models on random halves of the data, as targets or shadows."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Targets(NamedTuple):
   included: np.ndarray
   target: Params | None  # trained elsewhere; then the M models are its shadows
   members: np.ndarray | None  # [n] bool, members of a given target
-  run: central.Run  # of one half
+  run: central.Run  # built for one half of the records
   test: Any
-  train: Any  # (group) -> models
+  train: Any  # (index of a group) -> its trained models
   guarantee: Guarantee
-  facts: dict[str, Any]  # result.json of a given target's run, the fields on privacy
+  facts: dict[str, Any]  # fields on privacy from a given target's result.json; else {}
 
 
 # Users' attacks import `MeasuredAttack` by its old name, which works for one release.
@@ -77,8 +77,8 @@ class MeasuredAttack(NamedTuple):
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
   """Returns the divided records, and the attacked run, which is built for one half of them.
 
-  The halves depend only on the seed, the data, and whether the sampler needs halves of one size. So
-  two defences whose samplers agree on this have the same members.
+  The halves depend only on the seed, the data, the number of models, and whether the sampler needs
+  halves of one size. So two defences for which these are alike have the same members.
 
   Raises UserError for data that do not fit the settings, such as queries of data without images.
   """
@@ -103,7 +103,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   count = settings.num_shadows + (settings.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
-  # The attacked run trains on one half, so its plan is for the size of a half.
+  # Models train on one half each, so the plan is for the size of the largest half.
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
@@ -152,7 +152,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
       field="data.limit",
       value=config.train.data.limit,
     )
-  drawn_by = privacy.sampler(config.train, n)  # checked again for the exact size of a half
+  drawn_by = privacy.sampler(config.train, n)  # `assemble` makes another one for a half
   sized = drawn_by.least_size > 0
   if sized and n % 2:
     raise UserError(
@@ -208,7 +208,7 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side
   asked = _questions(attacked, config.attack.queries)
-  odds = (both[0], config.attack.queries * both[1])  # query by query
+  odds = (both[0], config.attack.queries * both[1])  # [M, queries * n], query by query
   shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
   public = _public(attacked) if QUANTILES in config.attack.methods else None
   if public is not None:
@@ -365,7 +365,7 @@ def measured(
   num_targets = 1 if attacked.target is not None else len(attacked.included)
   if attacked.target is not None:  # the shadows' plan did not train the target
     private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
-  elif private:  # coins dealt the members, as the line assumes
+  elif private:  # members were dealt at random, as the line assumes
     line = _line(attacked)
   if attacked.target is None:
     accuracy = float(np.mean(state["accuracy"]))
@@ -533,7 +533,7 @@ def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, lis
   """Returns true positive rates of all methods at several false positive rates ("fpr").
 
   With a line, "allowed" holds the true positive rates that the line allows. False positive rates
-  below the rate of one record are left out, since curves would seem to cross the line there.
+  below 1 / (number of non-members) are left out, since curves would seem to cross the line there.
   """
   least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)

@@ -39,14 +39,14 @@ class Poisoned(NamedTuple):
   run: federated.FedRun
   attack: attacks.Poisoning
   attackers: np.ndarray  # indices of clients
-  tolerates: int | None  # number of attackers in a cohort that the aggregator tolerates
+  tolerates: int | None  # how many attackers in a cohort the aggregator tolerates
   guarantee: Guarantee
   note: str  # remark on the guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
-  """Returns the attacked run and its attackers. The seed alone chooses the attackers, so that all
-  defences face the same attackers.
+  """Returns the attacked run and its attackers. The choice of attackers does not depend on the
+  defence, so all defences face the same attackers.
 
   Raises UserError if `attack.fraction` rounds to no attacker, if the data lack the attack's labels,
   or if the trigger does not fit the records.
@@ -87,7 +87,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
 def _tolerates(config: AttackConfig) -> int | None:
   """Returns how many attackers in a cohort the aggregator tolerates.
 
-  Returns None if each client is clipped instead, or if the user defined the aggregator.
+  Returns None if the server clips each message instead, or if the user defined the aggregator.
   """
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
@@ -131,7 +131,7 @@ def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   """Returns the parameters after all rounds, with these attackers among the clients.
 
-  An attacker changes its message last, after the noise and compression of an honest client.
+  An attacker changes its message last, after the noise and compression that all clients apply.
   """
   run = attacked.run
 

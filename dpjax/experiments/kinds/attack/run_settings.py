@@ -1,4 +1,4 @@
-"""Settings of attacks whose fields have the limits of `rules`; see `attack_settings`."""
+"""Settings of attacks, with limits from `rules` (base class: `attacks.attack_settings`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dpjax.validate import UserError
 
 # Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
-# Log odds alone are not enough for the first three attacks. They also need, in this order, the
-# largest probability of any label, the mean training loss, and the test records.
+# Log odds alone are not enough for the first three attacks. These need, in this order, the largest
+# probability of any label, the mean training loss, and the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
 # An attack compares shadows with and without a record. Models come in complementary pairs, and a
 # target's own complement is no shadow. With 4 shadows a whole pair is always left, so neither group
@@ -39,8 +39,8 @@ class Membership(AttackSettings):
     methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
       about the first 2,000 test records, which no model has seen, and the pixels and labels of all
       records.
-    target: params.npz of a model that `launch.train` has trained on all of the data. It is attacked
-      in place of models trained here. The training data are members, the test data non-members.
+    target: params.npz of a model that `launch.train` has trained on all training data. It is
+      attacked in place of models trained here. Training data are members, test data non-members.
   """
 
   methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (
@@ -84,7 +84,7 @@ class Membership(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class CopyByAnswers(AttackSettings):
-  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs."""
+  """`attacks.Extraction`: a copy of the model, trained on the model's answers to test inputs."""
 
   num_queries: Annotated[
     tuple[int, ...], "how many are asked, one copy for each; the verdict is on the most"
@@ -116,8 +116,8 @@ class CopyByAnswers(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class ClassSearch(AttackSettings):
-  """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
-  trained on the test records. The search stays in the range of the test inputs."""
+  """`attacks.ClassInversion` of every class, judged by a network of the model's architecture that
+  was trained on the test records. The search stays in the range of the test inputs."""
 
   starts: Annotated[int, rules.between(1, rules.MOST_RUNS), "random ones of each class"] = 1
   steps: Annotated[int, rules.between(1, rules.MOST_STEPS), "of the search"] = 500
@@ -194,7 +194,7 @@ class _Inversion(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class DenseFirst(_Inversion):
-  """Reads the input of a first dense layer by one division, exactly for one example."""
+  """Reads the input of a first dense layer by one division; exact for a batch of one example."""
 
   layer: Annotated[str, "name of its module"] = "dense_0"
 
@@ -206,7 +206,7 @@ class DenseFirst(_Inversion):
 
 @dataclasses.dataclass(frozen=True)
 class Imprint(DenseFirst):
-  """`attacks.imprint`: a server whose model shows a whole batch, one input from each bin.
+  """`attacks.imprint`: a server that sends a leaking model, and reads one input from each bin.
 
   The bins are quantiles of the test inputs. The server is assumed to have these inputs.
 
@@ -236,13 +236,13 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns the inputs in the B fullest bins, [B, d]; B is the batch size."""
+    """Returns the inputs in the fullest bins, [batch_size, d]; rows of 0 if fewer are full."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fishing(Imprint):
-  """`attacks.fish`: a server whose model shows one class, by the bins of `attacks.imprint`.
+  """`attacks.fish`: a server that reads inputs of one class, from the bins of `attacks.imprint`.
 
   Args:
     gain: scale of the kernels that have one row for each unit of the first layer.
@@ -290,7 +290,7 @@ class DlgInversion(_SearchInversion):
 
 @dataclasses.dataclass(frozen=True)
 class CosineInversion(_SearchInversion):
-  """Settings of `attacks.CosineAdam` on images in [0, 1]."""
+  """Settings of `attacks.CosineAdam` on inputs in [0, 1]."""
 
   total_variation: Annotated[
     float, rules.NON_NEGATIVE, "weight of smoothness in the search"

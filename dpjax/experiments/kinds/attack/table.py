@@ -235,7 +235,7 @@ def _cell(value: Any) -> str:
 
 
 def _epsilon(row: Row) -> str:
-  """Returns epsilon with its kind, or says that it does not hold against this attacker."""
+  """Returns epsilon with its kind; or "none", with a reason if it does not hold here."""
   if row["note"]:
     return f"none here: {row['note']}"
   if row["epsilon"] is None:
@@ -377,7 +377,7 @@ def _panels_of_rates(
 def _draw_points(
   axes: Axes, points: Sequence[Row], place: tuple[str, str, str], look: Look
 ) -> dict[str, Any]:
-  """Draws ROC curves from their points. Returns a dict label -> line for the picture's key."""
+  """Draws ROC curves from their points. Returns a dict label -> line for the legend."""
   attack, defence, epsilon = place
   curves: dict[str, tuple[list[float], list[float]]] = {}
   for point in points:
@@ -406,7 +406,7 @@ def _draw_rates(
 ) -> dict[str, Any]:
   """Draws rates with their intervals, one row each.
 
-  Returns a dict label -> handle for the picture's key.
+  Returns a dict label -> handle for the legend.
 
   Args:
     axes: axes of the panel.

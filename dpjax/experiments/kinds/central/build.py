@@ -137,7 +137,7 @@ class Run(NamedTuple):
   pretrained_on: Sequence[str] = ()
   # Private statistics that normalise `train` and `test`; None: there are none.
   statistics: normalization.Released | None = None
-  mesh: Mesh | None = None  # devices, where there are several
+  mesh: Mesh | None = None  # devices that share a batch; None: one device
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
   save: Callable[..., None] = lambda folder, params: None  # writes files beside params.npz
@@ -337,7 +337,7 @@ def start(
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
-  # `load_data` has already standardised scattering features, so the model must not do it again.
+  # `load_data` has already normalised scattering features, so the model must not do it again.
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
@@ -358,7 +358,7 @@ def start(
     # With dropout, each example needs its own key in training.
     if drawing:
       whole = task._replace(loss=keyed_loss(task.loss), keyed=True)
-    # Only dpjax has models of text, so a user's model must give one vector per example.
+    # Language models are those of dpjax, so a user's model must give one vector per example.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
       models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
@@ -516,8 +516,8 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
-  # `whole` compares these digests again once the weights are read, since the keys must follow from
-  # the weights that are used.
+  # `whole` compares the digests in `sources` again once the weights are read, since the keys must
+  # follow from the weights that are used.
   sources = names.sources({"pretrained": config.pretrained})
 
   def whole(*parts: Any) -> Phase:

@@ -1,8 +1,8 @@
 """Typed configuration of a training run, which a config file returns.
 
-Units: norms in gradient units, steps in optimizer updates. Fields left at None are computed
-(`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A model, loss, data set,
-optimizer or sampler may be a user's own, as `package.module:name`; see
+Units: norms in gradient units, steps in optimizer updates. A field left at None is computed
+(`noise_multiplier` from `epsilon`), chosen safely (`capacity`), or not used (`limit`). A model,
+loss, data set, optimizer or sampler may be a user's own, as `package.module:name`; see
 `dpjax.experiments.config.user_code`. A field with a `Choice` holds a frozen value, which may be
 given by name; see `dpjax.experiments.config.fields`.
 """
@@ -36,7 +36,7 @@ CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CL
 
 @dataclasses.dataclass(frozen=True)
 class PerExample:
-  """Adds no private statistics. Features and models may normalise each example by itself, which
+  """Releases no private statistics. Features and models may normalise each example by itself, which
   costs no privacy."""
 
 
@@ -54,7 +54,7 @@ class ByStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Whitened:
-  """Applies a linear map that evens out the variances of the training data in all directions, at a
+  """Applies a linear map that scales down the directions in which training data vary most, at a
   cost from the run's budget. Scattering features are normalised before the map: each example by
   itself, or each channel by its typical size."""
 
@@ -76,7 +76,7 @@ NORMALIZATIONS: dict[str, type] = {
 
 @dataclasses.dataclass(frozen=True)
 class AllWeights:
-  """Every weight of the model is trained."""
+  """Trains every weight of the model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +94,8 @@ class HeadFirst:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; all other
-  weights stay fixed."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; the model's
+  own weights all stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0

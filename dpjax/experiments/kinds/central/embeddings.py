@@ -22,7 +22,7 @@ from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# Width of an embedding, as in Wang and Isola.
+# Width of an embedding, as in Wang and Isola 2020.
 WIDTH = 128
 _SETTING = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
@@ -78,7 +78,7 @@ def evaluate(
   loss over batches.
   """
   scored = _compiled(apply, augment_fn)
-  # Every evaluation uses the same views, so that rows of one run can be compared.
+  # Every evaluation uses the same views, so that scores after different steps can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
   parts = []
   for start in range(0, len(dataset.y), batch_size):

@@ -31,8 +31,8 @@ def check_levels(privacy: PrivacyConfig) -> None:
 
 
 def check(privacy: PrivacyConfig) -> None:
-  """Raises UserError if a pass of a cyclic sampler has no whole number of steps, or if a pass of
-  another sampler is shorter than the separation."""
+  """Raises UserError if a pass has no whole number of steps, for a sampler that takes each example
+  once in it (`cyclic`). For another sampler, a pass must not be shorter than the separation."""
   ftrl = privacy.ftrl
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
@@ -108,8 +108,8 @@ def sampler(
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
-  """Returns the correlation of the noise. Its coefficients, if any, are optimised for this run's
-  steps.
+  """Returns the correlation of the noise. Numbers that the strategy leaves open, such as the
+  coefficients of bands, are optimised for this run's steps.
 
   Raises UserError if the sampler amplifies privacy, and the correlation has too many bands.
 

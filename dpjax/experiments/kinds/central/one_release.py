@@ -113,9 +113,9 @@ def unread(config: TrainConfig) -> Unused:
 
 
 def bound(config: TrainConfig) -> float:
-  """Returns the bound on what one record adds to both sums, each sum divided by its clip norm.
+  """Returns the plan's clip norm: the joint sensitivity of both sums, for rows of clip norm 1.
 
-  Under replace_one the bound is half of the joint sensitivity, since the accountant doubles it.
+  Under replace_one it is half of the joint sensitivity, since the accountant doubles a clip norm.
   """
   chosen = config.privacy.least_squares
   relation = config.privacy.neighboring_relation
@@ -148,8 +148,8 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
   """Returns the mechanism with the noise of the plan."""
   chosen = config.privacy.least_squares
   relation = str(plan.neighboring_relation)
-  # A plan's noise multiplier is relative to one record's bound. A mechanism's noise multiplier is
-  # relative to the sensitivity, which under replace_one is twice this bound.
+  # A plan's noise multiplier is relative to its clip norm (`bound`). A mechanism's noise multiplier
+  # is relative to the sensitivity, which under replace_one is twice this clip norm.
   hops = 2 if relation == _REPLACE else 1
   return mechanisms.LeastSquares(
     noise_multiplier=plan.noise_multiplier / hops,
@@ -232,7 +232,7 @@ def phase(
     draws=lambda start: range(start, 1),
     released=lambda state: normalization.beside(state["params"], statistics),
     evaluate=scores,
-    # A server reads the written facts of the inputs, so that it needs no training data.
+    # `launch.serve` reads the written facts of the inputs, so it needs no training data.
     write=lambda folder, state: write_inputs(folder),
     guarantee=promised(config, plan, releasing),
     save_every=1,

@@ -243,7 +243,7 @@ def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampli
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
-  """Returns the clip. Norms of single layers depend only on the layers' public shapes."""
+  """Returns the clip. Of `params`, only the public shapes of the layers are read."""
   privacy = config.privacy
   schedule = ()
   if privacy.method == "sgd":
@@ -280,7 +280,7 @@ def maker(
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """Makes the plan of a config. Noise and capacity are as given, or else calculated.
 
-  `num_examples` is the number of `public_size`; no other size of the data enters the plan.
+  `num_examples` is the result of `public_size`; no other size of the data enters the plan.
   `params` are needed for clipping="per_layer"; only their shapes are read.
   """
   privacy = config.privacy
@@ -295,8 +295,8 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   noise_shape = ftrl.noise_shape(config, shares)
-  # A batch that is padded for all examples cannot overflow. `_with_capacity` then chooses a smaller
-  # capacity.
+  # A batch that is padded for all examples cannot overflow. `_with_capacity` chooses a smaller
+  # capacity later.
   whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
   plan = make(
@@ -330,7 +330,7 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   if privacy.capacity is not None:
     sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
   plan = dataclasses.replace(plan, sampler=sampler)
-  # A capacity of the config may overflow more often than its share of delta allows.
+  # A capacity of the config may overflow more often than the share of delta for overflow allows.
   plan.check_capacity(num_examples)
   return plan
 

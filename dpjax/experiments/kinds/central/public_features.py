@@ -91,7 +91,7 @@ def computed(
   """Returns a description of the features of a data set; its `make` computes them.
 
   Raises:
-    UserError: examples are no images, or no texts as bytes if the network reads sentences.
+    UserError: no images; for a network that reads sentences: no texts as bytes, or `mirrored`.
   """
   # Features of a public network are always standardised.
   del standardized

@@ -61,7 +61,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
 
 
 def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
-  """Returns the guarantee, as a claim that names the tokenizer if the texts have a tokenizer."""
+  """Returns the guarantee; if the texts have a tokenizer, as a claim that names it."""
   tokenizer = of(config)
   if tokenizer is None:
     return promised

@@ -65,8 +65,8 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
 
 
 def _first_id(config: TrainConfig) -> int:
-  """Returns the token that the data have for id 0, the first row of a file's embeddings; 0 without
-  a tokenizer."""
+  """Returns the data's token for id 0 of the tokenizer's file; 0 without a tokenizer. Row 0 of
+  the embeddings in a file of weights belongs to this token."""
   tokenizer = public_tokenizers.of(config.data)
   return 0 if tokenizer is None else tokenizer.first_id
 

@@ -1,4 +1,4 @@
-"""Computes scattering features of a run's images, standardised by public constants."""
+"""Computes scattering features of images, and scales them without private statistics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def computed(
 def _blocks(
   dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
 ) -> Iterator[np.ndarray]:
-  """Yields the features of all examples, in order, with the same bits in memory or on disk."""
+  """Yields the features of all examples, in order. Images in memory or in files give equal bits."""
   images = dataset.x.shape[1:]
   scales = None
   if not standardized:

@@ -40,7 +40,7 @@ class Trained(NamedTuple):
   params: Params  # at step 0
   loss: Callable[[Any], LossFn]  # apply -> the loss; for adapters the argument is ignored
   apply: Callable[[Params, Any], Any]  # (params, x [B, ...]) -> outputs
-  whole: Callable[[Params], Params]  # all weights of the model
+  whole: Callable[[Params], Params]  # (params) -> all weights of the model
 
 
 def check(config: TrainConfig) -> None:

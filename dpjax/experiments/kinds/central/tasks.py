@@ -21,9 +21,9 @@ class Task(NamedTuple):
   """Holds the parts of a learning task: loss, scores, and number of outputs of a model."""
 
   name: str  # `task` in result.json
-  loss: Callable[[Any], LossFn]  # of model.apply
-  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
-  width: Callable[[Any], int]  # of the outputs, from the data set
+  loss: Callable[[Any], LossFn]  # (model.apply) -> loss of one example
+  evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset) -> scores
+  width: Callable[[Any], int]  # (dataset) -> number of outputs
   keyed: bool = False  # whether the model draws from `example.key` in training
 
 
@@ -49,7 +49,7 @@ TASKS: dict[type | None, Task] = {
     "multi_label", losses.sigmoid_cross_entropy, _scores("evaluate_labels"), _num_outputs
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
-  # error is at most 2, so gradients are about as long as in classification.
+  # error is at most 2, so gradients are of the same order as in classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, _scores("evaluate_regression"), _num_outputs
   ),

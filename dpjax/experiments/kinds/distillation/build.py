@@ -1,6 +1,6 @@
 """Builds the job of one run of distillation from a `DistillationConfig`.
 
-Every step is one step of DP-SGD, and one event. With `method="public"` a step updates the teacher,
+Every step is one accounted step of DP-SGD. With `method="public"` a step updates the teacher,
 then the student several times on public images. With `method="joint"` one gradient updates both.
 """
 
@@ -103,7 +103,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
   )
 
 
-# The decorator puts the config's fields into errors that only the data reveal.
+# Some errors arise only with the data. The decorator makes them name the config's fields.
 @bounds.names_fields
 def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
   return _Run(config, train, public, random).phase()
@@ -150,8 +150,8 @@ class _Run:
     temperature = self.config.temperature
     logits = jnp.asarray(self.student.apply(student, x)) / temperature
     losses = optax.softmax_cross_entropy(logits, self._answers(teacher, x))
-    # Dividing logits by the temperature divides gradients by its square (Hinton et al. 2015). The
-    # factor undoes this.
+    # At high temperatures T, gradients shrink as 1 / T^2 (Hinton et al. 2015). The factor undoes
+    # this.
     return temperature**2 * jnp.mean(losses)
 
   # --- the two methods
@@ -218,7 +218,7 @@ class _Run:
     return self.init(self.teacher.init(teacher_key, x), self.student.init(student_key, x))
 
   def networks(self, state: Any) -> dict[str, Any]:
-    """Returns the parameters of both networks, by "teacher" and "student"."""
+    """Returns a dict from "teacher" and "student" to the parameters of each network."""
     if self.config.method == "joint":
       return state.params
     return {"teacher": state.teacher.params, "student": state.student}
@@ -247,7 +247,7 @@ class _Run:
     """Returns the phase that trains both networks, with its guarantee and its reports."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused a secret number of records that is not declared.
+    # `Plan.for_data` has refused data whose number of records is secret and not declared.
     assert self.stated_size is not None
     note = _NOTES[config.method].format(pool=config.num_pool)
     promised = guarantee.noted(

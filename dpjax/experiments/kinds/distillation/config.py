@@ -1,4 +1,4 @@
-"""Typed configuration of a run with a teacher and a student, which a config file returns."""
+"""Typed configuration of a run with a teacher and a student. A config file returns it."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def target_of(
   num_clients: int,
   mechanism: secure.SkellamSum | None,
 ) -> AuditTarget:
-  """Returns the guarantee and adversary that an audit of this run tests.
+  """Returns the guarantee that an audit of this run tests, and what its adversary sees.
 
   | privacy.method         | the claim              | the adversary sees                          |
   | ---------------------- | ---------------------- | ------------------------------------------- |
@@ -206,7 +206,7 @@ def prepared(
   """Returns the canaries with the directions that they send; None without canaries.
 
   Args:
-    target: guarantee and adversary that the audit tests.
+    target: result of `target_of`.
     params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
@@ -256,8 +256,8 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the functions "wrap" and "memory" of a FedAvg client. With score "rounds", each message
-  that the adversary sees is scored when it is sent."""
+  """Returns the dict of `build._wrapping`, changed if the adversary sees messages and the score is
+  "rounds". Then each message is scored when it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
@@ -286,8 +286,8 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """Returns the server's optimizer. If the audit scores sums, each sum is scored before the
-  optimizer changes it."""
+  """Returns the server's optimizer. If the audit scores sums, each sum is recorded for the scores
+  before the optimizer changes it."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target

@@ -105,7 +105,7 @@ def check(config: FedConfig) -> None:
 
 
 def _check_natural(config: FedConfig) -> None:
-  """Raises UserError for fields that do not fit clients that the data name."""
+  """Raises UserError for fields that do not fit a partition whose clients come from the data."""
   partition = name_of(config, "partition")
   wanted = {"data.limit": None}
   if partition == "shakespeare":
@@ -126,9 +126,9 @@ def _check_natural(config: FedConfig) -> None:
 
 
 def _check_stop(config: FedConfig) -> None:
-  """Raises UserError for a private run that would stop by its results.
+  """Raises UserError for a private run with `stop_at_accuracy`.
 
-  The guarantee does not account for such a stop.
+  The guarantee does not account for a stop that depends on results.
   """
   target = config.stop_at_accuracy
   if target is None:
@@ -311,8 +311,8 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Returns two functions: "wrap" wraps a client, and "memory" is that of `client_of`. The wrapper
-  adds the client's noise, then compresses, which is post-processing."""
+  """Returns a dict: "wrap" is a function that wraps a client, and "memory" is that of `client_of`.
+  The wrapper adds the client's noise, then compresses, which is post-processing."""
   # Without feedback, "top_k" would never send a coordinate that is always small.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
@@ -377,7 +377,7 @@ def _algorithm(
   Args:
     num_clients: public number of clients before canaries are inserted, so that no divisor reveals
       how many canaries are in.
-    around: function that wraps the work of a client, and the state that the client keeps.
+    around: function that changes the dict of `_wrapping`, if the algorithm wraps clients.
     before: function that wraps the aggregator, to change the messages that it gets.
   """
   described = algorithm_of(config)
@@ -387,7 +387,7 @@ def _algorithm(
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = execution.by_name(config.execution, **how)
   aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
-  # Arguments of every algorithm, except the weights of clients.
+  # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
     "aggregator": aggregator,
     "map_clients": execution.process_clients(audit.sending(audited, inner)),
@@ -408,7 +408,7 @@ def _algorithm(
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
-      # With a guarantee the actual size of a cohort is secret, so the expected size is used.
+      # With a guarantee the actual size of a cohort may be secret. So the expected size is used.
       expected_cohort=config.clients_per_round if private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
       # A rule without momentum has no field `momentum`.
@@ -433,7 +433,7 @@ def assemble(
   """Builds every object of a federated run, deterministically from its arguments.
 
   Args:
-    data: result of `load_data`; None: the data that the config names are loaded.
+    data: result of `load_data`; None: it is loaded.
     random: keys; None: keys that follow from config and data (`run_keys`).
   """
   check(config)
@@ -475,7 +475,7 @@ def assemble(
 
 
 def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
-  """Returns (the task, the model, the parameters that clients get in the first round)."""
+  """Returns (the task, the model, its initial parameters without those of canaries)."""
   task, model, params = build_central.start(
     loading.central(config), federation.dataset, random
   )

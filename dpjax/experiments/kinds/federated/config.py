@@ -1,7 +1,7 @@
 """Typed configuration of a federated run. A config file returns a `FedConfig`.
 
 Units: a round is one update of the server; privacy is for one USER, that is one client with all of
-its data. A model, loss, data set, optimizer, algorithm, aggregator or sampler may be a user's own,
+its data. A model, loss, data set, optimizer, algorithm, aggregator or sampler may be your own code,
 as `package.module:name`; see `dpjax.experiments.config.user_code`.
 """
 
@@ -35,7 +35,7 @@ def _roles(data: DataConfig, min_chars: int | None) -> Any:
 
 
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
-  """Clients by the values of the field client_id in prepared data, an .npz file or a table; or the
+  """Clients by the values of the field client_id, in prepared data, an .npz file or a table; or the
   clients that your function data.name=package.module:name returns."""
   options = {"client_id": client_id, "max_examples": max_examples}
   return natural.natural_federation(
@@ -63,7 +63,7 @@ def _pfl(
   test_split: str,
   max_examples: int | None,
 ) -> Any:
-  """The users of a file of pfl-research's benchmarks, data.name, .hdf5: FLAIR's photographs with
+  """The users of a file of pfl-research's benchmarks (data.name, .hdf5): FLAIR's photographs with
   several labels each, or StackOverflow's sentences of words."""
   return pfl.pfl_federation(
     data.name,
@@ -95,7 +95,7 @@ BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
 # Functions `DataConfig` -> (train, test), for data that name their clients.
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
-  # `max_examples` is the number of first examples kept of each client; None keeps all.
+  # Each client keeps its first `max_examples` examples; None: all.
   "natural": settings(_by_field, client_id="", max_examples=None),
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
@@ -118,8 +118,8 @@ def _uncompressed() -> None:
 
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
-  "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
-  # A client with n examples has weight min(n, cap) / cap.
+  # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
+  "examples": settings(lambda: federated.by_examples, federated.by_examples),
   "capped": settings(federated.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()

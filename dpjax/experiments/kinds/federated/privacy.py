@@ -26,9 +26,9 @@ from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
-# claim is refuted at a p-value of .005. For epsilon 4 at delta 1e-3 with all guesses right,
-# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. It allows for guesses that
-# depend on each other.
+# claim is refuted at p-values up to .005. For epsilon 4 at delta 1e-3 with all guesses right,
+# `claim_p_value` gives .0056 for 600 canaries and .0038 for 1,000. This p-value is valid even if
+# guesses depend on each other.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -76,7 +76,7 @@ def public_size(config: FedConfig, federation: Federation) -> int:
 
 
 def canaries_join(config: FedConfig) -> bool:
-  """Returns whether the canary clients can join all other clients, so that none is replaced.
+  """Returns whether the canary clients can join all other clients, so that no client is replaced.
 
   Under add_or_remove_one, the guarantee covers federations of any size. Samplers that depend on
   the number of clients, and guarantees from clients' own noise, need canaries that replace clients.
@@ -229,7 +229,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """Makes a plan over clients.
+  """Makes a plan that samples clients.
 
   Args:
     divisor: number by which the server divides a sum.
@@ -331,8 +331,8 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Returns the noise multiplier on a client's message; None if clients add no noise. For
-  method "local" without a given multiplier, it is calibrated for a message in every round."""
+  """Returns the noise multiplier on a client's message; None unless `method` is "local" or "both".
+  Under "local" without `noise_multiplier`, it is calibrated for a message in every round."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):
     return None

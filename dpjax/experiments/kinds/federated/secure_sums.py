@@ -23,15 +23,15 @@ class NoSecureSum:
 
 @dataclasses.dataclass(frozen=True)
 class SharesAmongClients:
-  """`secure.sums.AdditiveSharing`: the server gets only the sum of the messages. This protocol
-  tolerates no drop-out.
+  """`secure.sums.AdditiveSharing`: the server gets only the sum of the messages. No client may drop
+  out between sharing and upload.
 
   Args:
     bits: bits of each integer of the sum; the protocol may use more.
     largest_value: coordinates of messages are clipped to this absolute value.
     threshold: smallest number of clients in a sum, as a share of `clients_per_round`; at least two
       clients. A round with fewer clients is refused, and changes nothing.
-    simulated: whether integers are added without a protocol, which is fast and hides nothing from
+    simulated: whether integers are added without a protocol. This is fast, and hides nothing from
       whoever runs it. False: the protocol runs in every round, with its cryptography.
   """
 
@@ -72,7 +72,7 @@ class SharesAmongClients:
     return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Does nothing here. Protocols that need larger rounds raise UserError for smaller ones."""
+    """Does nothing here. Subclasses raise UserError if too few clients are in a round."""
 
   def dropout(self, seed: int) -> secure.Dropout:
     """Returns the simulation that decides which clients drop out of a round."""

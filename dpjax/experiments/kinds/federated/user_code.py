@@ -20,7 +20,7 @@ def aggregator(path: str) -> federated.Aggregator:
   """Returns the aggregator that a user's function `make()` at `path` returns.
 
   The aggregator never counts as private, even if it says so. Raises UserError if `make` returns
-  anything else.
+  an object of another type.
   """
   field = "aggregator"
   built = names.call(path, field)
@@ -80,7 +80,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Returns a user's algorithm with checks. They raise UserError if `init` or a round is wrong."""
+  """Returns a user's algorithm. It raises UserError for wrong shapes, or without a `RoundInfo`."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)
@@ -110,8 +110,8 @@ def algorithm(
 ) -> federated.FederatedAlgorithm:
   """Returns the algorithm that a user's function `make` at `path` returns.
 
-  It is called as `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
-  key=)`. A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise and server, so the
+  dpjax calls `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=, key=)`.
+  A `ClientAlgorithm` says what ONE client does. dpjax adds clip, noise and server, so the
   guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
 
   Raises:

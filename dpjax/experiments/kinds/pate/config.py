@@ -1,4 +1,4 @@
-"""Typed configuration of a run of PATE, which a config file returns."""
+"""Typed configuration of a run of PATE. A config file returns it."""
 
 from __future__ import annotations
 

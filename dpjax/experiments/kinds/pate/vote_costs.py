@@ -31,9 +31,9 @@ _COST_STEP = 2.0**-12
 def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
-  If answers are limited, the event of the first query includes all answers. The events must not
-  show how many answers are used, and when, since this depends on the votes. The event of the last
-  query includes the published cost, if there is one.
+  For Confident-GNMax, the event of the first query includes all `max_answers` answers. The events
+  must not show how many answers are used, and when, since this depends on the votes. The event of
+  the last query includes the published cost, if there is one.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation
@@ -129,8 +129,8 @@ def of_votes(
 ) -> dict[str, Any]:
   """Returns the cost of these actual votes. PRIVATE: it is computed from the votes without noise.
 
-  For Confident-GNMax the cost is a sum over the answers that were given. The paper reports the
-  expectation of this sum. Nobody has proved that this cost is an epsilon.
+  For Confident-GNMax the cost is a sum over all checks, and over the answers that were given.
+  Papernot et al. 2018 report its expectation. Nobody has proved that this sum is an epsilon.
 
   Args:
     counts: votes for each of K classes, [num_queries, K].

@@ -2,8 +2,8 @@
 
 | attack | what it tells apart                                    | where                       |
 | ------ | ------------------------------------------------------ | --------------------------- |
-| U1     | noisy features of two records that differ the most, by | independent noise for each  |
-|        | their likelihood ratio                                 | record                      |
+| U1     | noisy features of two very different records, by their | independent noise for each  |
+|        | likelihood ratio                                       | record                      |
 | U2     | a record, by subtracting a known record                | noise shared by records     |
 | U3     | canaries with a wrong label, by their loss (one run)   | where labels are private    |
 | U4     | members among random canaries, by their loss (one run) | every method                |
@@ -99,11 +99,11 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
 def worst_pair(
   shape: tuple[int, ...], beta: np.ndarray, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the two records that are easiest to tell apart under independent noise.
+  """Returns two records that are easy to tell apart under independent noise.
 
   Without a clip, one record is all 0, and the other record is all 1. With a weighted L1 clip, each
-  record has norm at most `clip`, up to rounding. The records are 1 on different features if
-  possible.
+  record is 1 on some features and 0 on all others. Its norm is at most `clip`, up to rounding. No
+  feature is 1 in both records.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
@@ -176,7 +176,7 @@ def shared_noise_scores(
 
   The known record is all 0. The attacker must tell whether the other record is all 0 or all 1, in
   `num_trials` batches of either kind. A score is the largest difference of the two noisy records.
-  An entry that is clipped reveals nothing. One entry that is not clipped reveals everything.
+  An entry that is clipped in both records reveals nothing. Any other entry reveals everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
   # An infinite limit means that nothing is clipped after the noise.
@@ -222,8 +222,8 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   """Returns the bound of U3 or U4. Trains again with canaries, each in by a fair coin, and scores
   them by their loss.
 
-  A paper's claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is
-  tested under the relation that it is about.
+  A proof is tested under its own relation. All else is tested under replace_one, the relation of
+  theorem 2 of the RADP paper.
   """
   privacy = outcome.privacy
   relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"

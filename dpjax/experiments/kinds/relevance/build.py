@@ -1,9 +1,9 @@
 """Builds the job of one run of relevance from its config.
 
 A run is a sequence of trainings (model 1, model 2). Each training is a phase of the loop with its
-own checkpoints, so an interrupted run resumes inside a training. Each training starts from the last
-checkpoint of the previous training. Relevance, noise and noisy records are computed again from that
-checkpoint, the data and the keys.
+own checkpoints, so an interrupted run resumes inside a training. A resumed run reads the result of
+each finished training from its last checkpoint. Relevance, noise and noisy records are computed
+again from these results, the data and the keys.
 
 In rigorous mode the keys come from the operating system, unless `seeded_noise` is set. The keys are
 kept beside the checkpoints. Keys and checkpoints are deleted when the run is done.
@@ -117,7 +117,7 @@ def _schedule(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     relevance_pictures.pictures(folder, outcome, config.lrp)
-    # As in table 1 of the paper, each class is counted against all other classes.
+    # As in table 1 of the RADP paper, each class is counted against all other classes.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [
       {"class": label} | dict(zip(names, map(int, counts)))
@@ -156,7 +156,7 @@ def timed(
 def oscillation(values: Sequence[float]) -> float | None:
   """Returns the mean absolute change between neighbouring values in the last half of a curve.
 
-  Returns None for fewer than two values. The paper calls methods stable, but gives no number.
+  Returns None for fewer than two values. The RADP paper calls methods stable, but gives no number.
 
   >>> oscillation([0.1, 0.9, 0.5, 0.7])
   0.2
@@ -270,7 +270,7 @@ def make_job(
   random: RunKeys,
   trainer: Any = None,
 ) -> relevance.Inputs:
-  """Returns the inputs of a run's method. Inputs that only other methods read are None."""
+  """Returns the inputs of a run's method. `public` and `relevance_records` are None if unread."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])

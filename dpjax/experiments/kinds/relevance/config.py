@@ -39,8 +39,8 @@ class RelevanceConfig:
   `curves` maps a label to fields that differ from this config, by dotted name, such as
   {"RADP": {}, "DPSGD": {"method": "dpsgd"}}. Without curves, this config is the only curve. Every
   curve is run at every epsilon with seeds seed, seed + 1, ...
-  (`dpjax.experiments.sweeps.experiment`). The text after " @ " in a label only tells runs apart:
-  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are one line in two panels.
+  (`dpjax.experiments.sweeps.experiment`). Only the part of a label before " @ " names the curve. So
+  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} draw a line "tanh" in two panels.
   """
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -21,7 +21,7 @@ _PICTURES = 8
 
 def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
   """Writes `workdir`/heat_maps.png: test images with the released net's relevance. If there are
-  maps of relevance and beta, writes maps.png. Does nothing for data other than images."""
+  square maps of relevance and beta, writes maps.png. Does nothing for data other than images."""
   if np.ndim(outcome.test.x) != 4:
     return
   _heat_maps(workdir / "heat_maps.png", outcome, how)

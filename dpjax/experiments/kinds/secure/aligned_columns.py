@@ -110,7 +110,7 @@ def clipped_apart(
   shortened = []
   for part in parts:
     # The margin of `_INSIDE` exceeds the rounding of a sum of squares. So `OutputNoise.rows`, which
-    # clips whole rows, changes no row. No party could compute the norm of a whole row.
+    # clips whole rows, changes no row. It must not, since no party knows the norm of a whole row.
     bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
     # A bound that equals one step is refused, too, since `bounded_rows` clips to slightly less.
     if bound <= 2.0**-frac_bits:

@@ -32,14 +32,14 @@ class Computed(NamedTuple):
   sizes: str  # in words
   seconds: float  # duration of the protocol, all parties together
   num_bytes: int  # bytes of all messages
-  error: float  # difference to the same computation in the clear
+  error: float  # difference to the computation in the clear, or a bound
   error_is: str  # what `error` measures, in words
   found: str  # the result in a few words
   hides: str  # what is hidden, and from whom
   num_steps: int
   params: Any  # the released arrays
   facts: dict[str, Any] | None = None  # `Guarantee.facts`; None: there is no guarantee
-  more: dict[str, Any] = {}  # noqa: RUF012 - read alone
+  more: dict[str, Any] = {}  # noqa: RUF012 - only read
 
 
 _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")

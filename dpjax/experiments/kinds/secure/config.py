@@ -1,7 +1,7 @@
 """Typed configuration of one secure computation, and of a table of computations
 (`sweeps.secure_table`).
 
-`task` says what is computed, and holds its numbers. `protocol` adds the vectors of a sum. `train`
+`task` says what is computed, and holds its settings. `protocol` adds the vectors of a sum. `train`
 is a config of `launch.train`, for the model that answers about encrypted images.
 """
 
@@ -44,7 +44,7 @@ class SumTask:
   # lists libraries, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
-  needs: ClassVar[tuple[str, ...]] = ()  # only libraries of the protocol
+  needs: ClassVar[tuple[str, ...]] = ()  # `extras` adds the protocol's library
 
   def __post_init__(self):
     rules.check_settings(self)

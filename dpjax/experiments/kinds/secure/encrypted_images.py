@@ -117,7 +117,7 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     return {
       "labels": np.full(count, -1, np.int64),
       "error": np.zeros(1),
-      "numbers": np.array([setup, 0.0, owner.public.size]),  # seconds, bytes, of the keys
+      "numbers": np.array([setup, 0.0, owner.public.size]),  # seconds, bytes, key bytes
     }
 
   def ask(held: Arrays, place: int) -> None:

@@ -17,7 +17,7 @@ from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-# Number of decimals of the released weights. The last decimal is far above a decryption's noise.
+# Number of decimals of the released weights. The noise of a decryption is far below 1e-4.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
@@ -30,7 +30,7 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
-  """Loads (x [n, d], y [n]): all rows of the table."""
+  """Loads (x [n, d], y [n]): all rows of the table, and its first d columns."""
   # Imported here: scikit-learn is slow to import, and an optional package.
   with optional.needed():
     from sklearn import datasets

@@ -9,12 +9,12 @@ import numpy as np
 
 
 class LabelledRows(NamedTuple):
-  """Holds the data of a training on shares, in float64."""
+  """Holds the data of a training on shares: float64, except the integers `test_labels`."""
 
   x: np.ndarray  # [n, d]
   y: np.ndarray  # [n, k] 0 or 1
-  test_x: np.ndarray
-  test_labels: np.ndarray
+  test_x: np.ndarray  # [m, d]
+  test_labels: np.ndarray  # [m]
 
 
 def data_digest(loaded: LabelledRows) -> bytes:

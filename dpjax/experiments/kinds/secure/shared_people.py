@@ -242,7 +242,7 @@ def _encoder(key: jax.Array, inputs: int, outputs: int) -> Params:
 
 
 def _encode(params: Params, x: Array) -> Array:
-  """Returns embeddings, or scores, [B, outputs] of rows x [B, inputs]."""
+  """Returns embeddings or scores [B, outputs] of rows x [B, inputs]."""
   hidden = jnp.tanh(x @ params["hidden"] + params["hidden_bias"])
   return hidden @ params["out"] + params["out_bias"]
 

@@ -103,7 +103,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   """
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-  # Below 5 inches names and two panels do not fit beside each other.
+  # If a picture is narrower than 5 inches, its two panels do not fit beside each other.
   wide = 2 if look.width >= 5 else 1
   line = look.font_size * 1.75 / 72
   drawn = pictures.new_figure(look, height=(len(rows) * line + 0.5) * (3 - wide) + 0.7)

@@ -25,7 +25,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 20
-# Bound on parameters. Products of parameters below it still fit into the ring's fixed point.
+# Bound on parameters. Their products with numbers below 2^11 still fit into the ring (`ring64`).
 _MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
@@ -79,7 +79,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
       value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
     )
   rng = np.random.default_rng(random.order)
-  # All batches are whole, so that each step shifts by the same power of two.
+  # All batches have the same size, so that `recipe.shift` is the same in each step.
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])

@@ -68,7 +68,7 @@ def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Returns the outcome of a single secure sum: its total, its messages and its seconds."""
+  """Returns the outcome of a single secure sum: its total, its costs and its error."""
   task = config.task
   dtype = ready.vectors[0].dtype
   like = {

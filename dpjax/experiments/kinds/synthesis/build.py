@@ -1,8 +1,8 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
-With `method="kernel_mean"` step 1 is the one release of the run, and the only step that reads a
-private record. Every later step updates the generator several times. These updates are
-post-processing, so they have no event. With `method="wgan_gp"` every step is one step of DP-SGD
+With `method="kernel_mean"` the first step is the one release of the run, and the only step that
+reads private records. Every later step updates the generator, usually several times. These updates
+are post-processing, so they cost nothing. With `method="wgan_gp"` every step is one step of DP-SGD
 (`critic_run`).
 """
 
@@ -82,7 +82,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   )
 
 
-# The decorator puts the config's fields into errors that only the data reveal.
+# Some errors arise only with the data. The decorator makes them name the config's fields.
 @bounds.names_fields
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
@@ -208,8 +208,8 @@ class _Run(SampledRun):
     return state["sums"], state["params"]
 
   def drawn(self, state: dict[str, Any]) -> Samples:
-    """Draws samples of each class whose noisy count is not that of an empty class. Draws none if
-    all classes count as empty."""
+    """Draws samples of every class that is not empty by its noisy count. Draws none if all classes
+    are empty."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)

@@ -1,4 +1,4 @@
-"""Typed configuration of a run of private synthesis, which a config file returns."""
+"""Typed configuration of a run of private synthesis. A config file returns it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 # Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
 _STEPS = 1
-# Weight of the one-hot class beside the pixels, so that the networks do not ignore the class.
+# Weight of the one-hot class beside pixels or latents, so that no network ignores the class.
 _CLASS_WEIGHT = 2.0
 
 
@@ -148,7 +148,7 @@ class CriticRun(SampledRun):
     """Returns the phase that trains critic and generator."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused a secret number of records that is not declared.
+    # `Plan.for_data` has refused data whose number of records is secret and not declared.
     num_records = self.stated_size
     assert num_records is not None
     step = jax.jit(self.both.step, donate_argnums=0)

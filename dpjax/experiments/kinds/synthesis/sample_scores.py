@@ -1,4 +1,4 @@
-"""Scores samples by classifiers that saw samples alone, draws samples, and attacks members."""
+"""Scores samples by classifiers that saw samples alone, attacks samples, and writes them."""
 
 from __future__ import annotations
 
