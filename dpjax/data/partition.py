@@ -249,6 +249,8 @@ def feature_skew(
   """
   validate.non_negative(scale=scale, shift=shift, noise=noise)
   dataset = federation.dataset
+  if not isinstance(dataset.x, np.ndarray):
+    raise UserError("needs x as one array in memory", field="feature_skew")
   if dataset.x.dtype != np.float32:
     raise UserError("tokens have no style; x must be float32", field="feature_skew")
   random = _random(seed)

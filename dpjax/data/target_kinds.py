@@ -35,9 +35,9 @@ class Interval:
     for name in ("lower", "upper"):
       value = getattr(self, name)
       finite(**{name: value})
-      # 0 and 0.0 are the same bound, but have different texts. A data set's digest covers the text
-      # of its target.
-      object.__setattr__(self, name, float(value))
+      # 0, 0.0 and -0.0 are the same bound, but have different texts. A data set's digest covers the
+      # text of its target. Adding 0 turns -0.0 into 0.0.
+      object.__setattr__(self, name, float(value) + 0.0)
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
     # Models compute in float32. Products with smaller or larger widths could underflow or overflow.

@@ -151,7 +151,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
   centred = patches - patches.mean(axis=1, keepdims=True)
   variance = np.square(centred).mean(axis=1, keepdims=True)
   if not variance.any():
-    raise UserError("must have patches of more than one colour", field="images")
+    raise UserError("must have patches that are not constant", field="images")
   return centred / np.sqrt(variance + _PIXEL_FLOOR)
 
 

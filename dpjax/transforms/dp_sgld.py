@@ -50,6 +50,7 @@ def sgld_step_size(*, temperature: float, noise_std: float, num_examples: int) -
   >>> round(sgld_step_size(temperature=0.5, noise_std=0.1, num_examples=1000), 10)
   0.0001
   """
+  validate.integer_at_least(1, num_examples=num_examples)
   validate.positive(temperature=temperature, noise_std=noise_std)
   return 2 * temperature / (num_examples * noise_std) ** 2
 

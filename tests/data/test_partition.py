@@ -1,5 +1,7 @@
 """Who holds what: nothing lost or given twice, the laws as published, one line when wrong."""
 
+import dataclasses
+import dataclasses
 import functools
 
 import hypothesis
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import data
+from dpjax.columns import Columns
 from dpjax.data import Federation, partition
 from dpjax.validate import UserError
 
@@ -306,3 +309,10 @@ def test_tokens_have_no_style():
   tokens = data.from_arrays(np.array([[1, 2]]), [0], num_classes=1)
   with pytest.raises(UserError, match="feature_skew"):
     partition.feature_skew(Federation(tokens, [[0]]), seed=0)
+
+
+def test_styles_need_one_array():
+  images = data.from_arrays(np.zeros((2, 3), np.float32), [0, 0], num_classes=1)
+  columns = dataclasses.replace(images, x=Columns({"a": images.x}))
+  with pytest.raises(UserError, match="feature_skew: needs x as one array"):
+    partition.feature_skew(Federation(columns, [[0], [1]]), seed=0)

@@ -176,6 +176,8 @@ def test_numbers_and_several_labels_as_targets(tmp_path):
   )
   train, test = tables.table(path, keys)
   assert train.target == data.Interval(0, 10) and train.num_classes == 1
+  # Equal bounds have one text, which the digest of a data set covers.
+  assert repr(data.Interval(-0.0, 1)) == repr(data.Interval(0, 1))
   assert sorted(np.concatenate([train.y, test.y]).tolist()) == [-1.0, 0.0, 1.0]
   labels = {"columns": ["a", "b"], "values": [0, 1]}
   train, test = tables.table(

@@ -172,7 +172,7 @@ def test_an_error_does_not_tell_the_number_of_records():
     (lambda x: models.learned_patches(x, words=2.5), "words=2.5: must be an integer"),
     (lambda x: models.learned_patches(x[:0]), "images=0: must be at least 2"),
     (lambda x: models.learned_patches(x[:1]), "images=1: must be at least 2"),
-    (lambda x: models.learned_patches(0 * x + 0.5), "of more than one colour"),
+    (lambda x: models.learned_patches(0 * x + 0.5), "patches that are not constant"),
     (lambda x: models.learned_patches(list(x)), "images=list: must be an array of real"),
     (lambda x: models.learned_patches(255 * x), r"images: must hold images in \[0, 1\]"),
     (lambda x: models.patch_features(x + 0j, _network()), "x=ndarray: must be an array"),

@@ -206,6 +206,9 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   moved.write_bytes((tmp_path / "dp" / "params.npz").read_bytes())
   facts = members.facts_of_run(str(moved), _held(moved), config.train)
   assert facts["epsilon"] is None and "no result.json" in facts["epsilon_note"]
+  # Where the declaration of the same data lies does not matter.
+  elsewhere = fields.replace(config.train, "data.declaration", "b.toml")
+  assert members.facts_of_run(own, _held(own), elsewhere)["epsilon_kind"] == "proved"
   fewer = fields.replace(config.train, "data.limit", 40)
   with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
     members.facts_of_run(own, _held(own), fewer)

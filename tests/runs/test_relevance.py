@@ -329,6 +329,10 @@ def test_u1_takes_the_worst_pair_within_the_clip():
   assert one.sum() == other.sum() == 1 and not (one * other).any()
   one, other = relevance_audit.worst_pair((2, 2, 1), beta, 0.9)
   assert np.abs(one - other).sum() == 4
+  # A clip that allows all: 0 against 1, also for a single feature, which cannot be halved.
+  for size in (1, 3):
+    one, other = relevance_audit.worst_pair((size,), np.full(size, 1 / size), 1.0)
+    assert np.abs(one - other).sum() == size
 
 
 def test_u1_plays_the_pair_as_the_run_clips_it():

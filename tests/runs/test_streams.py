@@ -317,6 +317,12 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
     assert not any(secret in content for secret in _secrets_of(digest)), path
 
 
+def test_an_unfinished_save_is_no_checkpoint(tmp_path):
+  for folder in ("2", "phase/3", ".new/7"):
+    (tmp_path / checkpoint.FOLDER / folder).mkdir(parents=True)
+  assert checkpoint.newest(tmp_path) == 3
+
+
 def _cut_off(kind, config, workdir, folder, monkeypatch):
   stop_after(monkeypatch, 1, die, subfolder="model_2" if kind == "relevance" else "")
   with pytest.raises(KeyboardInterrupt):

@@ -25,6 +25,9 @@ def test_step_size_temperature_and_noise_multiplier_are_one_relation():
   numbers = dict(noise_std=z * clip / batch, num_examples=n)
   assert transforms.sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
   assert transforms.sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
+  for num_examples in (0, -5):
+    with pytest.raises(UserError, match=f"num_examples={num_examples}"):
+      transforms.sgld_step_size(temperature=tau, noise_std=0.1, num_examples=num_examples)
 
 
 def test_one_step_by_hand():

@@ -103,7 +103,9 @@ def newest(workdir: pathlib.Path) -> int | None:
   # A run of one phase stores its steps in `checkpoints`; a run of several phases has a subfolder
   # for each phase.
   folders = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
-  names = [path.name for paths in folders for path in paths if path.is_dir()]
+  found = [path for paths in folders for path in paths if path.is_dir()]
+  # A save that is not complete lies in a hidden folder.
+  names = [path.name for path in found if not path.parent.name.startswith(".")]
   return max((int(name) for name in names if name.isdigit()), default=None)
 
 

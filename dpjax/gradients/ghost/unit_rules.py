@@ -426,12 +426,25 @@ def gradient_of(
 def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
   """Returns operands and cotangents of ONE example at the unit's sites."""
   data, cotangents, depth = _arrays([unit], recorded)
-  pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
 
   def of_row(arrays):
-    return {i: tuple(pick(x, axis=depth[i]) for x in each) for i, each in arrays.items()}
+    return {i: tuple(_picked(x, row, depth[i]) for x in each) for i, each in arrays.items()}
 
   return of_row(data), of_row(cotangents)
+
+
+def _picked(x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
+  """Returns x without this axis, at one place of it.
+
+  A TPU holds the batch along the lanes of its vectors. To cut out an example, its compiler would
+  copy the whole array into another layout first, and all these copies would be in memory at once.
+  A sum over examples, all but one of them 0, reads the array as it lies.
+  """
+  if made_for.platform() != "tpu" or not jnp.issubdtype(x.dtype, jnp.floating):
+    return lax.dynamic_index_in_dim(x, row, axis, keepdims=False)
+  here = lax.broadcasted_iota(jnp.int32, x.shape, axis) == row
+  # NaN and infinity of other examples stay out. The sum of one number and zeros is exact.
+  return jnp.sum(jnp.where(here, x, jnp.zeros((), x.dtype)), axis)
 
 
 def no_sums(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:

@@ -178,7 +178,7 @@ def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
   # These fields (the location of the data, and declared numbers) do not change the data.
-  apart = ("data_dir", "num_examples", "num_users")
+  apart = (*config_names.PLACES, "num_examples", "num_users")
   # A config.json that holds no object names no data, so the comparison below fails.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}

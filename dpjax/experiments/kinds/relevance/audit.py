@@ -107,12 +107,14 @@ def worst_pair(
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
+  >>> [record.tolist() for record in worst_pair((2,), np.full(2, 0.5), 2.0)]
+  [[1.0, 1.0], [0.0, 0.0]]
   """
   if clip is None:
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
   # The factor allows for rounding of the cumulative sum, which could exclude the last feature.
-  limit = min(clip, weights.sum() / 2) * (1 + 1e-6)
+  limit = clip * (1 + 1e-6)
   used = np.cumsum(weights) <= limit
   last = np.cumsum(weights[::-1])[::-1] <= limit
   first = used.astype(np.float32)
