@@ -63,8 +63,8 @@ def shuffled(words: np.ndarray) -> np.ndarray:
 def sign(shape: Sequence[int]) -> Correlated:
   """Returns the correlation of a comparison.
 
-  Its free parts are r, s, and a and b of each layer. Its bound parts are the bits of r, s as a
-  number, r s, and a & b of each layer.
+  Its free parts: r; s; a and b of each layer. Its bound parts: the bits of r; s as a number; r s;
+  a & b of each layer.
   """
   shape = tuple(shape)
   bits = Part(shape, "uint8", xor=True)
