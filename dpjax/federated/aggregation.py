@@ -43,7 +43,7 @@ class Aggregator(NamedTuple):
   """
 
   init: Callable[..., Any]  # (message, or shapes of a message) -> state
-  update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
+  update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None) -> ([*p], state)
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
@@ -99,7 +99,7 @@ def at_least_one(stacked: ArrayTree) -> Any:
 
 
 def finite(messages: ArrayTree, mask: Array) -> Array:
-  """Returns a mask [C] of the clients of `mask` whose message holds neither NaN nor infinity."""
+  """Returns a mask [C] of the clients of `mask` whose message has a finite l2 norm."""
   lengths = trees.per_example_norms(messages)
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 

@@ -116,7 +116,7 @@ def uniform(num_examples: Array) -> Array:
 def by_examples(num_examples: Array) -> Array:
   """Weights a client by its number of examples (McMahan et al. 2017).
 
-  The influence of a client has no bound then, so this is for runs without privacy.
+  The influence of a client on `weighted_mean` then has no bound. Use this rule without privacy.
   """
   return jnp.asarray(num_examples, jnp.float32)
 

@@ -31,7 +31,7 @@ from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Numbers below this lose digits in float32, and are treated as zero.
+# Absolute values up to this number are treated as zero. Below 1.2e-38, float32 loses digits.
 TINY = 1e-37
 
 

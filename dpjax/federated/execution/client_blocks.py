@@ -226,8 +226,8 @@ class Blocks:
     self._add = jax.jit(trees.add)
 
   def _cut(self, context: Context, cohort: Cohort) -> tuple[Context, Iterator[Any]]:
-    """Returns (context that all blocks of a round share, iterator of (client states, block)). All
-    arrays are on the host."""
+    """Returns (context that all blocks of a round share, iterator of (client states, block)). The
+    iterator's arrays are on the host."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:
