@@ -100,7 +100,7 @@ class Whitening(NoisyMeans):
     num_directions: number of coordinates whose covariance is released; P * C if that is smaller.
     floor_rank: rank of the variance that is the floor, counted from the largest one. Larger
       variances are scaled down to the floor. With fewer features than this rank, the floor is the
-      smallest variance. It is never below the std of the noise on a variance.
+      smallest variance. The floor is never below the std of the noise on a variance.
 
   Guarantee: as that of `ChannelStatistics`, but for five sums. The vectors of a sum may depend on
   earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
@@ -302,8 +302,7 @@ def _chunk_total(
 
 
 def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:
-  """Returns the exact sum of the clipped vectors in clip norms, float64: multiples of
-  2^-22."""
+  """Returns the exact sum of the clipped vectors in clip norms, float64 multiples of 2^-22."""
   length = _length(name, known, examples.shape)
   summed = np.zeros(length)
   for chunk, count in chunks(examples, length):

@@ -119,7 +119,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
-  # The sensitivity theorem needs coefficients that fall exactly, so rounding is corrected.
+  # The sensitivity theorem needs coefficients that never rise, and the search may end with a rise.
   falling = np.minimum.accumulate(minimum.x)
   return np.concatenate([[1.0], falling])
 
