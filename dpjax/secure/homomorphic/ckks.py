@@ -83,7 +83,7 @@ class Chain:
 
   @property
   def bits(self) -> tuple[int, ...]:
-    """Sizes of the primes in bits; the last one belongs to the keys."""
+    """Sizes of the primes in bits. The last prime is for the keys."""
     return (self.end_bits, *[self.scale_bits] * self.levels, self.end_bits)
 
   @property
@@ -376,7 +376,7 @@ class SlotEvaluator:
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Returns plain numbers encoded for `weighted`, for many ciphertexts of `level`."""
+    """Returns plain numbers encoded once, for `weighted` with ciphertexts of `level`."""
     return self._coder.encode(values, level)
 
   @_one_line()
@@ -429,7 +429,7 @@ class SlotEvaluator:
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
-  """Returns the rotations that `SlotEvaluator.folded` needs, for each stride and count.
+  """Returns the rotations that `SlotEvaluator.folded` needs, for each pair of a stride and a count.
 
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]

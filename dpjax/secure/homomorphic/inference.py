@@ -60,7 +60,7 @@ class SquareNetwork(NamedTuple):
   head_bias: np.ndarray  # [k]
 
   def logits(self, x: np.ndarray) -> np.ndarray:
-    """Returns logits [n, k] of images [n, d] in float64: the reference for an answer."""
+    """Returns logits [n, k] of images [n, d] in float64, to compare an answer with."""
     return (x @ self.kernel + self.bias) ** 2 @ self.head + self.head_bias
 
   @property

@@ -279,7 +279,7 @@ class RegressionServer:
     return lane
 
   def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
-    """Returns (M^2, w + M w), or ([], w + M w) for the last doubling.
+    """Returns (diagonals 0..m/2 of M^2, w + M w), or ([], w + M w) for the last doubling.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
     rotations of the diagonals 0..m/2 meets all of these products, since the other diagonals are

@@ -71,7 +71,7 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
 
 
 class Unique:
-  """Base class of objects whose masks are used once. They cannot be copied or pickled."""
+  """Base class of objects whose masks are used once. Such objects cannot be copied or pickled."""
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
@@ -125,7 +125,7 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
 
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
-  """Returns the arrays whose bytes are `data`, one after another; `forms`: each (shape, dtype)."""
+  """Splits bytes into consecutive arrays, whose (shape, dtype) are in `forms`."""
   parts = []
   start = 0
   for shape, dtype in forms:

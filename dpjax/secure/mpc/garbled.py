@@ -144,7 +144,7 @@ def evaluate(
 ) -> tuple[int, ...]:
   """Returns the output bits from one label of each input, the garbler's first.
 
-  Raises UserError for labels or tables that differ from the garbled ones.
+  Raises UserError for another number of labels or tables, or if they lead to no label of an output.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
@@ -194,7 +194,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: both labels of each bit of y, encrypted. The evaluator opens one of both.
+    """Returns message 3: both labels of each bit of y, encrypted. The evaluator opens one of two.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """

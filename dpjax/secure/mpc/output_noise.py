@@ -1,7 +1,7 @@
 """Logistic regression on shares, whose opened weights are differentially private.
 
 Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv:0912.0071, algorithm 1; Wu et
-al. 2017, arXiv:1606.04722; among parties that share their data, Jayaraman et al. 2018). The bound
+al. 2017, arXiv:1606.04722; among several parties, Jayaraman et al. 2018). The bound
 is proved for what really runs: K full-batch gradient steps in fixed point, with SecureML's
 piecewise-linear sigmoid s(z) = min(max(z + 1/2, 0), 1).
 
@@ -91,7 +91,7 @@ class OutputNoise:
   Args:
     num_rows: n, the number of rows of all owners together; public.
     num_features: d, without the constant.
-    l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
+    l2_penalty: l, for weights and bias. n l is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
     noise_multiplier: standard deviation of ONE party's noise, divided by `l2_sensitivity`.
     feature_norm: C, the norm to which each owner clips its rows by `rows`.

@@ -93,7 +93,7 @@ class SecureFunction:
     Args:
       *args: trees of arrays (float32, bool, integers up to 32 bits), numbers, `Secret`.
 
-    Raises UserError for a type, a size or an operation that SPU does not take.
+    Raises UserError for a type, a number or an operation that SPU does not take.
     """
     return self._run(args, profile=False)[0]
 
@@ -327,7 +327,7 @@ def _log() -> pathlib.Path:
 
 
 class _Keeper:
-  """An object for the life of the process; with it ends the log's folder."""
+  """An object that lives as long as the process. The log's folder is removed with it."""
 
 
 _LOG_KEEPER = _Keeper()

@@ -74,8 +74,8 @@ def missing() -> bool:
 
 
 def as_input(name: str, value: Any) -> np.ndarray:
-  """Converts a leaf of an argument for SPU. Raises UserError for an unsupported type or
-  size.
+  """Returns an argument's leaf as an array for SPU. Raises UserError for an unsupported type, for
+  NaN, and for floats of 2^17 or more in absolute value.
 
   >>> as_input("x", 0.5).dtype.name
   'float32'

@@ -127,7 +127,7 @@ class Channel:
 
 
 def _key(token: bytes, name: str, topic: str) -> bytes:
-  """Derives the Ed25519 private key [32] of a party of this name and topic."""
+  """Derives the Ed25519 private key [32] of the end with this name and topic."""
   return primitives.derive(token, f"dpjax mpc tls {len(name)} {name} {topic}".encode())
 
 
