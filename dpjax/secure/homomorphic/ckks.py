@@ -337,7 +337,7 @@ class SlotEvaluator:
 
   def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
     """Returns a ciphertext of sums. Each slot holds the sum of `count` slots: itself and those at
-    distances stride, 2 * stride, ... to its right. `count` is a power of two."""
+    distances stride, 2 * stride, ... to its right, cyclically. `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
       stride = 2 * stride

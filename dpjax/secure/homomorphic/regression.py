@@ -51,7 +51,9 @@ from dpjax.validate import UserError, Verbatim
 
 # Smallest spread of a column, relative to its largest number; a smaller spread is rounding.
 _LEAST_SPREAD = 1e-9
-Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
+Refresh = Callable[
+  [Sequence[bytes], int], list[bytes]
+]  # (ciphertexts, level) -> fresh ones
 
 
 class Upload(NamedTuple):

@@ -1,4 +1,4 @@
-"""Any JAX function on secret inputs, unmodified: SPU runs its StableHLO on shares.
+"""JAX functions on secret inputs, unmodified: SPU runs their StableHLO on shares.
 
     step = secure_jit(train_step, protocol="ABY3")  # train_step: JAX, jax.grad and all
     params = step(params, x, y)  # computed on shares, then put together
