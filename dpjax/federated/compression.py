@@ -209,8 +209,8 @@ def rotated(bits: int = 4) -> Compressor:
 def drive() -> Compressor:
   """DRIVE, one bit per coordinate: the signs of the rotated leaf R x, scaled by ||R x||_1 / D.
 
-  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). The mean error over
-  the rotations is at most ||x||^2 / 2. For large D it is about (1 - 2 / pi) ||x||^2 = 0.36 ||x||^2,
+  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). The error, as a
+  mean over rotations, is at most half of ||x||^2. For large D it is about 1 - 2 / pi = 0.36 of it,
   unless a few entries dominate x.
   """
 

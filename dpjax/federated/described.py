@@ -48,7 +48,7 @@ class AlgorithmFacts:
     weighted: whether `make` takes `weighting`.
     local_steps: whether clients take local steps, so that the number of local epochs matters.
     keeps_state: whether clients keep state between rounds.
-    wraps_clients: whether `make` takes `wrap` and `memory`, which change a client.
+    wraps_clients: whether `make` takes `wrap` and `memory` (see `fed_avg`).
     one_difference: whether a message is one difference of parameters and nothing else.
     plain_client: whether clients train exactly as the clients of `fed_avg`.
     client_rule: rule of client optimizers that the algorithm is derived for; "": any rule.

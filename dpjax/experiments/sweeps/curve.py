@@ -49,7 +49,7 @@ def sweep_report(
     title: title of the picture.
 
   Raises:
-    UserError: a run lacks a key, or its value is no number.
+    UserError: x or y of a run is missing, or is no number.
   """
   out_dir = pathlib.Path(out_dir)
   groups = summarize(rows, x=x, y=y, series=series)

@@ -21,8 +21,8 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Two distances in units of the spread (`unit` in `_centred`). A point beyond _FAR from the centre is
-# moved towards it, to distance _FAR. Points within _NEAR of each other count as equal.
+# Two distances in units of the spread (`unit` in `_centred`). A point beyond _FAR is moved towards
+# the centre, to distance _FAR. Points within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
 # Iterations end early when the residual of the certificate is at most this number.

@@ -1,5 +1,4 @@
-"""HypCluster (Mansour et al. 2020): several models, and each client trains the one that
-fits best.
+"""HypCluster (Mansour et al. 2020): of several models, each client trains the one that fits best.
 
 The state that a client keeps is seen by that client alone, and no guarantee covers it. The
 guarantee is for what the server sees and for its parameters.

@@ -1,5 +1,4 @@
-"""A cohort divided among the processes of JAX's multi-process runtime, on one machine or
-many.
+"""A cohort divided among the processes of JAX's multi-process runtime, on one or many machines.
 
 Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, or
 `shard_map` or `pmap` over its own devices). The partial sums are added over the processes once.

@@ -44,7 +44,9 @@ class Mapped(NamedTuple):
   info: ClientInfo  # leaves [C], NumPy; NOT private
 
 
-Partial = Callable[..., Any] | None  # of `Aggregator`: (state, messages, weights, mask) -> sums
+Partial = (
+  Callable[..., Any] | None
+)  # of `Aggregator`: (state, messages, weights, mask) -> sums
 Run = Callable[[Context, Cohort], Mapped]
 MapClients = Callable[[ClientAlgorithm, Partial], Run]
 

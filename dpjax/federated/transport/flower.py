@@ -16,7 +16,7 @@ nothing at random, the result is that of the algorithm in one process, to roundi
                    flower.client_app(client, local_data, params, num_rounds=100,
                                      folder="/data/clients"), num_supernodes=20)
 
-As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
+For separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
 into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
 
     flower-superlink --insecure --host 0.0.0.0 --port 8000     # on the server
@@ -24,8 +24,8 @@ into the modules that [tool.flwr.app.components] of a Flower app's pyproject.tom
       --port 8001 --node-config "partition-id=0"               # on client 0, and so on
     flwr run . NAME                                            # submits the app
 
-(with certificates in place of --insecure outside of a test; NAME is a section
-[superlink.NAME] with `address = "HOST:8000"` in Flower's config.toml). Flower starts a fresh
+Outside of a test, use certificates in place of --insecure. NAME is a section [superlink.NAME]
+with `address = "HOST:8000"` in Flower's config.toml. Flower starts a fresh
 process for each message, so a client compiles anew in every round. `partition-id` says which
 client a program is; `local_data(client, round)` gives its batches: no data leave the program.
 
