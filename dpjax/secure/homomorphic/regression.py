@@ -51,9 +51,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Smallest spread of a column, relative to its largest number; a smaller spread is rounding.
 _LEAST_SPREAD = 1e-9
-Refresh = Callable[
-  [Sequence[bytes], int], list[bytes]
-]  # (ciphertexts, level) -> fresh ones
+Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
 
 
 class Upload(NamedTuple):
