@@ -2,10 +2,10 @@
 
 Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32). Outputs are
 rounded to a public grid; the module `finite` says what is not proved about this. Laplace noise ends
-at 133 scales, and Gaussian noise here at 16.3 standard deviations. Each misses at most 2^-192 of its
-mass, which costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta` includes
-that cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails of a
-million coordinates would raise it by more than 0.1 %.
+at 133 scales, and Gaussian noise here at 16.3 standard deviations. Each misses at most 2^-192 of
+its mass, which costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta`
+includes that cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails
+of a million coordinates would raise it by more than 0.1 %.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class Quantile(_Clipped):
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
-    # The place of the largest log-weight plus Gumbel noise is a draw of the exponential mechanism.
+    # The largest of (log-weight + Gumbel noise) marks a draw of the exponential mechanism.
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low = edges[index]
     high = edges[index + 1]

@@ -95,8 +95,7 @@ class ChannelStatistics(NoisyMeans):
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """Returns the statistics of `x` [n, ..., C], one row for each example. `Rows` are read once,
-    in chunks."""
+    """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read once, in chunks."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:

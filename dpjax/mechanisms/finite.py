@@ -5,7 +5,7 @@ Guarantees are proved for real numbers. With floats four things could break them
 | fault                                             | what is done here                      |
 | ------------------------------------------------- | -------------------------------------- |
 | a value is rounded before its noise (integers     | it is split into two floats by `pair`; |
-| above 2^24, float64 without x64)                  | it is off by <= 2^-25 of noise's scale |
+| above 2^24, float64 without x64)                  | their sum is off by <= 2^-25 scales    |
 | a float sum moves by more than its sensitivity    | sums are sums of integers: `total`     |
 | outputs lie on a lattice that the value decides   | they are rounded to multiples of a     |
 | (Mironov 2012)                                    | public step: `noised`                  |

@@ -151,7 +151,7 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """Returns the statistics of `x` [n, ..., C], one row for each example."""
+    """Returns the statistics of n examples `x`, [n, ..., C]."""
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:

@@ -134,8 +134,8 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """Returns the spread of `x` [n, ..., C], one row for each example. `Rows` are read in chunks:
-    ten times, or five times with public norms."""
+    """Returns the spread of n examples `x`, [n, ..., C]. `Rows` are read in chunks: ten times, or
+    five times with public norms."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:

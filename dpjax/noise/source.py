@@ -1,9 +1,9 @@
 """All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
 
 `jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
-who guesses it can subtract the noise. `new_key` makes a release key, with 256 bits of the operating
-system's entropy (`secrets`). Its random bits come from the cipher ChaCha20 (RFC 8439). Otherwise it
-works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
+who guesses the key can subtract the noise. `new_key` makes a release key: 256 bits of the operating
+system's entropy (`secrets`). Under this key random bits come from the cipher ChaCha20 (RFC 8439).
+Otherwise it works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
 
 ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
 and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42
@@ -327,7 +327,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
 
 
 def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:
-  """Draws int32 [shape], uniform on 0 .. span - 1; probabilities are exact to a factor 1 + 2^-97.
+  """Draws int32 [shape], uniform on 0 .. span - 1; a probability is off by a factor <= 1 + 2^-97.
 
   Args:
     span: number from 1 to 2^31 - 1 for all draws, or an array [shape] with one for each draw.
@@ -394,8 +394,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
 
   The result is exact. A number beyond 2^23 steps in float32, 2^52 in float64, is a multiple already
   and is kept. All halves go up, so that equally many floats round to each multiple. With halves to
-  even, every second multiple would get one more float at each end. Then a rounded sum
-  would reveal something of its last bits before rounding.
+  even, every second multiple would get one more float at each end. Then a rounded sum would
+  reveal something of its last bits before rounding.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)

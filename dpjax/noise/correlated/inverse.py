@@ -349,7 +349,7 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
-  """Rounds p_1 .. p_k to float32, and lowers those with which coefficients of C would not fall.
+  """Rounds p_1 .. p_k to float32, and lowers each that would make coefficients of C rise.
 
   Rounding to nearest could make nearly equal coefficients rise in the last digit.
 

@@ -1,4 +1,4 @@
-"""Toeplitz strategies: C with a few bands, or of a few decaying buffers."""
+"""Toeplitz strategies: C with a few bands, or as a sum of a few decaying exponentials."""
 
 from __future__ import annotations
 
