@@ -69,7 +69,7 @@ class Dropout:
 
   Args:
     prob: probability that a client drops out of a round.
-    seed: seed of all rounds; who drops out is a function of (seed, round, client) alone, never of
+    seed: seed of all rounds. Who drops out depends on (prob, seed, round, client) alone, never on
       anyone's data.
 
   >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))

@@ -164,10 +164,10 @@ def parameters(
   security_bits: float = 40,
   failure_bits: float = 20,
 ) -> tuple[int, int]:
-  """Returns (num_members, colluding) of the smallest committee for randomly drawn members.
+  """Returns (num_members, colluding) of the smallest committee that meets two bounds.
 
-  With probability at most 2^-security_bits more than `colluding` members are corrupt. With
-  probability at most 2^-failure_bits fewer than `colluding` + `packed` members stay.
+  Members are drawn at random. With probability at most 2^-security_bits more than `colluding` of
+  them are corrupt. With probability at most 2^-failure_bits fewer than `colluding` + `packed` stay.
 
   Args:
     num_clients: number of clients from whom the members are drawn.
@@ -507,7 +507,7 @@ def _senders(state: CommitteeServer) -> tuple[frozenset[int], frozenset[int]]:
   if state.phase == "shares":
     return frozenset(state.terms.clients), state.uploaded
   if state.phase == "sums":
-    # Only members of the roster were sent shares. The sum of another one would be garbage.
+    # Only members on the roster were sent shares. The sum of another member would be garbage.
     return frozenset(state.keys), frozenset(state.sums)
   return frozenset(state.terms.members), frozenset(state.keys)
 

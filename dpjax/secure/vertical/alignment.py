@@ -38,7 +38,7 @@ class Alignment(NamedTuple):
 
 
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
-  """Returns the shared ids of two parties, and each party's places of these entities.
+  """Returns the shared ids of two parties, and each party's rows of these entities.
 
   The result is exact: b's set is sent uncompressed. A compressed set could give false matches. Both
   parties run in this process, on keys made fresh for the call. Their messages are serialised, and

@@ -64,7 +64,7 @@ SUM_BITS = 20
 # Largest share of the bits of labels, or of all columns of few values, that the other party may
 # learn.
 MAX_SHARE = 0.25
-# Number of exponent bits of a float64.
+# Most bits that a step's power of two above the residuals reveals: a float64's exponent.
 _EXPONENT_BITS = 11
 _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
@@ -110,7 +110,7 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   with np.errstate(divide="ignore"):
     # The logarithm is -inf for a column of zeros, which reveals nothing.
     log_sums = np.log2(np.abs(matrix).sum(axis=0))
-  # The sum is made of logarithms: a residual near 2^1023 would overflow the width.
+  # Logarithms are added, since a residual near 2^1023 would make the width itself overflow.
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
   return float(np.sum(bits)) + _EXPONENT_BITS
 

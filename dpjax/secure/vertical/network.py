@@ -233,8 +233,8 @@ def two_party_logistic(
   residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
   parties over all steps. It refuses batches and steps that would give a party a residual, the
   other's features, or more than a quarter of the labels' bits. With secret labels `disclosure`
-  admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` computes the same
-  steps on shares, where neither party sees a gradient, and has no such limit. If a may know the
+  admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` has no such
+  limit: it trains on shares (with another sigmoid), and no party sees a gradient. If a may know the
   labels, give `Disclosure(secret_labels=False)`. Nothing here is differentially private.
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
