@@ -42,9 +42,8 @@ class Aggregator(NamedTuple):
   """
 
   init: Callable[..., Any]  # (message, or shapes of a message) -> state
-  update: Callable[
-    ..., Any
-  ]  # (messages [C, *p], mask [C], state, weights=None) -> ([*p], state)
+  # Function (messages [C, *p], mask [C], state, weights=None) -> ([*p], state).
+  update: Callable[..., Any]
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant

@@ -164,7 +164,7 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """Returns a variant of `mean_grad` that protects one EXAMPLE inside its client.
+  """Returns a variant of `mean_grad` that clips examples, to protect one EXAMPLE in its client.
 
   The gradient is a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.

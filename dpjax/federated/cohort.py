@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """Returns the smallest number >= n that is 0, 1, 2, 3, or 4, 5, 6 or 7 times a power of two.
+  """Returns the smallest number >= n that is below 4, or is 4, 5, 6 or 7 times a power of two.
 
   Shapes are rounded up to these numbers. So clients of many sizes need few compilations, and at
   most a quarter more work.
@@ -114,7 +114,7 @@ class LocalWork:
     return min(num_examples, self.max_examples or num_examples)
 
   def num_steps(self, num_examples: int) -> int:
-    """Number of local steps of a client with that many examples."""
+    """Number of local steps of a client with `num_examples` examples."""
     used = self.num_used(num_examples)
     return self.epochs * -(-used // (self.batch_size or max(used, 1)))
 

@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
-  overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
+  overrides: dict[str, Any]  # values that tell this run from the others; also in its row
   # Fields of the whole config that this run does not read; see `resettled`.
   dropped: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class Grid(NamedTuple):
   tell: Callable[[Row], str] | None = (
     None  # describes a finished run in one line; None: by y
   )
-  # Reason why the runs are not released, so that their costs do not add up; "": they are released.
+  # Reason why the runs are not released, so that their costs are not summed; "": they are released.
   unreleased: str = ""
   only: str | None = None  # pattern of the points that are run now, as in `part`
 

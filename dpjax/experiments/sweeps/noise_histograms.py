@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EPSILON = 1.0
 _DELTA = 1e-3
-_RANGE = 12.0  # half the width of the histograms, which are symmetric around 0
+_RANGE = 12.0  # the histograms span -_RANGE to _RANGE
 _BINS = 120
 
 
@@ -38,9 +38,7 @@ class FigureNoise(NamedTuple):
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
   scale: float  # scale of the noise of one number
   deviation: float  # standard deviation of the noise of one number
-  of_a_record: (
-    float  # standard deviation of the noise of each number of a record in [0, 1]^d
-  )
+  of_a_record: float  # standard deviation, for each number of a record in [0, 1]^d
 
 
 def figure_noises(num_features: int) -> list[FigureNoise]:

@@ -7,8 +7,8 @@ the number of clients in the round (mask True): clients that send NaN or nothing
 
 `python -m launch.list aggregators` shows how many arbitrary messages each aggregator tolerates.
 These messages may hold ANY float32 numbers: distances are computed without overflow, and sums are
-bounded by the range of the honest majority. f arbitrary messages of n can move the result this far
-(tests/federated/test_breakdown.py):
+bounded by the range of the honest majority. If an aggregator tolerates f such messages of n, they
+can move its result this far (tests/federated/test_breakdown.py):
 
 | aggregator               | at most                                                        |
 | ------------------------ | -------------------------------------------------------------- |

@@ -161,7 +161,7 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    # The cohort is checked before the choices are stored, which needs known clients.
+    # The cohort is checked before the choices are stored, since only known clients have a place.
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)

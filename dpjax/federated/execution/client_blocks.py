@@ -193,8 +193,9 @@ def run_block(
   each = (memories, block.who, block.n, block.batches, block.client_data)
   # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Only convolutions of numbers of more than 32 bits need `clients_apart`. `canonical_convolutions`
-  # rewrites convolutions with a `batch_group_count` above 1.
+  # Under vmap, convolutions of numbers of more than 32 bits or with a `batch_group_count` above 1 may
+  # mix clients (`mixes_clients`). `canonical_convolutions` rewrites the latter, so only the former
+  # need `clients_apart`.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)

@@ -44,9 +44,8 @@ class Mapped(NamedTuple):
   info: ClientInfo  # leaves [C], NumPy; NOT private
 
 
-Partial = (
-  Callable[..., Any] | None
-)  # of `Aggregator`: (state, messages, weights, mask) -> sums
+# `partial` of an `Aggregator`: (state, messages, weights, mask) -> sums; None: it has no `partial`.
+Partial = Callable[..., Any] | None
 Run = Callable[[Context, Cohort], Mapped]
 MapClients = Callable[[ClientAlgorithm, Partial], Run]
 
