@@ -227,7 +227,7 @@ def drive() -> Compressor:
 def compressed(
   client: ClientAlgorithm, compressor: Compressor, *, error_feedback: bool = False
 ) -> ClientAlgorithm:
-  """Wraps a client so that it sends codes, which the server decodes.
+  """Wraps a client so that its message is coded, and decoded as the server would decode it.
 
   Args:
     error_feedback: whether the client keeps what the codes left out, and adds it to its next

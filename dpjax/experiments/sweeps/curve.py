@@ -44,7 +44,7 @@ def sweep_report(
       side, without a scale.
     y: key of a number in the result. A diverged run has None or "inf", for NaN or infinity.
     series: key whose values become separate lines.
-    references: (label, x, y) of published results, listed in the picture's key. A reference at
+    references: (label, x, y) of published results, listed in the legend. A reference at
       epsilon 0 is a model that saw no private data, drawn as a horizontal line.
     title: title of the picture.
 

@@ -398,7 +398,7 @@ def _handles(
   *,
   many: bool,
 ) -> list[Artist]:
-  """Returns the entries of the picture's key: each kind of line or marker that no panel names."""
+  """Returns the entries of the legend: each kind of line or marker that no panel names."""
   handles: list[Artist] = []
   if any(_levels(line, axis) for line in lines):
     dashes = {"color": "#000000", "linestyle": "--", "linewidth": 0.9}
