@@ -193,9 +193,9 @@ def run_block(
   each = (memories, block.who, block.n, block.batches, block.client_data)
   # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Under vmap, two kinds of convolutions may mix clients (`clients_apart.mixes_clients`). Those with
-  # a `batch_group_count` above 1 are rewritten by `canonical_convolutions`. So only those of numbers
-  # of more than 32 bits need `clients_apart`.
+  # Two kinds of convolutions may mix clients under vmap (`clients_apart.mixes_clients`).
+  # `canonical_convolutions` rewrites those with a `batch_group_count` above 1. So only convolutions
+  # of numbers of more than 32 bits need `clients_apart`.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
