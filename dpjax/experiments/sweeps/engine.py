@@ -229,7 +229,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
   Raises:
     UserError: `grid.only` fits no point; `side_by_side.check` refuses `num_processes`; JAX runs in
-      several processes; another process is at work in the folder, or it holds a single run. A
+      several processes; the folder holds a single run, or another process is at work in it. A
       UserError of one run is recorded in its row, and the other runs go on.
   """
   validate.folder(workdir=workdir)
