@@ -1,5 +1,4 @@
-"""Aggregation of a cohort's messages into one update: means, private means, client-side
-noise.
+"""Aggregation of a cohort's messages into one update: means, private means, client-side noise.
 
 An `Aggregator` has two pure functions, `init` for its state and
 `update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. An aggregator
@@ -43,7 +42,8 @@ class Aggregator(NamedTuple):
   """
 
   init: Callable[..., Any]  # (message, or shapes of a message) -> state
-  update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
+  # Function (messages [C, *p], mask [C], state, weights=None) -> ([*p], state).
+  update: Callable[..., Any]
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
@@ -99,7 +99,7 @@ def at_least_one(stacked: ArrayTree) -> Any:
 
 
 def finite(messages: ArrayTree, mask: Array) -> Array:
-  """Returns a mask [C] of the clients of `mask` whose message holds neither NaN nor infinity."""
+  """Returns a mask [C] of the clients of `mask` whose message has a finite l2 norm."""
   lengths = trees.per_example_norms(messages)
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 

@@ -116,7 +116,7 @@ def uniform(num_examples: Array) -> Array:
 def by_examples(num_examples: Array) -> Array:
   """Weights a client by its number of examples (McMahan et al. 2017).
 
-  The influence of a client has no bound then, so this is for runs without privacy.
+  The influence of a client on `weighted_mean` then has no bound. Use this rule without privacy.
   """
   return jnp.asarray(num_examples, jnp.float32)
 
@@ -164,7 +164,7 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """Returns a variant of `mean_grad` that protects one EXAMPLE inside its client.
+  """Returns a variant of `mean_grad` that clips examples, to protect one EXAMPLE in its client.
 
   The gradient is a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.

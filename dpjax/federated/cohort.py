@@ -1,8 +1,8 @@
 """Cohorts: the clients of a round and their batches, as padded and masked index arrays.
 
-A client's local work is a list of steps, and each step is a batch of rows. Every epoch cuts its
-batches from a fresh permutation. The last batch of an epoch is padded, never filled with rows of
-other clients. Clients keep their own numbers of steps here; `execution` pads them to one shape.
+A client's local work is a list of steps, and each step is a batch of rows. `LocalWork` cuts the
+batches of each epoch from a fresh permutation. The last batch of an epoch is padded, never filled
+with rows of other clients. Clients have different numbers of steps here; `execution` pads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """Returns the smallest number >= n among 0 to 3, and a power of two times 4, 5, 6 or 7.
+  """Returns the smallest number >= n that is below 4, or is 4, 5, 6 or 7 times a power of two.
 
   Shapes are rounded up to these numbers. So clients of many sizes need few compilations, and at
   most a quarter more work.
@@ -48,8 +48,7 @@ class LocalBatches(NamedTuple):
   mask: np.ndarray  # [S, B] bool; False is padding
 
   def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
-    """Returns the steps with leaves [num_steps, max(B, size), ...]; the added part is
-    masked.
+    """Returns the steps with leaves [num_steps, max(B, size), ...]. The added part is masked.
 
     Padding within a step repeats the client's own rows: row 0 of the data would belong to another
     client. Added steps hold zeros: the result of a step that is all padding is never used.
@@ -115,7 +114,7 @@ class LocalWork:
     return min(num_examples, self.max_examples or num_examples)
 
   def num_steps(self, num_examples: int) -> int:
-    """Number of local steps of a client with that many examples."""
+    """Number of local steps of a client with `num_examples` examples."""
     used = self.num_used(num_examples)
     return self.epochs * -(-used // (self.batch_size or max(used, 1)))
 
@@ -128,7 +127,7 @@ class LocalWork:
     [[True, True], [True, False], [True, True], [True, False]]
     """
     used = self.num_used(num_examples)
-    # Without `batch_size`, the batch of each client has another size. Rounding keeps the number of
+    # Without `batch_size`, clients have batches of many sizes. Rounding keeps the number of
     # compiled sizes small.
     size = self.batch_size or bucket(max(used, 1))
     steps = -(-used // size)
@@ -219,7 +218,8 @@ def cohorts(
 
 
 def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) -> None:
-  """Refuses a cohort whose round would not keep the stated epsilon.
+  """Refuses a cohort whose round would not keep the stated epsilon. A cohort that was made by hand
+  (`drawn` is None) is not checked.
 
   Args:
     plan: the aggregator's plan; None if unknown.

@@ -4,17 +4,17 @@ A `Compressor` turns a message into codes (integer arrays and a few floats) and 
 counts the codes as they would be packed; tests check that every code fits its width. Codes
 carry no random numbers: a shared rotation is drawn from a key that both sides know.
 
-| compressor    | bits for one leaf of d numbers        | biased | source                |
-| ------------- | ------------------------------------- | ------ | --------------------- |
-| `quantize(b)` | b d + 64                              | no     | Alistarh et al. 2017  |
-| `top_k(r)`    | k (32 + ceil log2 d), k = max(1, r d) | yes    | Stich et al. 2018     |
-| `rotated(b)`  | b D + 64, D: next power of two >= d   | no     | Suresh et al. 2017    |
-| `drive()`     | D + 32                                | yes    | Vargaftik et al. 2021 |
+| compressor    | bits for one leaf of d numbers               | biased | source                |
+| ------------- | -------------------------------------------- | ------ | --------------------- |
+| `quantize(b)` | b d + 64                                     | no     | Alistarh et al. 2017  |
+| `top_k(r)`    | k (32 + ceil log2 d), k = max(1, floor(r d)) | yes    | Stich et al. 2018     |
+| `rotated(b)`  | b D + 64, D: smallest power of two >= d      | no     | Suresh et al. 2017    |
+| `drive()`     | D + 32                                       | yes    | Vargaftik et al. 2021 |
 
 `error_feedback` corrects a bias over the rounds, such as that of `top_k`.
 
 Compression gives no privacy. `dp_mean` clips the decoded messages, so its bound also holds where
-rounding has raised a norm. Wrap `client_noise` inside `compressed`: noise comes before coding.
+rounding has raised a norm. Use `compressed(client_noise(...), ...)`: the noisy message is coded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Compressor(NamedTuple):
 
 
 class Levels(NamedTuple):
-  """Numbers on an even grid between `low` and `high`."""
+  """Numbers on a grid of equally spaced levels from `low` to `high`."""
 
   index: Array  # integers in [0, 2^bits)
   low: Array  # []
@@ -104,7 +104,7 @@ def _from_levels(code: Levels, bits: int) -> Array:
 
 
 def quantize(bits: int = 8) -> Compressor:
-  """Rounds each leaf to 2^bits even levels between its smallest and largest number.
+  """Rounds each leaf to 2^bits equally spaced levels from its smallest to its largest number.
 
   >>> compressor, x = quantize(1), {"w": jnp.array([0.0, 1.0, 1.0])}
   >>> codes = compressor.encode(jax.random.key(0), x)
@@ -179,7 +179,7 @@ def rotate(key: Array, x: Array) -> Array:
 
 
 def unrotate(key: Array, y: Array, size: int) -> Array:
-  """Returns the x [size] for which `rotate(key, x)` is y.
+  """Undoes `rotate` on y [D], and returns the first `size` numbers: [size].
 
   >>> x = jnp.arange(3.0)
   >>> bool(jnp.allclose(unrotate(jax.random.key(0), rotate(jax.random.key(0), x), 3), x,
@@ -207,10 +207,11 @@ def rotated(bits: int = 4) -> Compressor:
 
 
 def drive() -> Compressor:
-  """DRIVE, one bit per coordinate: the signs of the rotated message R x, scaled by ||R x||_1 / D.
+  """DRIVE, one bit per coordinate: the signs of the rotated leaf R x, scaled by ||R x||_1 / D.
 
-  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). For large D the
-  error is about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.
+  This scale gives the smallest squared error (Vargaftik et al. 2021, section 4). The error, as a
+  mean over rotations, is at most half of ||x||^2. For large D it is about 1 - 2 / pi = 0.36 of it,
+  unless a few entries dominate x.
   """
 
   def encode(key: Array, x: Array) -> Signs:
@@ -226,7 +227,7 @@ def drive() -> Compressor:
 def compressed(
   client: ClientAlgorithm, compressor: Compressor, *, error_feedback: bool = False
 ) -> ClientAlgorithm:
-  """Wraps a client so that it sends codes, which the server decodes.
+  """Wraps a client so that its message is coded, and decoded as the server would decode it.
 
   Args:
     error_feedback: whether the client keeps what the codes left out, and adds it to its next
@@ -272,5 +273,6 @@ def compressed(
 
 
 def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:
-  """Returns the first client state under `compressed(..., error_feedback=True)`."""
+  """Returns the first client state under `compressed(..., error_feedback=True)`: the wrapped
+  client's state `inner`, and zeros in the shapes of `message`."""
   return {"own": inner, "left_out": trees.zeros(message)}

@@ -37,7 +37,7 @@ class AlgorithmFacts:
   """Facts about one federated algorithm.
 
   Args:
-    name: name of the algorithm's function, and of `--config.algorithm`.
+    name: name of the algorithm's function, and its value in `--config.algorithm`.
     make: function `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
     client: what a client does, in words.
     server: what the server does with the mean, in words.
@@ -48,7 +48,7 @@ class AlgorithmFacts:
     weighted: whether `make` takes `weighting`.
     local_steps: whether clients take local steps, so that the number of local epochs matters.
     keeps_state: whether clients keep state between rounds.
-    wraps_clients: whether `make` takes `wrap` and `memory`, which change a client.
+    wraps_clients: whether `make` takes `wrap` and `memory` (see `fed_avg`).
     one_difference: whether a message is one difference of parameters and nothing else.
     plain_client: whether clients train exactly as the clients of `fed_avg`.
     client_rule: rule of client optimizers that the algorithm is derived for; "": any rule.
@@ -91,7 +91,7 @@ def user_defined(name: str) -> AlgorithmFacts:
     client="",
     server="",
     source="",
-    # The algorithm may keep client state, so the field for the location of states is read.
+    # The algorithm may keep client state, so a config may set `client_state`.
     keeps_state=True,
   )
 
@@ -124,7 +124,7 @@ class AggregatorFacts:
   """Facts about one aggregator that is not private by itself.
 
   Args:
-    name: name of `--config.aggregator`.
+    name: value of `--config.aggregator` that selects the aggregator.
     make: function `(**options) -> federated.Aggregator`.
     source: paper of the aggregator.
     stands_up_to: number of arbitrary clients among n that it tolerates, in words.
@@ -180,7 +180,8 @@ def minority(n: int) -> int:
 
 
 def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]:
-  """Returns the facts of all functions that a package lists, in the order of the list.
+  """Returns the facts of the functions in a package's list, in the order of the list. Functions
+  without facts are left out.
 
   Args:
     package: package whose names `dpjax._lazy` lists.

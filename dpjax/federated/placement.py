@@ -4,15 +4,15 @@ The mean of n clients' vectors, each clipped to norm C, is released once, with (
 under "replace one client". The noise is Gaussian. z is the smallest noise multiplier that the
 accountant proves for the sensitivity 2 C:
 
-| placement     | noise of one client | noise of the mean  | who sees what           |
+| placement     | noise of one client | noise of the mean  | who must be trusted     |
 | ------------- | ------------------- | ------------------ | ----------------------- |
-| server        | 0                   | 2 z C / n          | the server sees all     |
-| client        | 2 z C               | 2 z C / sqrt(n)    | nobody is trusted       |
-| distributed   | 2 z C / sqrt(m)     | 2 z C sqrt(n/m) / n| needs secure summation  |
+| server        | 0                   | 2 z C / n          | the server              |
+| client        | 2 z C               | 2 z C / sqrt(n)    | nobody                  |
+| distributed   | 2 z C / sqrt(m)     | 2 z C sqrt(n/m) / n| the secure summation    |
 
-m <= n is the number of clients that surely stay. The noise of those that drop out is missing, so
-each client adds enough for m to suffice. With client noise, the mean has sqrt(n) times the noise
-that it has with server noise.
+m <= n is the number of clients that surely stay. The noise of dropouts is missing, so that of any
+m clients must suffice. The noise of the mean is given for the case that all n stay. With client
+noise it is sqrt(n) times that with server noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpjax.validate import UserError
 
 
 class Placement(NamedTuple):
-  """A way to add noise, with standard deviations per coordinate in units of the clip norm."""
+  """A way to add noise, with standard deviations per coordinate, in the unit of the vectors."""
 
   name: str
   trusted: str
@@ -39,7 +39,7 @@ class Placement(NamedTuple):
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
-  """Returns the event of `num_messages` messages of one client to the server, under "replace_one".
+  """Returns the event of one client's messages to the server. Account for it under "replace_one".
 
   Args:
     noise_multiplier: argument of `client_noise`, relative to the clip norm.
@@ -73,8 +73,8 @@ def compare_placements(
   l2_clip_norm: float = 1.0,
   dimension: int = 1,
 ) -> tuple[Placement, ...]:
-  """Compares server-side, client-side and distributed noise at one (epsilon, delta), under
-  replace-one.
+  """Returns the placements server, client and distributed at one (epsilon, delta), under
+  "replace_one".
 
   Args:
     num_clients: number n of clients, which is public here.

@@ -1,17 +1,17 @@
 """Federated algorithms as `(init, round, cohorts)`: pure values in, pure values out.
 
 Each algorithm of `dpjax.federated.algorithms` is one call of `federated(client, server, ...)`.
-Its parts are a client algorithm (the work of clients), a server (the effect of their mean), an
-aggregator (how the mean is taken, and how private it is) and an execution.
+Its parts are a client algorithm (the work of clients), an aggregator (how the mean message is
+taken, and how private it is), a server (the effect of the mean message) and an execution.
 
 Facts of each algorithm are beside its code (`@algorithm(...)`): the work of client and server,
 its source and its requirements for privacy. `python -m launch.list algorithms` shows them.
 FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
 
 Everything that a round releases is a function of the aggregator's output alone, so a private
-aggregator covers it. Second quantities (SCAFFOLD's control, Mime's gradient) are part of the
-clipped message. With a private aggregator, an algorithm refuses to release what cannot be part of
-that message (a realised count).
+aggregator covers it. Quantities beside the difference (SCAFFOLD's control, Mime's gradient) are
+part of the clipped message. With a private aggregator, an algorithm refuses to release what cannot
+be part of that message (a realised count).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FederatedState(NamedTuple):
   server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
   memories: ClientStates | None  # state of each client; None if clients keep no state
-  key: Array  # key of all randomness on clients, which never changes
+  key: Array  # key of all randomness on clients, the same in every round
   round: Array  # int32, number of rounds done
 
 
@@ -78,7 +78,7 @@ class Server(NamedTuple):
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> `received.extra` of all clients
   # Function (params, server state, mean, count) -> (params, server state). `count` is the number of
-  # clients in the mean, or None with a private aggregator, whose count is secret.
+  # clients that trained and sent finite numbers. With a private aggregator it is secret, so None.
   apply: Callable[..., Any]
 
 
@@ -144,8 +144,8 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 def check_public(
   common: Common, why: str, *, check: Callable[..., None], **named: float | None
 ) -> None:
-  """Raises UserError unless `check` accepts the number, or the number is None and the aggregator is
-  not private."""
+  """Raises UserError if `check` refuses the number, or if the number is None with a private
+  aggregator."""
   ((name, value),) = named.items()
   aggregator = common.get("aggregator")
   if value is not None:

@@ -75,7 +75,7 @@ def fed_opt(
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),
-      # v_-1 = tau^2, as in the paper. In Optax v_-1 does not depend on tau.
+      # v_-1 = tau^2 is the smallest value that the paper allows. That of Optax ignores tau.
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 

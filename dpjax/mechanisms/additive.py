@@ -2,8 +2,8 @@
 
 Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32). Outputs are
 rounded to a public grid; the module `finite` says what is not proved about this. Laplace noise ends
-at 133 scales. Gaussian noise ends here at 16.3 standard deviations, and misses 2^-192 of the mass.
-The missing mass costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta`
+at 133 scales, and Gaussian noise here at 16.3 standard deviations. Each misses at most 2^-192 of
+its mass, which costs at most e^epsilon 2^-191 of delta for each coordinate. `Gaussian.delta`
 includes that cost for one coordinate. `Gaussian.calibrated` refuses a delta so small that the tails
 of a million coordinates would raise it by more than 0.1 %.
 """
@@ -209,6 +209,7 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
   """Returns the least std / sensitivity of (epsilon, delta)-DP Gaussian noise, for any epsilon > 0.
 
   Guarantee: `gaussian_delta(answer, epsilon) <= delta`, rounding included.
+  Raises UserError if the answer is outside of e^-20 .. e^35.
   Source: Balle and Wang 2018, arXiv:1805.06530, algorithm 1 (here by bisection).
 
   >>> [round(analytic_noise_multiplier(e, 1e-3), 4) for e in (1.0, 8.0)]

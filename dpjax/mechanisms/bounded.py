@@ -1,8 +1,8 @@
 """Means, histograms and quantiles of bounded numbers.
 
-Values of means and quantiles are clipped into public bounds first, so that a sensitivity exists; a
-NaN counts as the middle of the bounds. If one call releases several numbers, one epsilon covers all
-of them.
+For a mean or a quantile, values are clipped into public bounds first, so that a sensitivity exists;
+a NaN counts as the middle of the bounds. If one call releases several numbers, one epsilon covers
+all of them.
 
 Each clipped value is rounded by itself to a multiple of 2^-23 of the bounds' width. In float64 the
 unit is 2^-38 of the width, or 2^-30 for quantiles. This rounding raises no sensitivity. Sums and
@@ -36,7 +36,7 @@ class _Clipped:
   upper: float
 
   def _shares(self, values: jax.Array) -> jax.Array:
-    """Clips `values` [n] into [lower, upper], and maps them linearly to [0, 1], [n]."""
+    """Clips `values` [n] into [lower, upper], and maps them linearly to [0, 1]."""
     numbers = finite.array("values", values)
     if numbers.ndim != 1:
       raise UserError(f"must have shape [n], not {numbers.shape}", field="values")
@@ -270,7 +270,7 @@ class Quantile(_Clipped):
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
-    # The place of the largest log-weight plus Gumbel noise is a draw of the exponential mechanism.
+    # The largest of (log-weight + Gumbel noise) marks a draw of the exponential mechanism.
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low = edges[index]
     high = edges[index + 1]

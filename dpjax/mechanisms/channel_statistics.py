@@ -71,12 +71,12 @@ class ChannelStatistics(NoisyMeans):
 
   Guarantee: the whole release costs no more than ONE Gaussian sum with the noise multiplier that
   `event` states, if an example influences at most one row of `x`. There is no sampling. Clipped
-  sums are sums of integers, so rounding adds nothing to the bound. Under replace_special leave an
-  empty record out of `x` (it still counts in `normalize_by`).
+  sums are sums of integers, so rounding adds nothing to their sensitivity. Under replace_special
+  leave an empty record out of `x` (it still counts in `normalize_by`).
 
   | example                        | outcome                                    |
   | ------------------------------ | ------------------------------------------ |
-  | a mean of size >= 1e30, or NaN | the vector with this mean counts as zero   |
+  | NaN, size >= 1e30 in a vector  | the vector counts as zero                  |
   | no example                     | noise around zero                          |
   | integers, other floats         | become float32, each by itself             |
 
@@ -95,8 +95,7 @@ class ChannelStatistics(NoisyMeans):
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """Returns the statistics of `x` [n, ..., C], one row for each example. `Rows` are read once,
-    in chunks."""
+    """Returns the statistics of n examples `x`, [n, ..., C]. `Rows` are read once, in chunks."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:

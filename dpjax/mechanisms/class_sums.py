@@ -97,7 +97,7 @@ class ClassSums:
   def of_chunks(
     self, key: jax.Array, chunks: Iterable[ArrayLike], labels: ArrayLike
   ) -> np.ndarray:
-    """Returns the noisy sums [K, d] of rows in chunks [*, d], in the order of `labels` [n]."""
+    """Returns the noisy sums [K, d]. Chunks [*, d] hold the rows, in the order of `labels` [n]."""
     # The key is checked before the sums, which take long.
     finite.check_key(key)
     return self.noisy(key, self.exact(chunks, labels))

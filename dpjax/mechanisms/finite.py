@@ -4,13 +4,13 @@ Guarantees are proved for real numbers. With floats four things could break them
 
 | fault                                             | what is done here                      |
 | ------------------------------------------------- | -------------------------------------- |
-| a value is rounded before its noise (integers     | it is split into two floats whose sum  |
-| above 2^24, float64 without x64)                  | is exact: `pair`                       |
+| a value is rounded before its noise (integers     | it is split into two floats by `pair`; |
+| above 2^24, float64 without x64)                  | their sum is off by <= 2^-25 scales    |
 | a float sum moves by more than its sensitivity    | sums are sums of integers: `total`     |
 | outputs lie on a lattice that the value decides   | they are rounded to multiples of a     |
 | (Mironov 2012)                                    | public step: `noised`                  |
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
-|                                                   | largest one, exactly: `gaps`           |
+|                                                   | largest one: `gaps`                    |
 
 The step is the power of two between scale / 2^8 and scale / 2^7. It is NOT proved that a grid point
 has the chance that rounded real noise would give it: a cell of the grid holds only a limited number
@@ -124,7 +124,7 @@ def _to_float32(value: np.ndarray) -> jax.Array:
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
   """Splits integers into floats (high, low) whose sum is exact. Unless `step` is very small, `low`
-  leaves room for noise that `snap` rounds to a multiple of `step`."""
+  is so small that `snap` can still round low + noise to a multiple of `step`."""
   # Types of 8 or 16 bits are too small for the split.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
@@ -137,8 +137,9 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
 
 
 def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
-  """Splits `value` into floats (high, low) whose sum is exact; noise of `scale` is added to low.
+  """Splits `value` into floats (high, low); noise of `scale` is added to low.
 
+  The sum high + low is exact; for 64-bit numbers without x64 it may be off by 2^-25 of `scale`.
   A float of a type that JAX can hold becomes low, and high is 0. Raises UserError for NaN, infinity
   and 64-bit numbers that are too large for float32 beside noise of this scale. The last error
   itself reveals something of the value: keep values within public bounds, or enable x64.

@@ -153,7 +153,7 @@ class LeastSquares:
       are not used; a row of zeros stays zero.
     neighboring_relation: relation of the guarantee.
 
-  Guarantee: one Gaussian release with the joint sensitivity that the module proves, for one row.
+  Guarantee: one Gaussian release with the module's joint sensitivity, if a record gives one row.
   The number of rows, which is private under add_or_remove_one, is not used. Rows are rounded toward
   zero to integers, and their products are summed exactly. The noise is drawn in float64, and the
   result is rounded to a public grid (`finite`). Sums are not multiplied by their weights. Instead
@@ -436,7 +436,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   short = -sums.size % _BLOCK
   blocks = np.pad(parts, ((0, 0), (0, short))).reshape(2, -1, _BLOCK)
   noisy = np.zeros(blocks.shape[1:])
-  # In float32 the deviation from exact noise, which `finite` states, is too large for 10^6 sums.
+  # In float32 the deviation from exact noise, which `finite` states, is too large for 10^8 sums.
   with jax.enable_x64(True):
     for place in range(len(noisy)):
       block_key = jax.random.fold_in(key, place)
@@ -445,7 +445,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Returns `sums` [m] * 2^-38 with the mechanism's noise of each of n keys, [n, m]."""
+  """Returns `sums` [m] * 2^-38 plus noise as in `noisy_sums`, once for each of n keys: [n, m]."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
     drawn = _noised_blocks(keys, *parts, std / unit)

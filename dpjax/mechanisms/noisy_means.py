@@ -1,7 +1,7 @@
 """Base class of private statistics that are noisy means of one or more vectors per example.
 
 Vectors of one kind are clipped to a norm, public or chosen privately, and their sum gets Gaussian
-noise. The clipped sums are sums of integers, so rounding adds nothing to the bound.
+noise. The clipped sums are sums of integers, so rounding adds nothing to their sensitivity.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class NoisyMeans(abc.ABC):
   def total_noise_multiplier(self) -> float:
     """Returns the std, in clip norms, of ONE Gaussian sum that costs no less than all releases.
 
-    Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
-    exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
+    A private clip norm is counted as `gaussian_of_pure(median_epsilon)`. Gaussian mechanisms
+    compose exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
     """
     count = len(self.vectors)
     precision = count / float(self.noise_multiplier) ** 2
@@ -151,7 +151,7 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """Returns the statistics of `x` [n, ..., C], one row for each example."""
+    """Returns the statistics of n examples `x`, [n, ..., C]."""
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
@@ -266,7 +266,7 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   """
   margin = 1 - _GRID * (rows.shape[1] + 64)
 
-  def share(row: jax.Array) -> jax.Array:  # entries as shares of [-1, 1]
+  def share(row: jax.Array) -> jax.Array:  # clips, and maps [-1, 1] to [0, 1]
     norm = jnp.maximum(_norms(row), _TINY)
     clipped = row / norm * jnp.minimum(norm / clip_norm, margin)
     return jnp.clip((clipped + 1) / 2, 0.0, 1.0)

@@ -102,7 +102,7 @@ class RandomizedResponse:
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
     """Returns the event of one response. For k > 2 labels, several responses together have a
-    smaller epsilon than mechanisms that are only known to be (epsilon, 0)-DP."""
+    smaller epsilon than as many mechanisms that are only known to be (epsilon, 0)-DP."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

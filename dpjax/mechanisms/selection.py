@@ -155,7 +155,7 @@ class ReportNoisyMax(_Selection):
 
   `noise` is "laplace", "gumbel" (which gives the exponential mechanism) or "exponential" (which
   gives permute-and-flip).
-  Guarantee: (epsilon, 0)-DP for the index alone, which does not cover the noisy maximum.
+  Guarantee: the index is (epsilon, 0)-DP. This does not cover the noisy maximum.
   Source: Dwork and Roth 2014, claim 3.9 and remark 3.1; Ding et al. 2021, arXiv:2105.07260
   (exponential noise).
 

@@ -101,7 +101,7 @@ class SparseVector:
 
   @property
   def threshold_epsilon(self) -> float:
-    """Returns the part of epsilon for the threshold, which gives comparisons the least variance."""
+    """Returns the threshold's part of epsilon, at which comparisons have the least variance."""
     return float(self.epsilon) / (1 + (self._shifts * int(self.max_above)) ** (2 / 3))
 
   @property
@@ -153,8 +153,8 @@ class SparseVector:
     return Laplace(each, self.sensitivity, self.neighboring_relation)
 
   def _compared(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
-    """Returns queries minus the public threshold, and the queries as exact pairs for the noise on
-    their values (None if no values are released)."""
+    """Returns queries minus the public threshold, and the queries as pairs of floats for the noise
+    on their values (None if no values are released)."""
     above = finite.above(name, queries, float(self.threshold))
     if self._values is None:
       return above, None

@@ -3,7 +3,7 @@
 A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise multiplier as
 noise scale / (bound on the contribution of one record), and halves it under replace_one. So if a
 sensitivity was stated under replace_one, the multiplier is doubled here. Then any other relation is
-refused, since epsilon would come out too small.
+refused, since epsilon would come out too small. The accountant then uses:
 
 | stated under     | accounted under  | Gaussian, Laplace     | pure epsilon |
 | ---------------- | ---------------- | --------------------- | ------------ |

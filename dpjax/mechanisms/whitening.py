@@ -100,7 +100,7 @@ class Whitening(NoisyMeans):
     num_directions: number of coordinates whose covariance is released; P * C if that is smaller.
     floor_rank: rank of the variance that is the floor, counted from the largest one. Larger
       variances are scaled down to the floor. With fewer features than this rank, the floor is the
-      smallest variance. It is never below the std of the noise on a variance.
+      smallest variance. The floor is never below the std of the noise on a variance.
 
   Guarantee: as that of `ChannelStatistics`, but for five sums. The vectors of a sum may depend on
   earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
@@ -134,8 +134,8 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """Returns the spread of `x` [n, ..., C], one row for each example. `Rows` are read in chunks:
-    ten times, or five times with public norms."""
+    """Returns the spread of n examples `x`, [n, ..., C]. `Rows` are read in chunks: ten times, or
+    five times with public norms."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
@@ -302,8 +302,7 @@ def _chunk_total(
 
 
 def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:
-  """Returns the exact sum of the clipped vectors in clip norms, float64: multiples of
-  2^-22."""
+  """Returns the exact sum of the clipped vectors in clip norms, float64 multiples of 2^-22."""
   length = _length(name, known, examples.shape)
   summed = np.zeros(length)
   for chunk, count in chunks(examples, length):

@@ -1,4 +1,4 @@
-"""Integer noise, and the encoding around it: scale, clip, round, add noise, wrap, decode.
+"""Integer noise, and the encoding around it: clip, scale, round, add noise, wrap, decode.
 
 Secure aggregation adds integers modulo m, so a client sends
 
@@ -7,11 +7,10 @@ Secure aggregation adds integers modulo m, so a client sends
 and the server takes the sum, unwraps it and divides by the scale. What may go wrong, and
 where it is handled (pitfalls P21, P38):
 
-| rounding makes a vector longer | `rounded_norm_bound` is its sensitivity; `round_randomly`  |
-|                                | draws again until the bound holds, and checks it           |
+| rounding makes a vector longer | its sensitivity is `rounded_norm_bound`, not C scale;      |
+| than C scale                   | `round_randomly` draws again until this bound holds        |
 | the sum leaves [-m/2, m/2)     | `wrap_probability` bounds the chance; no harm to privacy   |
 | a float sampler is not exact   | `discrete_gaussian` is, in integer arithmetic              |
-| clipping before rounding only  | the bound after rounding is larger than C scale            |
 
 All draws run in NumPy on the client, by a `numpy.random.Generator`. In a release seed it with 128
 bits or more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
@@ -278,7 +277,7 @@ def round_randomly(
   """Rounds each coordinate of `vector` [d] up or down at random, to int64 [d].
 
   The whole vector is rounded again until its norm is at most `rounded_norm_bound(l2_norm, dim=d,
-  beta=beta)`. After 1000 tries it is rounded toward zero. This biases the result very slightly.
+  beta=beta)`. After 1000 tries it is rounded toward zero. Repetition biases the result slightly.
 
   Args:
     l2_norm: bound on the vector's norm, in steps of the grid: scale * clip norm.

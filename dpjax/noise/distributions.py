@@ -1,16 +1,16 @@
 """From random bits to noise: one pure function for each distribution, in float32 and float64.
 
-Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
-is exponential. u is read from its first word that is not zero. Near 1, 1 - u is read in this way
-instead. So tails reach further than with a uniform float, and E has the full resolution of its type
-at every size.
+Float noise starts from a number u in (0, 1) of 192 bits (`WORDS` words) and E = -log(u), which is
+exponential. u is read from its first word that is not zero. From u = 1/2 on (1 - 2^-8 for Laplace),
+1 - u is read in this way instead. So tails reach further than with a uniform float, and an E near 0
+has full relative precision.
 
 | distribution | from                         | float32 and float64 end at         |
 | ------------ | ---------------------------- | ---------------------------------- |
-| exponential  | E                            | 133.7                              |
-| Laplace      | E with a random sign         | 133.7 scales                       |
+| exponential  | E                            | 133.8                              |
+| Laplace      | E with a random sign         | 133.8 scales                       |
 | normal       | sqrt(2 E) cos(angle)         | 16.3 standard deviations           |
-| Gumbel       | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
+| Gumbel       | -log(E)                      | -4.9, and 87 (133.8 in float64)    |
 | Bernoulli    | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
 The true distributions exceed these ends with a probability of at most 2^-192 per number; Gumbel in
@@ -35,7 +35,7 @@ WORDS = 6
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
 # Smallest first word of u for which Laplace noise is computed from 1 - u, at u = 1 - 2^-8. Nearer
-# to 1, -log(u) would lose digits.
+# to 1, -log(u) would lose more than 8 bits.
 NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
 
@@ -79,7 +79,7 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   133.8
   """
   high, shift = _fraction(words, dtype)
-  # Rounding may lift `high` above 1, and then E would be negative.
+  # The bound 1 is a guard: if rounding lifted `high` above 1, E would be negative.
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
   # The inverted words represent 1 - u.
   low, small = _fraction([~word for word in words], dtype)

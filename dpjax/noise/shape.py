@@ -1,4 +1,4 @@
-"""How the noise of a run differs by step and by group; transforms and plans share this value."""
+"""How the noise of a run differs by step and by group: `NoiseShape`, for transforms and plans."""
 
 from __future__ import annotations
 

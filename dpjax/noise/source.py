@@ -1,9 +1,9 @@
 """All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
 
 `jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
-who guesses it can subtract the noise. `new_key` makes a release key, with 256 bits of the operating
-system's entropy (`secrets`). Its random bits come from the cipher ChaCha20 (RFC 8439). Otherwise it
-works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
+who guesses the key can subtract the noise. `new_key` makes a release key: 256 bits of the operating
+system's entropy (`secrets`). Under this key random bits come from the cipher ChaCha20 (RFC 8439).
+Otherwise it works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
 
 ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
 and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42
@@ -16,7 +16,7 @@ leave their low bits unprotected.
 | float32 `gaussian`           | 9.49 std              | 2^-65 = 3e-20                    |
 | float64, or `long_tails`     | 16.3 std              | 2^-192                           |
 | `laplace`, `exponential`     | 133 scales            | 2^-192                           |
-| `gumbel`                     | -4.89 and 87 or more  | 2^-125 in float32                |
+| `gumbel`                     | -4.9 and 87 or more   | 2^-125 in float32                |
 
 Missing mass m adds at most (1 + e^epsilon) m to delta, for each number and each draw.
 
@@ -235,7 +235,7 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
 
 
 def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
-  """Returns -log of a uniform number in (0, 1) with these 64 bits: at most 45.1."""
+  """Returns -log of a uniform number in (0, 1] with these 64 bits: at most 45.1."""
   uniform = (
     high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32
   ) * 2.0**-32
@@ -277,7 +277,7 @@ def _per_leaf(
 def gaussian(
   key: jax.Array, like: ArrayTree, std: float, *, long_tails: bool = False
 ) -> Any:
-  """Draws independent N(0, std^2) noise for every scalar of `like`, in the resolution of its type.
+  """Draws independent N(0, std^2) noise for every scalar of `like`, in its type, at least float32.
 
   Tails reach 9.49 std in float32 and 16.3 std in float64; with `long_tails` 16.3 std in both.
 
@@ -327,7 +327,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
 
 
 def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:
-  """Draws int32 [shape], uniform on 0 .. span - 1; probabilities are exact to a factor 1 + 2^-97.
+  """Draws int32 [shape], uniform on 0 .. span - 1; a probability is off by a factor <= 1 + 2^-97.
 
   Args:
     span: number from 1 to 2^31 - 1 for all draws, or an array [shape] with one for each draw.
@@ -372,7 +372,7 @@ def grid_step(std: float, bits: int = 4) -> float:
 
 
 def check_step(dtype: DType | None = None, /, **named: float) -> None:
-  """Raises UserError unless each value is a power of two, well within the range of `dtype`.
+  """Raises UserError unless each value is a power of two, well within `dtype`'s range if given.
 
   >>> check_step(step=0.25)
   """
@@ -394,8 +394,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
 
   The result is exact. A number beyond 2^23 steps in float32, 2^52 in float64, is a multiple already
   and is kept. All halves go up, so that equally many floats round to each multiple. With halves to
-  even, every second multiple would get one more float at each end. Then the multiple of a sum would
-  reveal something of the sum's last bits.
+  even, every second multiple would get one more float at each end. Then a rounded sum would
+  reveal something of its last bits before rounding.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)

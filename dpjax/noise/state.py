@@ -102,7 +102,7 @@ def after_draw(state: Any) -> NoiseState:
 
 
 def is_sound(count: Array, seen: Array, key: Array | None = None) -> jax.Array:
-  """Returns whether `seen` is the checksum of a count and key, [] bool; may be traced.
+  """Returns whether a count is >= 0 and `seen` is its checksum, [] bool; works during tracing.
 
   >>> is_sound(jnp.int32(0), jnp.uint32(0))
   Array(False, dtype=bool)

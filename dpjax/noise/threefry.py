@@ -5,7 +5,7 @@ leaf of n parameters then needs 48 n bytes for random words, and each draw is co
 Here the rounds are written out, so that words become noise at once and none is stored.
 
 The bits equal those of `jax.random`, so a checkpoint made with either can go on with the other.
-The keys of `fused` stay inside `dpjax.noise`; states and examples hold the keys that users gave.
+The keys of `fused` stay inside `dpjax.noise`; states hold the keys that users gave.
 """
 
 from __future__ import annotations

@@ -135,12 +135,12 @@ class SkellamSum:
       num_clients=max_clients,
       bits=bits,
       # By a union bound, Gaussian noise stays within this many standard deviations in every
-      # coordinate, except with chance _CHANCE. `wrap_probability` bounds it for Skellam noise.
+      # coordinate, except with chance _CHANCE. `wrap_probability` has the bound for Skellam noise.
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # Above a variance of MAX_SKELLAM the sampler is not exact, and the grid is fine enough already.
-    # The limit is lowered slightly, since variances of shares are rounded when they are added.
+    # Above a variance of MAX_SKELLAM the sampler is not exact. The limit is lowered slightly, since
+    # variances of shares are rounded when they are added.
     limit = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(limit) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
@@ -170,7 +170,7 @@ class SkellamSum:
 
   @property
   def noise_multiplier(self) -> float:
-    """Standard deviation of the sum of the fewest survivors' shares, divided by l2_clip_norm."""
+    """Standard deviation of a sum of `min_survivors` shares, divided by scale * l2_clip_norm."""
     variance = self.noise.share_variance * self.noise.min_survivors
     return math.sqrt(variance) / (self.scale * self.l2_clip_norm)
 
@@ -187,7 +187,8 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
-    # A spread of 1 bounds every coordinate; a smaller one fails with a chance of at most _CHANCE.
+    # No coordinate exceeds the norm, so a spread of 1 never fails. A smaller one fails with a
+    # chance of at most _CHANCE.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
@@ -246,13 +247,13 @@ def skellam_mean(
   """Returns an aggregator for the private mean of the survivors' messages, by a secure sum.
 
   Args:
-    protocol: the secure sum. A simulated one draws the noise of all survivors at once (shares
-      of Skellam noise add up to it exactly); any other gets each client's noisy integers. The
-      `min_survivors` of the protocol must be at least the number that the noise was sized for.
+    protocol: the secure sum. With a simulated one the noise of all survivors is one draw, since
+      shares of Skellam noise add up to Skellam noise; any other gets each client's noisy integers.
+      The protocol's `min_survivors` must be at least that of `mechanism.noise`.
     mechanism: mechanism of one round.
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
-    rotation: public seed of the signs.
+    rotation: public seed of the random signs of the rotations.
     dropout: rule by which clients fall silent, in a simulation.
     plan: plan that draws the cohorts.
 
@@ -293,7 +294,7 @@ def skellam_mean(
     taken = lambda leaf: np.asarray(leaf)[kept]
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
-    # The number is checked before any draw: fewer shares would be less noise than accounted.
+    # Clients are counted before any draw: fewer shares would be less noise than accounted.
     mechanism.noise.check_survivors(len(kept))
     validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
@@ -357,8 +358,8 @@ def _total(
   """Sums [padded_dim] integers of the clients `ids`, who all upload.
 
   Each vector wraps around modulo 2^protocol.bits, so the total is a function of the noisy sum.
-  Residues modulo a smaller 2^bits would add 2^bits for each client with a negative number.
-  No noise hides how many these are, so `decode` reduces the total alone.
+  Residues modulo the mechanism's smaller 2^bits would add 2^bits for each client with a negative
+  number. No noise hides the number of such clients, so only the total is reduced (`decode`).
   """
   places = {client: place for place, client in enumerate(ids)}
   kind = dtype_of(protocol.bits)
@@ -384,7 +385,7 @@ def _total(
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:
-  """Returns the generator of (round, client), or of a whole round if no client is given."""
+  """Returns the random generator of (round, client), or of a whole round if no client is given."""
   words = np.random.SeedSequence(seed, spawn_key=which)
   return np.random.Generator(np.random.Philox(words))
 

@@ -9,9 +9,9 @@ A secure sum adds integers modulo a power of two, so a client sends
 | the sum wraps around               | it cannot: max_clients * largest < 2^(bits - 1)        |
 | a coordinate is very large         | it is clipped to [-largest_value, largest_value]       |
 | a message holds NaN or infinity    | the client sends zeros, of weight 0                    |
-| a weight is above 1                | it counts as 1, the public bound                       |
-| a weight is 0, negative or NaN     | the client sends zeros, of weight 0                    |
-| rounding a weight                  | to nearest multiple of 1 / largest, and not to 0       |
+| a finite weight is above 1         | it counts as 1, the public bound                       |
+| a weight is <= 0 or not finite     | the client sends zeros, of weight 0                    |
+| rounding a weight                  | to the nearest multiple of 1 / `largest`, never to 0   |
 | rounding a coordinate              | its product with the rounded weight, to nearest: the   |
 |                                    | mean errs by `Encoding.error_bound(weights)` at most   |
 
@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
   """Integers modulo 2^32: of one client, of several clients [C, ...], or of their sum."""
 
   values: Any  # a tree like the message, uint32
-  weight: Array  # [] uint32
+  weight: Array  # uint32, of shape [C] for several clients and [] otherwise
 
 
 def _unsigned(whole: Array) -> Array:
@@ -53,7 +53,7 @@ def _unsigned(whole: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-  """Encoding of messages as integers, of which `max_clients` can be added without wrapping.
+  """Encodes messages as integers, so that a sum of `max_clients` messages does not wrap around.
 
   Args:
     max_clients: largest number of clients of one sum; public.
@@ -63,8 +63,8 @@ class Encoding:
   Guarantee: max_clients * largest < 2^(bits - 1), so a sum of max_clients messages never wraps
   around. The mean of messages within `largest_value` stays within it, and errs by
   `error_bound(weights)` at most. If all weights are 1, the bound is `resolution` / 2, plus
-  2^-21 `largest_value` for the rounding of floats. With equal weights w < 1 the half step weighs
-  about 1 / w times as much: small weights need more `bits`. Weights that differ may more than
+  2^-21 `largest_value` for the rounding of floats. With equal weights w in [1 / `largest`, 1) it is
+  about 1 / w times as large: small weights need more `bits`. Weights that differ may more than
   double the bound, since each is rounded.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
@@ -105,9 +105,9 @@ class Encoding:
 
     It is 0 if there are no weights. Proof. Client i of C, with value v_i and weight w_i, sends
     W_i = max(1, round(w_i L)) and round(v_i W_i / m), with L `largest` and m `largest_value`.
-    C half steps over sum W_i are C m / (2 sum W_i). The weights W_i / L in place of w_i move the
-    mean by |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and |v_i - mean| <= 2 m. Floats add
-    2^-21 m.
+    Rounding C products moves the mean by at most C m / (2 sum W_i). The weights W_i / L in place of
+    w_i move it by |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and |v_i - mean| <= 2 m. Floats
+    add 2^-21 m.
 
     Args:
       weights: [C] weights of the clients that count, in (0, 1]. A larger one counts as 1.
@@ -145,7 +145,7 @@ class Encoding:
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = trees.at_least_float32(jnp.where(counted, jnp.minimum(weights, 1.0), 0.0))
     # The weight is rounded first, and multiplies the value. A message then counts with the
-    # weight that is sent. So the mean stays between the clients' values, up to half a step.
+    # weight that is sent. So the mean stays between the clients' values, up to their rounding.
     whole = jnp.clip(jnp.round(weights * self.largest), 1, self.largest)
     whole = jnp.where(counted, whole, 0)  # [C]
 
@@ -153,7 +153,7 @@ class Encoding:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
-      # 0 x NaN is NaN, so a message that does not count is selected away.
+      # 0 x NaN is NaN, so a message that does not count is replaced by zeros.
       kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))

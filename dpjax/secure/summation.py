@@ -7,8 +7,8 @@ it by one argument. There are two ways to run it, with the same result, bit for 
 | ------------------------- | --------------------------------------------------- | ------------ |
 | `PlainSum()`, or          | integers are added inside JAX, modulo 2^32, by any  | experiments  |
 | `Simulated(SecAgg())`     | execution; NOTHING is hidden from who runs it       |              |
-| any other of `sums`       | vectors and drop-outs go through the protocol, with | what a       |
-|                           | all its cryptography                                | server sees  |
+| any other of `sums`       | vectors and drop-outs go through the protocol, with | tests of the |
+|                           | all its cryptography                                | protocol     |
 
 Integer sums do not depend on their order, so loop, vmap, pmap and processes agree in every
 bit of the sum. Hiding is not differential privacy: the mean itself still tells about its
@@ -69,7 +69,7 @@ class Dropout:
 
   Args:
     prob: probability that a client drops out of a round.
-    seed: seed of all rounds; who drops out is a function of (seed, round, client) alone, never of
+    seed: seed of all rounds. Who drops out depends on (prob, seed, round, client) alone, never on
       anyone's data.
 
   >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))

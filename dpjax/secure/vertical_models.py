@@ -3,7 +3,7 @@ neither party sees the other's columns.
 
 Party 0 has columns, party 1 other columns and the labels; rows are aligned first, by private
 set intersection (`secure.vertical.alignment`). Columns, labels, weights, activations and
-gradients are shared (`mpc`), so plain data stay where they are and all products are on shares:
+gradients are split into shares (`mpc`). Plain data stay in place, and products are on shares:
 
 >>> from dpjax.secure import mpc
 >>> x_a, x_b = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.zeros((4, 1))
@@ -23,12 +23,13 @@ What each party learns, if it follows the protocol and does not collude with the
 
 | by                                | party 0 (columns)        | party 1 (columns, labels)    |
 | --------------------------------- | ------------------------ | ---------------------------- |
-| `align`                           | the shared ids           | the shared ids               |
+| `align`                           | the ids in common; how   | the ids in common; how       |
+|                                   | many ids party 1 has     | many ids party 0 has         |
 | `shared_rows`, `train_*`          | shapes: no number at all | shapes: no number at all     |
 | `own_weights`                     | its weights at the end   | its weights at the end, bias |
 | `classes(to=1)`                   | nothing                  | the classes of the rows      |
-| `secure.vertical`'s encrypted     | its gradient in the      | the same, for its columns    |
-| `two_party_logistic` (no dealer,  | clear at every step: up  |                              |
+| `secure.vertical`'s encrypted     | its gradient in the      | its gradient in the clear    |
+| `two_party_logistic` (no dealer,  | clear at every step: up  | at every step                |
 | but a coordinator with the key)   | to a quarter of the bits |                              |
 |                                   | of the labels, then it   |                              |
 |                                   | refuses                  |                              |

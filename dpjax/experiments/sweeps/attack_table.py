@@ -97,7 +97,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     UserError: a wrong config; also the errors of `labelled.run_all`.
   """
   loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
-  # Central and federated runs share one cache, so that rows on the same data read the data once.
+  # Central and federated runs share one cache, so that it holds only one data set at a time.
   last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:

@@ -75,7 +75,7 @@ def verdict(group: Sequence[Row]) -> str:
     return "no epsilon is stated"
   number = writers.number
   over = any(number(r["epsilon_audited_lower"]) > number(r["epsilon"]) for r in audited)
-  # The local epsilon of features, before the shuffler, may be refuted as well.
+  # `refuted` is also true if an attack refutes the local epsilon of features before the shuffler.
   over |= any(r.get("audit", {}).get("refuted", False) for r in audited)
   if not over:
     return "not refuted"
@@ -102,5 +102,5 @@ def _cell(value: Any, name: str) -> str:
     return str(value)
   if name == "test_accuracy":
     return f"{value:.3f}"
-  # A lower bound is rounded down, and all other epsilons are rounded up.
+  # A lower bound is rounded down. Delta and all other epsilons are rounded up.
   return lower(value) if name == "audited_lower_bound" else upper(value)

@@ -26,10 +26,10 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   each are (sum epsilon_i, sum delta_i)-DP together. So is any choice among them. This needs
   independent randomness, one neighbouring relation and one unit.
 
-  epsilon and delta are None if the sum is not valid: relations or units differ, or a run has no
-  guarantee, or only a guarantee for a larger deployment ("simulated"). They are also None if runs
-  with user-level privacy have different data or users: the records of one user may belong to
-  several users of another run.
+  epsilon and delta are None if no run has finished, or if the sum is not valid: relations or units
+  differ, or a run has no guarantee, or only one for a larger deployment ("simulated"). They are
+  also None if runs with user-level privacy have different data or users: the records of one user
+  may belong to several users of another run.
 
   Runs on different data are summed, too, because a person may have a record in each data set.
 

@@ -44,12 +44,12 @@ def sweep_report(
       side, without a scale.
     y: key of a number in the result. A diverged run has None or "inf", for NaN or infinity.
     series: key whose values become separate lines.
-    references: (label, x, y) of published results, listed in the picture's key. A reference at
+    references: (label, x, y) of published results, listed in the legend. A reference at
       epsilon 0 is a model that saw no private data, drawn as a horizontal line.
     title: title of the picture.
 
   Raises:
-    UserError: a run lacks a key, or its value is no number.
+    UserError: x or y of a run is missing, or is no number.
   """
   out_dir = pathlib.Path(out_dir)
   groups = summarize(rows, x=x, y=y, series=series)

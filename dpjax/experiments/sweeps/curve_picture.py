@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _OURS = "this sweep"
-# Largest number of lines that share a panel. If there are more lines, each line has a panel.
+# Largest number of lines of a picture whose lines share panels. With more lines, each has a panel.
 _FEW = 4
 # First words of the neighbouring relation that published epsilons are assumed to have.
 _USUAL = "add or remove"
@@ -29,16 +29,16 @@ _USUAL = "add or remove"
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
 # Error rates are drawn in place of accuracies, on a logarithmic axis, under two conditions. The
-# best accuracy is at least _CROWDED, and the largest error is at least _RANGE times the smallest.
+# best accuracy is in [_CROWDED, 1). The largest error is at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
-# An axis of epsilon is logarithmic. Another x axis is so if all x are positive, and the largest x
-# is at least this many times the smallest x.
+# An axis of epsilon is logarithmic. Any other x axis is logarithmic if all x are positive, and the
+# largest x is at least this many times the smallest x.
 _WIDE = 50
 
 
 class Line(NamedTuple):
-  """A line of the picture: the groups of one series that have the same neighbouring relation."""
+  """A line of the picture: the groups of one series with one relation or without a guarantee."""
 
   label: str
   relation: str  # in words; "": no group has a guarantee
@@ -78,9 +78,9 @@ def figure(
 ) -> Figure:
   """Returns the picture of the groups that `curve.summarize` makes, or that curve.csv holds.
 
-  - Up to four lines share a panel for each neighbouring relation, with names at the ends of lines.
-    If there are more, each line has a panel, with the other lines of its relation in grey.
-  - If accuracies are close to 1, the error rate is drawn, on a logarithmic axis.
+  - With up to four lines in all, there is a panel for each neighbouring relation, with names at the
+    ends of lines. With more lines, each has a panel, with the others of its relation in grey.
+  - If the best accuracy is close to 1, error rates are drawn, on a logarithmic axis.
   - If every series has only one point, and all points have the same x, each point has a row.
 
   Args:
@@ -398,7 +398,7 @@ def _handles(
   *,
   many: bool,
 ) -> list[Artist]:
-  """Returns the entries of the picture's key: each kind of line or marker that no panel names."""
+  """Returns the entries of the legend: each kind of line or marker that no panel names."""
   handles: list[Artist] = []
   if any(_levels(line, axis) for line in lines):
     dashes = {"color": "#000000", "linestyle": "--", "linewidth": 0.9}
@@ -454,8 +454,8 @@ def _dots(
   references: list[tuple[str, float, float]],
   look: Look,
 ) -> Figure:
-  """Returns a picture with a row for each series, which has one point, and a panel for each
-  relation."""
+  """Returns a picture of lines that have one point each. Each line has a row, and each relation has
+  a panel."""
   relations = list(dict.fromkeys(line.relation for line in lines))
   height = 1.1 + (look.font_size * 1.7 / 72) * len(lines) + 0.3 * len(relations)
   drawn = pictures.new_figure(look, height=height)

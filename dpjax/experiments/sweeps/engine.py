@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
-  overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
+  overrides: dict[str, Any]  # values that tell this run from the others; also in its row
   # Fields of the whole config that this run does not read; see `resettled`.
   dropped: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class Grid(NamedTuple):
   tell: Callable[[Row], str] | None = (
     None  # describes a finished run in one line; None: by y
   )
-  # Reason why the runs are not released, so that their costs do not add up; "": they are released.
+  # Reason why the runs are not released, so that their costs are not summed; "": they are released.
   unreleased: str = ""
   only: str | None = None  # pattern of the points that are run now, as in `part`
 
@@ -91,7 +91,7 @@ def spread(
     for variant, fixed in variants.items()
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
-  # Runs are counted before they are made: a typing error in an axis may ask for billions.
+  # Runs are counted before they are made: a mistyped axis may ask for billions of runs.
   count = sum(math.prod(map(len, values.values())) for values in axes.values())
   if count > rules.MOST_RUNS:
     raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
@@ -215,8 +215,7 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
 
 
 def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
-  """Runs the remaining points of a grid; after each run writes sweep.json and calls
-  `grid.draw`.
+  """Runs the remaining points of a grid. Writes sweep.json and calls `grid.draw` after each run.
 
   Args:
     num_processes: number of runs at a time. With more than 1, several processes of this machine
@@ -224,13 +223,14 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
   Returns:
     One row for each point, in the order of the points: name, status ("done" or "failed"), error,
-    population (`cost.population`), the entries of `grid.kept`, and the point's overrides. With
-    `grid.only`, there are rows only for that part (`part`); sweep.json also keeps the failed runs
-    of other parts.
+    population (`cost.population`), the point's overrides and, if it is done, the entries of
+    `grid.kept`. With `grid.only`, there are rows only for that part (`part`); sweep.json also keeps
+    the failed runs of other parts.
 
   Raises:
-    UserError: `grid.only` fits no point; another process is at work in the folder; or the folder
-      holds a single run. A UserError of one run is recorded in its row, and the other runs go on.
+    UserError: `grid.only` fits no point; `side_by_side.check` refuses `num_processes`; JAX runs in
+      several processes; the folder holds a single run, or another process is at work in it. A
+      UserError of one run is recorded in its row, and the other runs go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)

@@ -112,8 +112,8 @@ def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
   load = engine.LastData(lambda config: {})
   for point in engine.grouped(all_points):
     held = owner.known(folders[point.name], point.config)
-    # {}: an earlier version stored no digest of the data. Then no run may be added, and the check
-    # passes only if all runs have finished.
+    # If `held` is {}, an earlier version stored no digest of the data. Then no run may be added:
+    # the check passes only if all runs have finished.
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
       run_keys.check_data(held, digest, name=point.config.data.name, workdir=workdir)

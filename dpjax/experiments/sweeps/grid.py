@@ -2,8 +2,8 @@
 
 `engine` runs a sweep. The base is a central run (`TrainConfig`) or a federated run (`FedConfig`).
 
-The runs of one sweep do not share randomness, though they may share a seed. Every run derives its
-noise and batches from its config and its data (`build.run_keys`). `points` refuses private runs
+Private runs of one sweep do not share randomness, though they may share a seed. Every run derives
+its noise and batches from its config and its data (`build.run_keys`). `points` refuses private runs
 that would share noise and batches. The cost of all runs together is the sum of their costs, also if
 they ran on different data: see `cost.charge`.
 """
@@ -94,7 +94,7 @@ class SweepConfig:
   references: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
   x: str = "privacy.epsilon"
   y: str = "test_accuracy"
-  series: str | None = None  # one line per value of this field
+  series: str | None = None  # one line for each value of this field or key
   title: str = ""
   selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
 
@@ -157,8 +157,8 @@ def _check_alike(all_points: list[Point]) -> None:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
-    # Runs without a guarantee, or with fresh keys, share no noise that could be subtracted. So only
-    # identical runs are refused, whose names are equal.
+    # Runs without a guarantee, or with fresh keys, share no noise that could be subtracted. Among
+    # these, only identical runs are refused: their names are equal.
     where = tuple(getattr(config.data, name) for name in config_names.PLACES)
     alike = (digest, *where) if private else point.name
     if alike in seen:
@@ -236,7 +236,7 @@ def run_sweep(
     train_fn: function `train(config, workdir, *, data=None)`, which resumes an interrupted run and
       returns the content of result.json.
     load_fn: function that loads the data of a config. It is called once for all runs with the same
-      data and model (the model may choose the features). None: each run loads its data.
+      data, partition, model and normalization. None: each run loads its data.
     num_processes: number of runs at a time, each in a process of this machine, for runs that leave
       cores idle. Each process loads the data, and `train_fn` and `load_fn` must be picklable
       (`experiments/sweeps/side_by_side.py`).
@@ -400,8 +400,8 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 
 def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that nothing in the sweep reads, also fields of the base that every run
-  sets itself."""
+  """Returns the fields that nothing in the sweep reads, including fields of the base that every run
+  replaces."""
   axes = {**config.grid, "seed": config.seeds}
   variants = config.variants or {"": {}}
   runs = engine.spread(

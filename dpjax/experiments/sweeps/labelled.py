@@ -1,4 +1,4 @@
-"""Tables of runs in one config. Each row has a label, and the fields in which its run differs.
+"""Tables of runs in one config. A row has a label, and fields that replace those of the config.
 
 Each row is a separate run in its own folder. So an interrupted table resumes where it ended, and
 more rows may be added to a table.
@@ -49,12 +49,13 @@ def points(
     alone: label of the run if the config has no rows.
     check: function that raises UserError if a run is refused.
     row_facts: function (label, run) -> values that distinguish the run from the other runs.
-    unread: function from a run to the fields that it does not read (`engine.resettled`).
+    unread: function from a run to the fields that the run does not read (`engine.resettled`).
     settle: function (run, changes of its row, name of the row in errors) that may change the run
       before `check`.
 
   Raises:
-    UserError: an unknown field or value, a field of the whole table, two rows with the same name.
+    UserError: an unknown field or value, a field of the whole table in a row, two rows with the
+      same name; an error of `check`, after the label of the row.
   """
   bounds.typed(config)
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
@@ -80,7 +81,7 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
   """Returns (label, run) of every row, before its fields are checked.
 
   Raises:
-    UserError: an unknown field or value, or a field of the whole table.
+    UserError: an unknown field or value, or a field of the whole table in a row.
   """
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
   runs = []
@@ -131,7 +132,7 @@ def run_all(
     tell, unreleased: fields of `engine.Grid`.
 
   Raises:
-    UserError: a folder of a single run, or in which another process is at work; nothing is
+    UserError: `workdir` holds a single run, or another process is at work in it; nothing is
       overwritten. An error of one run is recorded in its row, and the other runs go on.
   """
   grid = Grid(

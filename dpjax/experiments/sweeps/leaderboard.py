@@ -2,7 +2,7 @@
 
 The board (private-machinelearning.github.io; Mokhtari et al. 2026, arXiv:2601.17189) keeps a YAML
 file for each data set and each kind of public data. An entry names a method and its claims. A claim
-is a model, an epsilon, a delta, an accuracy and an accountant. Everything in a claim is read from
+is a model, an epsilon, a delta, an accuracy and an accountant. All numbers of a claim are read from
 the files of the runs. What the board's rules do not allow is refused.
 """
 
@@ -40,7 +40,7 @@ BOARDS = {
 }
 # Maps the name of a data set in dpjax to its name on the board.
 _OURS = {"cifar10": "CIFAR-10"}
-# Maps public data, in lower case without punctuation, to their kind. All others are "any".
+# Maps names of public data, as lower-case letters and digits, to their kind. Others are "any".
 _PUBLIC = {
   "imagenet1k": "IN1K",
   "imagenet": "IN1K",
@@ -172,7 +172,7 @@ def read(
     metric: key of the score in a result. If it contains "auc", the score is an area under a curve.
 
   Raises:
-    UserError: a folder holds no finished run, or the board does not take a run.
+    UserError: an argument is wrong; a folder holds no finished run; the board does not take a run.
   """
   _check_arguments(folders, public_data, metric)
   rows = [row for folder in folders for row in _rows_in(folder)]
@@ -240,7 +240,8 @@ def _rows_in(folder: str) -> list[Row]:
 
 
 def _rows(folder: pathlib.Path) -> list[Row]:
-  """Returns the finished runs of a folder: results, with their series, settings and data."""
+  """Returns the results of a folder's runs, with their series, settings and limit of examples. A
+  failed run of a sweep has the status "failed"."""
   if (folder / engine.FILE).is_file():
     return _rows_of_sweep(folder / engine.FILE)
   if (folder / writers.RESULT).is_file():
@@ -466,7 +467,7 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
   """Reads a file of the board.
 
   Returns:
-    (text of the file, entries of the file, [] if it holds none).
+    (text of the file, list of its entries, which may be empty).
 
   Raises:
     UserError: the file does not exist, or is no file of the board.
@@ -495,14 +496,14 @@ def _entries(content: str) -> Any:
 
 
 def extended(path: pathlib.Path, entry: str) -> tuple[str, list[dict[str, Any]]]:
-  """Returns (text of the board's file with an entry behind its others, entries before it).
+  """Returns (text of the board's file with an entry added at the end, the file's old entries).
 
   Args:
     path: file of the board.
     entry: result of `text`.
 
   Raises:
-    UserError: as `parsed`, or the file's form does not allow an entry behind its last one.
+    UserError: as `parsed`, or the file's form does not allow an entry after its last one.
   """
   before, entries = parsed(path)
   content = f"{before.rstrip()}\n{entry}" if entries else entry

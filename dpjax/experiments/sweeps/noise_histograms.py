@@ -1,7 +1,7 @@
 """Figure 9 of Kang and Wang 2024: draws of the Laplace and of the Gaussian mechanism.
 
 The paper draws 100,000 numbers of each at epsilon 1, sensitivity 1 and delta 1e-3, and prefers
-Laplace. That compares the noise of one number. A record is a vector of d numbers, with L1
+Laplace. The figure compares the noise of one number. A record is a vector of d numbers, with L1
 sensitivity d and L2 sensitivity sqrt(d): for large d, its Gaussian noise is smaller.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _EPSILON = 1.0
 _DELTA = 1e-3
-_RANGE = 12.0  # half the width of the histograms, which are symmetric around 0
+_RANGE = 12.0  # the histograms span -_RANGE to _RANGE
 _BINS = 120
 
 
@@ -37,8 +37,8 @@ class FigureNoise(NamedTuple):
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
   scale: float  # scale of the noise of one number
-  deviation: float  # standard deviation of one number
-  of_a_record: float  # standard deviation of each of d numbers of a record in [0, 1]^d
+  deviation: float  # standard deviation of the noise of one number
+  of_a_record: float  # standard deviation, for each number of a record in [0, 1]^d
 
 
 def figure_noises(num_features: int) -> list[FigureNoise]:
@@ -81,8 +81,7 @@ def run(
   num_features: int = 784,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """Draws noise, and writes figure_9.png, figure_9.csv (histograms) and result.json to a
-  folder.
+  """Draws noise, and writes figure_9.png, figure_9.csv (histograms) and result.json.
 
   Args:
     out: folder, made if it is missing.

@@ -33,7 +33,7 @@ _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
 # If a panel would have more curves than this, its private curves are split over several panels.
 # More colours would be hard to tell apart.
 _MOST = 5
-# Width and height of a panel in inches. A panel with a key below it is wider.
+# Width and height of a panel in inches. A panel with a legend below it is wider.
 _WIDE = 1.7
 _WIDE_WITH_KEY = 3.2
 _HIGH = 1.4
@@ -84,8 +84,8 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   """
   columns = _columns(rows)
   names = list(dict.fromkeys(row["curve"] for row in rows))
-  # If there are fewer curves than colours, one key serves all columns. If not, each column has a
-  # key below it.
+  # If there are fewer curves than colours, one legend serves all columns. If not, each column has a
+  # legend below it.
   shared = len(names) < len(pictures.PALETTE)
   relations = [column.relation for column in columns]
   # A row has as many columns as the most frequent relation has, if they fit. So columns of
@@ -96,7 +96,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   keys = 0.16 * max(len(column.curves) for column in columns)
   height = (2 * _HIGH + (0.3 if shared else keys)) * blocks + 0.9
   drawn = pictures.new_figure(look, height=height)
-  # Keys that differ between columns are drawn in an additional row below each block.
+  # Legends that differ between columns are drawn in an additional row below each block.
   ratios = [1.0, 1.0] if shared else [1.0, 1.0, keys / _HIGH]
   grid = drawn.subplots(
     len(ratios) * blocks, wide, squeeze=False, height_ratios=ratios * blocks

@@ -58,7 +58,7 @@ def run_selection(
   load_fn: LoadFn,
   plan_fn: PlanFn | None = None,
 ) -> dict[str, Any]:
-  """Draws the trials, runs the remaining ones, and writes the best one to `workdir`/best.
+  """Draws runs (trials), carries out the remaining ones, and writes the best to `workdir`/best.
 
   Args:
     config: config of a sweep with `selection.enabled` and one seed; its grid holds the settings.

@@ -74,7 +74,7 @@ def of_curves(config: RelevanceConfig) -> Unused:
   """Returns the fields of an experiment that no curve reads.
 
   Raises:
-    UserError: a curve sets a field that it does not read.
+    UserError: a curve sets a field that it does not read, or a field of the whole experiment.
   """
   reasons: dict[str, list[str | None]] = {path: [] for path in switches.all_paths(config)}
   for label, changes in (config.curves or {config.method: {}}).items():

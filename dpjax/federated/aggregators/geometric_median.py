@@ -21,9 +21,8 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Two distances in units of the spread, which is the median distance of the messages from the
-# coordinate-wise median. A point beyond _FAR is moved towards the median to distance _FAR. Points
-# within _NEAR of each other count as equal.
+# Two distances in units of the spread (`unit` in `_centred`). A point beyond _FAR is moved towards
+# the centre, to distance _FAR. Points within _NEAR of each other count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
 # Iterations end early when the residual of the certificate is at most this number.
@@ -40,10 +39,10 @@ class Certificate(NamedTuple):
 def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   """Returns (centre, unit, points) with messages = centre + unit * points.
 
-  The centre is the median of each coordinate. The unit is the median distance from the centre, or 1
-  if most messages agree. A minority of messages controls neither. A point beyond `_FAR` is moved
-  towards the centre to distance `_FAR`. Its direction from a message near the centre then turns by
-  at most about 1 / _FAR.
+  The centre is the median of each coordinate. A distance from it is the largest difference in a
+  coordinate. The unit is the median distance, or 1 if most messages agree. A minority of messages
+  controls neither. A point beyond `_FAR` is moved towards the centre to distance `_FAR`. Its
+  direction from a message near the centre then turns by at most about 1 / _FAR.
   """
   biggest = jnp.finfo(jnp.float32).max
   centre = coordinate_median(messages, kept)

@@ -25,10 +25,9 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   neighbours.
 
   f is `num_byzantine`. If all n clients of the round send a message that counts, k is n - f - 2, as
-  in the paper.
-  Otherwise m messages count, b clients send NaN, infinity or an impossible weight, and z send
-  weight 0. No honest client is among the b, so g = f - b attackers are left. (If b > f the
-  assumption is broken, and g = f.) Then k = max(m - g - 2, g).
+  in the paper. Otherwise m messages count, b clients send NaN, infinity or an impossible weight,
+  and z send weight 0. No honest client is among the b, so g = f - b attackers are left. (If b > f
+  the assumption is broken, and g = f.) Then k = max(m - g - 2, g).
 
   Guarantee: a selected message is within sqrt(k) D of an honest message, where D is the diameter
   of the honest messages. At most f of n >= 2 f + 3 clients may be arbitrary, silent or without

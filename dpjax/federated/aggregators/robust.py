@@ -7,8 +7,8 @@ the number of clients in the round (mask True): clients that send NaN or nothing
 
 `python -m launch.list aggregators` shows how many arbitrary messages each aggregator tolerates.
 These messages may hold ANY float32 numbers: distances are computed without overflow, and sums are
-bounded by the range of the honest majority. f arbitrary messages of n can move the result this far
-(tests/federated/test_breakdown.py):
+bounded by the range of the honest majority. If an aggregator tolerates f such messages of n, they
+can move its result this far (tests/federated/test_breakdown.py):
 
 | aggregator               | at most                                                        |
 | ------------------------ | -------------------------------------------------------------- |
@@ -31,7 +31,7 @@ from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Numbers below this lose digits in float32, and are treated as zero.
+# Absolute values up to this number are treated as zero. Below 1.2e-38, float32 loses digits.
 TINY = 1e-37
 
 

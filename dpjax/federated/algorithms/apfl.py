@@ -119,8 +119,8 @@ def apfl(
   -alpha_learning_rate <v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
   `state.memories.rows(clients)` returns v and alpha of `clients` (`PersonalMemory`). A client
-  uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each
-  client alone.
+  uses the model `mixed(v, state.params, alpha)`. If alpha stays 0, this is `fed_avg`; if alpha
+  stays 1, each client uses v, which it trains alone.
   """
   validate.number_in(0, 1, alpha=alpha)
   validate.non_negative(alpha_learning_rate=alpha_learning_rate)

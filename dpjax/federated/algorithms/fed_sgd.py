@@ -30,8 +30,8 @@ def fed_sgd(
 ) -> FederatedAlgorithm:
   """Federated SGD: one gradient of each client's whole data per round (McMahan et al. 2017).
 
-  With `by_examples` and all clients, the mean is the gradient of all pooled data. The size of local
-  batches only bounds memory. Use it with `LocalWork(epochs=1)`.
+  With `by_examples` and all clients, the mean message is minus the gradient of the mean loss over
+  all data. The size of local batches only bounds memory. Use it with `LocalWork(epochs=1)`.
   """
   client = clients.full_gradient(loss_fn, weighting=weighting)
   return federated(client, optimizing_server(server_tx), **common)

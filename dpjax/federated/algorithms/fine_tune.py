@@ -1,4 +1,4 @@
-"""Fine-tuning: each client trains on from the server's model and sends nothing."""
+"""Fine-tuning: each client continues to train the server's model, and sends nothing."""
 
 from __future__ import annotations
 

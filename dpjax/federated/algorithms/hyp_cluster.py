@@ -1,5 +1,4 @@
-"""HypCluster (Mansour et al. 2020): several models, and each client trains the one that
-fits best.
+"""HypCluster (Mansour et al. 2020): of several models, each client trains the one that fits best.
 
 The state that a client keeps is seen by that client alone, and no guarantee covers it. The
 guarantee is for what the server sees and for its parameters.
@@ -162,7 +161,7 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    # The cohort is checked before the choices are stored, which needs known clients.
+    # The cohort is checked before the choices are stored, since only known clients have a place.
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)

@@ -80,7 +80,7 @@ def mime_lite(
   the mean of full local gradients at the server's parameters (MimeLite, Karimireddy et al. 2021).
 
   Difference and gradient are one message: a private aggregator clips them together and adds
-  its noise to both, so that a round is one release. Local steps leave the statistics unchanged.
+  its noise to both, so that a round is one release. The server adds the mean difference as it is.
   """
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:

@@ -1,12 +1,11 @@
 """Executions of a cohort: one client after another, many at once, or over devices.
 
-The same `ClientAlgorithm` under four executions with one result (to rounding). `process_clients`
+Four executions run the same `ClientAlgorithm`, with one result (to rounding). `process_clients`
 divides a cohort among processes, each of which uses one of these executions.
 
 | execution           | what it is                                                 | good for   |
 | ------------------- | ---------------------------------------------------------- | ---------- |
-| `loop_clients`      | a Python loop; `jit=False` is the readable twin of the     | CPU        |
-|                     | rest; an error says which client it came from              |            |
+| `loop_clients`      | a Python loop; an error says which client it came from     | CPU        |
 | `vmap_clients`      | blocks of clients, padded to one shape, in one program     | 1 device   |
 | `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
 | `pmap_clients`      | the same by `pmap`, which JAX only maintains               | several    |
@@ -65,7 +64,7 @@ def by_name(
   num_threads: int | None = None,
   memory_budget_gb: float | None = None,
 ) -> MapClients:
-  """Returns the execution of a name. Raises UserError for an argument that the execution ignores.
+  """Returns the execution of a name. Raises UserError for an argument that is not for this name.
 
   Args:
     name: one of NAMES.

@@ -193,8 +193,9 @@ def run_block(
   each = (memories, block.who, block.n, block.batches, block.client_data)
   # The check traces the client whenever this function is traced, so once for each shape.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Only convolutions of numbers of more than 32 bits need `clients_apart`. `canonical_convolutions`
-  # rewrites convolutions with a `batch_group_count` above 1.
+  # Two kinds of convolutions may mix clients under vmap (`clients_apart.mixes_clients`).
+  # `canonical_convolutions` rewrites those with a `batch_group_count` above 1. So only convolutions
+  # of numbers of more than 32 bits need `clients_apart`.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
@@ -226,8 +227,8 @@ class Blocks:
     self._add = jax.jit(trees.add)
 
   def _cut(self, context: Context, cohort: Cohort) -> tuple[Context, Iterator[Any]]:
-    """Returns (context that all blocks of a round share, iterator of (client states, block)). All
-    arrays are on the host."""
+    """Returns (context that all blocks of a round share, iterator of (client states, block)). The
+    iterator's arrays are on the host."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:

@@ -129,8 +129,8 @@ class _Loop:
     return self._convolves
 
   def _all_begun(self, context: Context, cohort: Cohort) -> Iterator[Any]:
-    """Yields the result of `_begun` for each place in order. Threads work on the next clients
-    meanwhile."""
+    """Yields the result of `_begun` for each place in order. Threads, if there are several, work on
+    the next clients meanwhile."""
     several = self._num_threads > 1 and self._jit
     threads = several and self._holds_convolution(context, cohort)
 

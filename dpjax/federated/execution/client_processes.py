@@ -1,13 +1,11 @@
-"""A cohort divided among the processes of JAX's multi-process runtime, on one machine or
-many.
+"""A cohort divided among the processes of JAX's multi-process runtime, on one or many machines.
 
 Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, or
 `shard_map` or `pmap` over its own devices). The partial sums are added over the processes once.
 Every process computes everything else from equal inputs: who takes part, each client's key, the
 noise and the server's optimizer. All processes draw the same noise from one key and add it to the
-same sum, so it counts once.
-All processes hold equal parameters after each round. A run checks this with `parallel.same` where
-it saves them.
+same sum, so it counts once. All processes hold equal parameters after each round. A run checks
+this with `parallel.same` where it saves them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dpjax.types import ArrayLike, ArrayTree
 
 
 class Context(NamedTuple):
-  """Values that all clients of a round share. Each client sees only its own rows of the data."""
+  """Inputs of a round. Each client sees only its own rows of the data, and its own state."""
 
   received: Received
   # Arrays [n, ...] to which row numbers in batches refer; None if batches hold examples.
@@ -28,7 +28,7 @@ class Context(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """States of several clients of a cohort, in shapes that do not depend on the cohort."""
+  """States of several clients of a cohort, padded to one of few shapes."""
 
   places: np.ndarray  # [K] places of the clients in the cohort
   mask: np.ndarray  # [K] bool; False: no client
@@ -44,7 +44,8 @@ class Mapped(NamedTuple):
   info: ClientInfo  # leaves [C], NumPy; NOT private
 
 
-Partial = Callable[..., Any] | None  # of an aggregator: (state, messages, weights, mask)
+# `partial` of an `Aggregator`: (state, messages, weights, mask) -> sums; None: it has no `partial`.
+Partial = Callable[..., Any] | None
 Run = Callable[[Context, Cohort], Mapped]
 MapClients = Callable[[ClientAlgorithm, Partial], Run]
 

@@ -6,7 +6,7 @@ generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
 `client_app` is the client; `rounds` makes a `flwr.serverapp.strategy.Strategy`. If clients draw
-nothing at random, the result is that of the same algorithm in process, to rounding. If they draw
+nothing at random, the result is that of the algorithm in one process, to rounding. If they draw
 (local noise, rounding), it is another draw from the same distribution. In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
@@ -16,7 +16,7 @@ nothing at random, the result is that of the same algorithm in process, to round
                    flower.client_app(client, local_data, params, num_rounds=100,
                                      folder="/data/clients"), num_supernodes=20)
 
-As separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
+For separate programs, put `app = flower.server_app(...)` and `app = flower.client_app(...)`
 into the modules that [tool.flwr.app.components] of a Flower app's pyproject.toml names, then:
 
     flower-superlink --insecure --host 0.0.0.0 --port 8000     # on the server
@@ -24,8 +24,8 @@ into the modules that [tool.flwr.app.components] of a Flower app's pyproject.tom
       --port 8001 --node-config "partition-id=0"               # on client 0, and so on
     flwr run . NAME                                            # submits the app
 
-(with certificates in place of --insecure outside of a test; NAME is a section
-[superlink.NAME] with `address = "HOST:8000"` in Flower's config.toml). Flower starts a fresh
+Outside of a test, use certificates in place of --insecure. NAME is a section [superlink.NAME]
+with `address = "HOST:8000"` in Flower's config.toml. Flower starts a fresh
 process for each message, so a client compiles anew in every round. `partition-id` says which
 client a program is; `local_data(client, round)` gives its batches: no data leave the program.
 
@@ -383,7 +383,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
   Args:
     make: `(aggregator, map_clients) -> FederatedAlgorithm`, such as
       `lambda a, m: fed_avg(loss_fn, optax.sgd(0.1), None, a, m, key=key)`. Clients of the algorithm
-      must get only the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
+      must get only the parameters and keep nothing, as in fed_avg, fed_prox, fed_nova and fed_sgd.
     params: initial parameters.
     plan: plan that draws the cohorts of clients and adds the noise. The unit is one client.
     num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need

@@ -1,8 +1,8 @@
-"""Client side of a federation of separate programs, which need not trust the server.
+"""Client side of a federation of separate programs. A client need not trust the server.
 
 The server chooses the parameters and the round, and may be malicious. So the client's randomness
-does not depend on the server: this machine's own entropy gives the key of an answer, which is used
-once and dropped. A round is answered at most once, even if the server asks for it again: at the
+does not depend on the server: the key of an answer comes from this machine's own entropy, is used
+once and is dropped. A round is answered at most once, even if the server asks for it again: at the
 same time, after a restart or in another run.
 """
 

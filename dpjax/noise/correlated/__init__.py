@@ -5,7 +5,7 @@ z, the steps get C^{-1} z. The noisy sums x + C^{-1} z are post-processing of th
 C x + z. The cost depends on the columns of C for the steps in which ONE example takes part, namely
 on their sum (`dpjax.accounting.participation_costs`).
 
-| strategy         | C                                 | memory, copies of the parameters |
+| strategy         | C                                 | memory / size of the parameters  |
 | ---------------- | --------------------------------- | -------------------------------- |
 | Independent      | the identity: white noise         | 0                                |
 | Tree             | binary trees, one after the other | floor(log2(steps of a tree)) + 1 |

@@ -52,8 +52,8 @@ def add_correlated(
       the state is traced.
     factors: factor of std at each step, or () for 1 at every step.
 
-  The white noise of step t equals the draw of `noise.add_gaussian` after t draws. With a release
-  key the noisy tree is rounded to a public grid, which is post-processing.
+  Without factors the white noise of step t equals the draw of `noise.add_gaussian` after t draws.
+  With a release key the noisy tree is rounded to a public grid, which is post-processing.
 
   >>> from dpjax.noise.correlated import Independent
   >>> state = init(jax.random.key(0), Independent(), jnp.ones(2))

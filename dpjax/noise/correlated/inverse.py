@@ -349,7 +349,7 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
-  """Rounds p_1 .. p_k to float32 such that the coefficients of C still fall.
+  """Rounds p_1 .. p_k to float32, and lowers each that would make coefficients of C rise.
 
   Rounding to nearest could make nearly equal coefficients rise in the last digit.
 
@@ -434,7 +434,7 @@ class Bisr:
 
   bands: int | None = None
   objective: str = "mean"  # mean | max squared error of the prefix sums, to choose bands by
-  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+  redraw: bool | None = None  # draw earlier noise again; None: if it takes over 64 MB
 
   def __post_init__(self):
     validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
@@ -458,7 +458,7 @@ class Bifr:
   bands: int = 4
   gamma: float | None = None
   objective: str = "mean"  # mean | max squared error of the prefix sums, to choose gamma by
-  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+  redraw: bool | None = None  # draw earlier noise again; None: if it takes over 64 MB
 
   def __post_init__(self):
     validate.integer_in(1, _MOST_BANDS, bands=self.bands)
@@ -490,7 +490,7 @@ class BandInvMf:
 
   bands: int = 4
   objective: str = "mean"  # mean | max squared error of the prefix sums
-  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+  redraw: bool | None = None  # draw earlier noise again; None: if it takes over 64 MB
 
   def __post_init__(self):
     validate.integer_in(1, _MOST_BANDS, bands=self.bands)
@@ -519,9 +519,7 @@ class LambdaCgd:
 
   decay: float | None = None
   objective: str = "mean"  # mean | max squared error of the prefix sums, to choose decay by
-  redraw: bool | None = (
-    None  # draw earlier noise again; none: where a copy takes over 64 MB
-  )
+  redraw: bool | None = None  # draw earlier noise again; None: if it takes over 64 MB
 
   def __post_init__(self):
     validate.share(decay=0.0 if self.decay is None else self.decay)

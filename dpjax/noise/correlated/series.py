@@ -68,8 +68,8 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
 def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
   """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 with `times` terms, b = min_sep.
 
-  It holds for at most `times` participations at least b steps apart, if the coefficients fall and
-  are not negative (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2).
+  It holds for `times` participations or fewer that are b steps apart or more, if the coefficients
+  fall and are not negative (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2).
 
   >>> print(comb_norm_squared(np.array([1.0, 0.5]), 4, 2, 2))
   2.5
@@ -119,7 +119,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
-  # The sensitivity theorem needs coefficients that fall exactly, so rounding is corrected.
+  # The sensitivity theorem needs coefficients that never rise, and the search may end with a rise.
   falling = np.minimum.accumulate(minimum.x)
   return np.concatenate([[1.0], falling])
 

@@ -26,7 +26,7 @@ class Correlation(Protocol):
   @property
   def toeplitz(self) -> bool: ...  # C[i, j] depends on i - j alone
   @property
-  def buffers(self) -> int: ...  # copies of the parameters that the state holds
+  def buffers(self) -> int: ...  # trees in the state, each as large as the parameters
   def multiply(self, x: np.ndarray) -> np.ndarray: ...  # C x: [n, ...], float64
   def init(self, like: ArrayTree) -> Any: ...  # state before the first row
   def next(
@@ -110,7 +110,7 @@ class Independent:
 
 
 class TreeState(NamedTuple):
-  """The nodes whose sum is the noise of the current prefix sum."""
+  """Nodes of the current tree, whose sum is the noise of this tree's steps so far."""
 
   draws: jax.Array  # int32, rows done
   nodes: Any  # leaves [levels, ...]; zero where the prefix has no node
@@ -121,8 +121,8 @@ class Tree:
   """Tree aggregation (Dwork et al. 2010; Chan et al. 2011), as in DP-FTRL (Kairouz et al.
   2021), with a new tree every `restart_every` steps.
 
-  The noise of a prefix sum is the sum of at most log2(m) + 1 nodes. Only the nodes that some prefix
-  needs are drawn, one in each step: row t (from 1 within a tree) of C sums the steps
+  Each tree adds the sum of at most log2(m) + 1 nodes to the noise of a prefix sum. Only nodes that
+  some prefix needs are drawn, one in each step: row t (from 1 within a tree) of C sums the steps
   t - lowbit(t) + 1 .. t. A step is in at most floor(log2 m) + 1 nodes, which determines the cost.
   (Honaker's estimator, which also uses the other nodes, has no square C, and is not offered.)
 

@@ -1,4 +1,4 @@
-"""Toeplitz strategies: C with a few bands, or of a few decaying buffers."""
+"""Toeplitz strategies: C with a few bands, or as a sum of a few decaying exponentials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BUFFERS = 64
 
 
 def _rounded(name: str, values: Any) -> tuple[float, ...]:
-  """Rounds numbers to float32, so that the analysed C is the C that runs."""
+  """Rounds numbers to float32, so that the C of the accounting is the C of the noise."""
   values = tuple(values)
   validate.non_negative(**{f"{name}[{i}]": value for i, value in enumerate(values)})
   return tuple(float(np.float32(value)) for value in values)

@@ -1,11 +1,10 @@
-"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of successive products is
-planned.
+"""CKKS encryption of many numbers at once, for a planned number of successive products.
 
-There are two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so
-that a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party
-publishes: it adds, multiplies and rotates, and holds no secret key. Both halves exchange bytes.
+There are two halves. `SecretKeys` stays with one party, who alone encrypts and decrypts. (With the
+secret key a ciphertext is half as long as with a public key.) `SlotEvaluator` is made from what
+that party publishes: it adds, multiplies and rotates, and holds no secret key. Both exchange bytes.
 
-Every product takes one prime of the chain. The primes are not powers of two, so each level has
+Every product takes one prime of the `Chain`. The primes are not powers of two, so each level has
 a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
 the scale of the level below. TenSEAL's vectors set the scale to a constant instead, which is off
 by up to 1e-5 of the value at each product.
@@ -13,8 +12,8 @@ by up to 1e-5 of the value at each product.
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against anyone who sees
 public keys and ciphertexts and follows the protocol. There is no circuit privacy: the noise of a
 result tells its decryptor about the numbers that multiplied it. From the noise of a raw decryption
-anyone may learn the SECRET KEY (IND-CPA-D). So the key's holder keeps decryptions, and passes on
-only numbers that are rounded far above `Chain.error` or have noise of their own.
+anyone may learn the SECRET KEY (IND-CPA-D). So the key's holder keeps decryptions. It passes on
+only numbers that are rounded to steps far above `Chain.error`, or to which it has added noise.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
 """
 
@@ -35,7 +34,7 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[he]'"
-# Degree -> largest number of bits of all primes for 128 bits of security, with ternary secrets.
+# Degree -> largest sum of the primes' bits for 128 bits of security, with ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
 # SEAL's type, which Python cannot name before TenSEAL is imported.
 Ciphertext = Any
@@ -84,7 +83,7 @@ class Chain:
 
   @property
   def bits(self) -> tuple[int, ...]:
-    """Sizes of the primes in bits; the last one belongs to the keys."""
+    """Sizes of the primes in bits. The last prime is for the keys."""
     return (self.end_bits, *[self.scale_bits] * self.levels, self.end_bits)
 
   @property
@@ -101,7 +100,8 @@ class Chain:
   def error(self) -> float:
     """Standard deviation of the rounding error of one product, per slot.
 
-    The rounded parts are uniform in [-1/2, 1/2], and are multiplied by a ternary secret.
+    Both parts of a ciphertext are rounded, with errors that are uniform in [-1/2, 1/2]. One of the
+    errors is multiplied by a ternary secret.
     Source: Cheon et al. 2017, lemma 2, as a standard deviation and not a bound.
     """
     return (self.degree / 12 * (1 + 2 * self.degree / 3)) ** 0.5 / 2.0**self.scale_bits
@@ -157,7 +157,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _dumps(held: Any) -> bytes:
-  """Serialises an object of SEAL through a file, since SEAL writes only to files."""
+  """Serialises an object of SEAL through a file: SEAL's bindings write only to files."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     held.save(str(path))
@@ -184,7 +184,7 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
 
 
 class _Levels:
-  """Scale and SEAL's id of each level of a chain, the lowest level first; and the primes."""
+  """Scale, prime and SEAL's id of each level of a chain, the lowest level first."""
 
   def __init__(self, chain: Chain):
     data = _context(chain).first_context_data()
@@ -202,7 +202,7 @@ class _Levels:
 
 
 class _Coder:
-  """Encodes numbers as plaintexts of a level."""
+  """Encodes numbers as plaintexts of a level, and decodes plaintexts."""
 
   def __init__(self, chain: Chain):
     self.chain = chain
@@ -259,11 +259,11 @@ class SecretKeys:
     )
 
   def encrypt(self, values: np.ndarray, *, level: int | None = None) -> bytes:
-    """Encrypts up to `chain.slots` numbers, padded with zeros, for `level` products (None:
-    all).
+    """Encrypts up to `chain.slots` numbers, padded with zeros, so that `level` successive products
+    are possible (None: all of the chain).
 
     Raises:
-      UserError: too many numbers, or one that is not finite.
+      UserError: too many numbers, one that is not finite, or a level above the chain's.
     """
     at = self.chain.levels if level is None else level
     plain = self._coder.encode(values, at)
@@ -328,7 +328,7 @@ class SlotEvaluator:
 
   @_one_line()
   def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
-    """Rotates to the left by `steps` slots, for which there must be a key. 0 changes nothing."""
+    """Returns `cipher` rotated to the left by `steps` slots. Needs a key for `steps`, unless 0."""
     if not steps:
       return cipher
     out = self._seal.Ciphertext()
@@ -337,7 +337,7 @@ class SlotEvaluator:
 
   def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
     """Returns a ciphertext of sums. Each slot holds the sum of `count` slots: itself and those at
-    distances stride, 2 * stride, ... to its right. `count` is a power of two."""
+    distances stride, 2 * stride, ... to its right, cyclically. `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
       stride = 2 * stride
@@ -369,20 +369,20 @@ class SlotEvaluator:
     return raw
 
   def products(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
-    """Returns the sum of products of ciphertexts, one level down."""
+    """Returns the sum of left * right over pairs of ciphertexts, one level down."""
     raw = None
     for left, right in pairs:
       raw = self.total(raw, self.product(left, right))
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Encodes plain numbers for `weighted` at `level`, for repeated use."""
+    """Returns plain numbers encoded once, for `weighted` with ciphertexts of `level`."""
     return self._coder.encode(values, level)
 
   @_one_line()
   def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
-    """Returns the sum of ciphertexts times plain numbers (or results of `encoded`), one
-    level down.
+    """Returns the sum of left * right over pairs, one level down. `left` is a ciphertext, `right`
+    plain numbers or a result of `encoded`.
 
     If all numbers are zero, the result is the first ciphertext times 2^-scale_bits: SEAL refuses a
     ciphertext that hides nothing. Raises UserError if there are no pairs.
@@ -429,7 +429,7 @@ class SlotEvaluator:
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
-  """Returns the rotations that `SlotEvaluator.folded` needs, for each stride and count.
+  """Returns the rotations that `SlotEvaluator.folded` needs, for each pair of a stride and a count.
 
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]

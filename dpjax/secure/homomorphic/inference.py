@@ -2,23 +2,23 @@
 
 | who            | learns                                                                   |
 | -------------- | ------------------------------------------------------------------------ |
-| image owner    | the logits; beside them sums of hidden values, see below                 |
-| model owner    | how many queries; nothing of the images or of the logits                 |
+| image owner    | the logits; with `packed` also other sums over hidden values, see below  |
+| model owner    | the number of queries; nothing of the images or of the logits            |
 
 Guarantee: the images have 128 bits of CKKS against a model owner that follows the protocol. The
-MODEL has none: slots that are no logits hold sums over weights, and the noise of a result tells
-of the numbers in it (no circuit privacy). Treat the weights as known to anyone who asks often.
-The image owner keeps raw decryptions: anyone who gets one may learn the key (Li and Micciancio
-2021).
+MODEL has none: with `packed`, slots that hold no logit hold other sums over weights. The noise of
+an answer depends on the weights, too (no circuit privacy). Treat the weights as known to anyone who
+asks often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li and
+Micciancio 2021).
 
-| layout   | ciphertexts                    | for                                            |
-| -------- | ------------------------------ | ---------------------------------------------- |
-| `packed` | several whole images in each   | few images: an answer in a fraction of a second|
-| `pixels` | one pixel of thousands in each | thousands at once: least time for each image   |
+| layout   | each ciphertext holds           | for                                             |
+| -------- | ------------------------------- | ----------------------------------------------- |
+| `packed` | several whole images            | few images: an answer in a fraction of a second |
+| `pixels` | one pixel of up to 4,096 images | thousands at once: least time for each image    |
 
 Measured on MNIST with 64 hidden units, on 2 busy CPU cores: `packed` answers four images in .2 s,
-81 kB an image. `pixels` takes 40 to 46 s for up to 4,096 images, so it is faster from about 900
-images on (`configs/secure/inference_mnist.py`).
+with 81 kB of messages an image. `pixels` takes 40 to 46 s for up to 4,096 images, so it is faster
+from about 900 images on (`configs/secure/inference_mnist.py`).
 
 Source: Gilad-Bachrach et al. 2016 (CryptoNets: square activations, a pixel a ciphertext);
 Juvekar et al. 2018 (GAZELLE, hybrid products: as many rotations as there are outputs, by
@@ -42,11 +42,11 @@ from dpjax.secure.homomorphic.ckks import (
 )
 from dpjax.validate import UserError, Verbatim
 
-# Three products, of dense, square and dense, take 216 of the 218 bits of the degree.
+# A chain for three products (dense, square, dense) takes 216 of the 218 bits of its degree.
 CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)
 # A logit with a larger absolute value wraps around.
 _MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)
-# Largest planned error of a logit.
+# Largest `SquareNetwork.logit_error` of a network that is accepted.
 MOST_ERROR = 0.1
 LAYOUTS = ("packed", "pixels")
 
@@ -60,7 +60,7 @@ class SquareNetwork(NamedTuple):
   head_bias: np.ndarray  # [k]
 
   def logits(self, x: np.ndarray) -> np.ndarray:
-    """Returns logits [n, k] of images [n, d] in float64: the reference for an answer."""
+    """Returns logits [n, k] of images [n, d] in float64, to compare an answer with."""
     return (x @ self.kernel + self.bias) ** 2 @ self.head + self.head_bias
 
   @property
@@ -73,8 +73,8 @@ class SquareNetwork(NamedTuple):
   def logit_error(self) -> float:
     """Estimates the error of a logit on ciphertexts.
 
-    This is no bound, but standard deviations of rounding, times 16 for rotations and sums. The
-    error is large where one layer undoes what the other does.
+    This is no bound, but standard deviations of rounding, times 16 for rotations and sums. It is
+    large if the weights of one layer are much larger than those of the other.
     """
     hidden = float((np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)).max())
     unit = 16 * CHAIN.error
@@ -85,11 +85,10 @@ class SquareNetwork(NamedTuple):
 
 
 def network_of(params: Mapping[str, Any]) -> SquareNetwork:
-  """Returns the network with the parameters of an `Mlp` with one hidden layer and
-  activation="square".
+  """Returns the network of an `Mlp`'s parameters, with one hidden layer and activation="square".
 
   Raises:
-    UserError: another number of layers.
+    UserError: layers other than dense_0 and head.
   """
   layers = params.get("params", params)
   if {*layers} != {"dense_0", "head"}:
@@ -104,7 +103,7 @@ class _Layout(Protocol):
   d: int
   questions: int  # ciphertexts of a question
   answers: int
-  images_each: int  # of one batch of ciphertexts
+  images_each: int  # largest number of images of a question
   rotations: list[int]
 
   def pack(self, images: np.ndarray) -> list[np.ndarray]: ...  # [<= images_each, d]
@@ -122,8 +121,8 @@ class _Packed:
   """Layout in blocks of B slots. Each block holds h empty slots, and then one image.
 
   h is the number of hidden units, rounded up to a power of two. A product with a matrix W sums
-  W[q, p mod h] x[q] over q in [p, p + h), for each slot p. That needs h rotations of x: b baby
-  steps, which serve each of h / b giant steps. The slots p, p + h, ... of a block then hold parts
+  W[q, p mod h] x[q] over q in [p, p + h), for each slot p. That needs x at h rotations,
+  which b baby steps and h / b giant steps make. The slots p, p + h, ... of a block then hold parts
   of one output. The head does the same with rotations to the right.
   """
 
@@ -212,10 +211,10 @@ def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
 class _Pixels:
   """Layout with a ciphertext for each pixel and an image in each slot.
 
-  It needs only products with numbers, and no rotations.
+  It needs no rotations, and each weight is a single number for all slots.
   """
 
-  rotations: list[int] = []  # noqa: RUF012 - of all
+  rotations: list[int] = []  # noqa: RUF012 - shared, never changed
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
     self.d = num_inputs
@@ -284,7 +283,7 @@ class ImageOwner:
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
-    """Returns decrypted logits [num_images, k]. Keep them secret, and give others only the labels.
+    """Returns decrypted logits [num_images, k]. Keep them secret, and give others only the classes.
 
     Anyone who gets a raw decryption may learn the key.
     """
@@ -303,7 +302,7 @@ class ModelOwner:
 
   Raises:
     UserError: weights that are NaN; so large that a logit of some image could wrap around; or so
-      unlike in size that rounding would hide a logit (`SquareNetwork.logit_error`).
+      unlike in size that a logit's error may exceed 0.1 (`SquareNetwork.logit_error`).
 
   >>> rng = np.random.default_rng(0)
   >>> net = SquareNetwork(*(rng.normal(size=s) for s in [(6, 4), (4,), (4, 3), (3,)]))

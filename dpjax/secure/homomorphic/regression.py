@@ -18,8 +18,8 @@ same in float64).
 Guarantee: 128 bits of CKKS against a server that follows the protocol (honest but curious). A
 malicious server can return wrong weights, and nothing here would notice. What the owner decrypts
 holds noise that tells of the secret key (Li and Micciancio 2021). So the owner passes it on to
-nobody, the server included, without rounding it far above `Chain.error`. Circuit privacy is not
-needed, since the server has no input of its own. Encryption is not differential privacy:
+nobody, the server included, without rounding it to steps far above `Chain.error`. Circuit privacy
+is not needed, since the server has no input of its own. Encryption is not differential privacy:
 published weights tell about the data.
 
 When the chain of products is used up, the owner decrypts and encrypts again (a refresh). Refreshes
@@ -215,7 +215,7 @@ class RegressionServer:
     self.refresh_bytes = 0  # sent and received in refreshes
 
   def fit(self, upload: Upload, refresh: Refresh) -> bytes:
-    """Returns E(w), which allows one more product; requests `plan.refreshes` refreshes."""
+    """Requests `plan.refreshes` refreshes. Returns E(w), which allows at least one more product."""
     diagonals, w = self._first_step(upload)
     for done in range(self.plan.doublings):
       last = done + 1 == self.plan.doublings
@@ -279,7 +279,7 @@ class RegressionServer:
     return lane
 
   def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
-    """Returns (M^2, w + M w), or ([], w + M w) for the last doubling.
+    """Returns (diagonals 0..m/2 of M^2, w + M w), or ([], w + M w) for the last doubling.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
     rotations of the diagonals 0..m/2 meets all of these products, since the other diagonals are
@@ -331,8 +331,7 @@ class RegressionServer:
 
 
 class Regressed(NamedTuple):
-  """Weights, predictions and errors of one regression on ciphertexts, as the owner decrypts
-  them."""
+  """Decrypted weights and predictions of a regression on ciphertexts, with errors and costs."""
 
   weights: np.ndarray  # [d] standardised; SECRET, see `DataOwner.weights`
   predictions: np.ndarray  # [n'] of the new rows, in the units of y
@@ -358,7 +357,7 @@ def regress(
     new: [n', d] rows to predict, encrypted as well.
 
   Raises:
-    UserError: as `DataOwner`, or TenSEAL is not installed.
+    UserError: as `DataOwner` and `DataOwner.rows`, or TenSEAL is not installed.
 
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(40, 2))

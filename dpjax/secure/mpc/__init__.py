@@ -1,14 +1,14 @@
 """Two parties compute on shares: each learns only what is revealed to it.
 
 A value is a fixed-point number in Z_2^64: the sum of one share in each party. Sums are local; a
-product takes a Beaver triple from a trusted dealer, who sees no data. Everything is a PROGRAM,
-`program(party, ...)`, that each party runs on its own shares: `run` runs both in this process,
-`three_programs` two parties and the dealer in processes of their own, over sockets.
+product takes a Beaver triple from a trusted dealer, who sees no data. A computation is a PROGRAM,
+`program(party, ...)`, that each party runs on its own shares. `run` runs both parties in this
+process; `three_programs` runs two parties and the dealer as three processes, over sockets.
 
 The guarantee holds against one party, or the dealer, that follows the protocol and looks at all it
 receives (honest but curious). It does not hold if two of the three collude. Shapes, the program
-and public arguments are public. What is revealed may tell about the inputs: it is not
-differentially private.
+and public arguments are public. What is revealed may tell about the inputs. Only what `OutputNoise`
+opens is differentially private.
 
 Also here: `secure_jit` runs a JAX function on shares by SPU (`spu_jit`, extra `mpc-spu`), and
 `garbled` tells whether x < y without a dealer.

@@ -1,5 +1,4 @@
-"""Signs of shared values, and functions built on them: ReLU, the sigmoid of SecureML,
-argmax.
+"""Signs of shared values, and functions built on them: ReLU, SecureML's sigmoid, argmax.
 
 The sign of x is computed as follows. All numbers from the dealer serve one comparison only.
 
@@ -45,13 +44,13 @@ _LOW = np.uint64((1 << 63) - 1)
 def shuffled(words: np.ndarray) -> np.ndarray:
   """Moves bit p to the place with the six binary digits of p reversed.
 
-  Neighbours, which a tree combines first, then lie in the two halves of a word. The function is its
-  own inverse.
+  Neighbouring bits, which a tree combines first, then lie in the two halves of a word. The function
+  is its own inverse.
 
   >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
   """
-  # Three exchanges of digits reverse the place of a bit.
+  # Three exchanges reverse the digits of a bit's place.
   for low, high in ((0, 5), (1, 4), (2, 3)):
     shift = np.uint64((1 << high) - (1 << low))
     places = [place for place in range(64) if place >> low & 1 and not place >> high & 1]
@@ -63,8 +62,8 @@ def shuffled(words: np.ndarray) -> np.ndarray:
 def sign(shape: Sequence[int]) -> Correlated:
   """Returns the correlation of a comparison.
 
-  Its free parts are r, s, and a and b of each layer. Its bound parts are the bits of r, s as a
-  number, r s, and a & b of each layer.
+  Its free parts: r; s; a and b of each layer. Its bound parts: the bits of r; s as a number; r s;
+  a & b of each layer.
   """
   shape = tuple(shape)
   bits = Part(shape, "uint8", xor=True)
@@ -148,8 +147,8 @@ def relu(party: Party, x: Shares) -> Shares:
 def sigmoid(party: Party, x: Shares) -> Shares:
   """Returns shares of min(max(x + 1/2, 0), 1), SecureML's sigmoid (section IV), for [...] shares.
 
-  This is relu(x + 1/2) - relu(x - 1/2), and one comparison computes both. It holds if neither sum
-  leaves the signed words: |x| < 2^(63-f) - 1/2. Raises UserError for f = 0 fraction bits.
+  This is relu(x + 1/2) - relu(x - 1/2), and one comparison computes both. The result is right if
+  neither sum leaves the signed words: |x| < 2^(63-f) - 1/2. Raises UserError for f = 0.
   """
   # Without fraction bits, 1/2 cannot be encoded.
   validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)

@@ -50,17 +50,17 @@ def _triple(
 
 
 def elementwise(shape: Sequence[int]) -> Correlated:
-  """Returns the correlation of Beaver's triple a, b, c = a b of one shape."""
+  """Returns the correlation of Beaver's triple (a, b, a * b) of arrays of one shape."""
   return _triple(shape, shape, shape, np.multiply)
 
 
 def matrices(x: Sequence[int], y: Sequence[int]) -> Correlated:
-  """Returns the correlation of Beaver's triple of matrices a [m, k], b [k, n], c = a b."""
+  """Returns the correlation of Beaver's triple (a, b, a @ b) of matrices a [m, k] and b [k, n]."""
   return _triple(x, y, (x[0], y[1]), ring64.matmul)
 
 
 def truncation(shape: Sequence[int], bits: int) -> Correlated:
-  """Returns the correlation of a truncation: r, (r mod 2^63) >> `bits`, the highest bit of r."""
+  """Returns a truncation's correlation: r, (r mod 2^63) >> `bits`, and the highest bit of r."""
   part = Part(tuple(shape))
   low = np.uint64((1 << 63) - 1)
 
@@ -71,7 +71,7 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
 
 
 class Unique:
-  """Base class of objects whose numbers are used once: they cannot be copied or pickled."""
+  """Base class of objects whose masks are used once. Such objects cannot be copied or pickled."""
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
@@ -125,7 +125,7 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
 
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
-  """Splits consecutive bytes into arrays, whose (shape, dtype) are `forms`."""
+  """Splits bytes into consecutive arrays, whose (shape, dtype) are in `forms`."""
   parts = []
   start = 0
   for shape, dtype in forms:

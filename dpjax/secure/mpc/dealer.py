@@ -16,7 +16,7 @@ import numpy as np
 from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
-# Function of (number, name, arguments) that returns the bound parts of party 1.
+# Function of (number, name, arguments) of a correlation that returns party 1's bound parts.
 Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
@@ -44,7 +44,7 @@ class Dealt(Unique):
 
 
 class Dealer(Unique):
-  """Makes correlated randomness for two parties, who request it in the same order.
+  """Makes correlated randomness for two parties, who use it in the same order.
 
   Args:
     seed: None draws the keys from the operating system. A number makes a SIMULATION that
@@ -57,7 +57,7 @@ class Dealer(Unique):
     self._next = 0
 
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
-    """Returns the bound parts of a correlation, which party 1 cannot expand by itself.
+    """Returns party 1's shares of a correlation's bound parts, which it cannot expand by itself.
 
     Raises UserError for a number that was dealt or skipped already.
     """
@@ -85,12 +85,12 @@ class Supply(Unique):
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
     """Returns this party's shares of the next correlation. Several threads may call it."""
-    # Two threads with one number would use the same masks.
+    # If two threads got one number for their correlations, they would use the same masks.
     with self._lock:
       return self._deal(name, arguments)
 
   def _deal(self, name: str, arguments: tuple) -> Dealt:
-    # Both parties count everything that was dealt, so that their numbers agree.
+    # Both parties count all correlations, so that each has the same number in both.
     number = sum(self.dealt.values())
     wanted = correlated(name, arguments)
     self.dealt[name] = self.dealt.get(name, 0) + 1

@@ -14,10 +14,10 @@ Then it goes through the circuit. It sees one label of each wire, but not the va
 | garbler   | nothing, unless the evaluator tells it       |
 | evaluator | whether x < y                                |
 
-The answer is exact for every x and y. This holds for parties that follow the protocol: a garbler
-that garbles another circuit is not caught. A table or a label that was changed on the way gives an
-error. XOR is free and NOT swaps labels. An AND is two ciphertexts of 16 bytes, and a comparison
-takes one AND for each bit. Labels come from the operating system's entropy.
+The answer is exact for every x and y. All this holds for parties that follow the protocol: a
+garbler that garbles another circuit is not caught. A table or a label that was changed on the way
+gives an error, or is not used. XOR is free and NOT swaps labels. An AND is two ciphertexts of 16
+bytes, and a comparison takes one AND for each bit. Labels come from the operating system's entropy.
 Source: Yao 1986; point-and-permute, Beaver et al. 1990; free XOR, Kolesnikov and Schneider
 2008; the circuit, Kolesnikov et al. 2009, figure 6; half gates, Zahur et al. 2015, figure 2.
 """
@@ -37,7 +37,7 @@ MAX_BITS = 256
 
 
 class Gate(NamedTuple):
-  """A gate on one or two earlier wires. Its own wire follows all wires before it."""
+  """A gate on one or two earlier wires. Its result is the next wire."""
 
   kind: str  # xor, and, not
   a: int
@@ -144,7 +144,7 @@ def evaluate(
 ) -> tuple[int, ...]:
   """Returns the output bits from one label of each input, the garbler's first.
 
-  Raises UserError for labels or tables that differ from the garbled ones.
+  Raises UserError for another number of labels or tables, or if they lead to no label of an output.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)

@@ -1,7 +1,7 @@
 """Links between two programs, which carry bytes over a queue or a socket.
 
 A socket carries TLS 1.3. Its certificates follow from a token that both ends were given beforehand
-(`dpjax.secure.mpc.tls`). So anyone who listens reads nothing, not even with the token. What was
+(`dpjax.secure.mpc.tls`). Anyone who listens reads nothing, not even with the token. What was
 altered, repeated, left out or sent by somebody without the token is refused. The lengths of
 messages are public.
 """
@@ -29,7 +29,7 @@ _MOST = (1 << 31) - 64
 # Largest number of bytes that go one way under one key. AES-GCM, which TLS 1.3 prefers, loses its
 # margin from 2^38.5 bytes on (RFC 8446, section 5.5).
 _MOST_UNDER_ONE_KEY = 1 << 38
-# Largest number of seconds that a selector can wait.
+# Number of seconds for one wait of a selector, which takes at most 2^31 milliseconds.
 _LONGEST_WAIT = 1e6
 TOKEN_BYTES = 16
 
@@ -39,7 +39,7 @@ class PeerFailed(UserError):
 
 
 class Link(Protocol):
-  """End of a link between two parties.
+  """End of a link between two programs.
 
   Classes of links take `timeout`: longest silence of the peer in seconds, computing included.
   """
@@ -137,8 +137,8 @@ class SocketLink:
   """A link between two processes.
 
   `exchange` sends and receives at once, so that neither side blocks on a full buffer. `send` alone
-  does not read: only one side may send a large message. After an error in the middle of a message
-  every call raises PeerFailed.
+  does not read: only one side at a time may send a large message. After an error in the middle of a
+  message every call raises PeerFailed.
 
   Args:
     connection: open socket; this object closes it.
@@ -174,15 +174,15 @@ class SocketLink:
     self._connection = connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    self._messages = 0  # received, that of the greeting included
+    self._messages = 0  # number received, the greeting's included
     self._under_this_key = 0
     self._tls: Any = None  # a tls.Channel, once both ends have said hello
-    # Encrypted bytes that the socket has not taken yet.
+    # Bytes to send that the socket has not taken yet: encrypted, or this end's hello.
     self._unsent = memoryview(b"")
     # Deadline of the whole greeting, however slowly its bytes arrive.
     self._until = time.monotonic() + self._timeout
     self._failure = ""
-    self._is_inside = False  # whether a frame has gone or come in part
+    self._is_inside = False  # whether a frame was sent or received in part
     try:
       connection.setblocking(False)
       with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class SocketLink:
     self._connection.close()
 
   def _frames(self, data: bytes | None, length: int | None, listen: bool = True) -> bytes:
-    """Sends `data` as a frame, unless it is None. Returns a received frame, b"" if not `listen`."""
+    """Sends `data` as a frame, unless None. Returns the data of a frame, b"" if not `listen`."""
     if self._failure:
       raise PeerFailed(f"{self.peer}: {self._failure}")
     out = b""
@@ -271,7 +271,7 @@ class SocketLink:
     try:
       frame = self._transfer(out, due)
     except BaseException:
-      # After a part of a frame, in either direction, no later frame begins where it should.
+      # If a frame broke off, in either direction, later frames would not begin where they should.
       if self._is_inside:
         self._failure = "the link has failed before"
         self._send_alert()
@@ -371,7 +371,7 @@ class SocketLink:
     return more
 
   def _ready(self, events: int) -> int:
-    """Waits for one of these events. Returns those that are there."""
+    """Waits for one of these events, and returns those that came. Raises PeerFailed for silence."""
     until = min(time.monotonic() + self._timeout, self._until)
     left = min(max(until - time.monotonic(), 0.0), _LONGEST_WAIT)
     try:

@@ -1,7 +1,7 @@
 """Logistic regression on shares, whose opened weights are differentially private.
 
 Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv:0912.0071, algorithm 1; Wu et
-al. 2017, arXiv:1606.04722; among parties that share their data, Jayaraman et al. 2018). The bound
+al. 2017, arXiv:1606.04722; among several parties, Jayaraman et al. 2018). The bound
 is proved for what really runs: K full-batch gradient steps in fixed point, with SecureML's
 piecewise-linear sigmoid s(z) = min(max(z + 1/2, 0), 1).
 
@@ -89,9 +89,9 @@ class OutputNoise:
   """Public numbers of a training on shares and of the noise on the model that is opened.
 
   Args:
-    num_rows: n, the rows of all owners together; public.
+    num_rows: n, the number of rows of all owners together; public.
     num_features: d, without the constant.
-    l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
+    l2_penalty: l, for weights and bias. n l is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
     noise_multiplier: standard deviation of ONE party's noise, divided by `l2_sensitivity`.
     feature_norm: C, the norm to which each owner clips its rows by `rows`.
@@ -226,7 +226,7 @@ class OutputNoise:
     return max(1, math.ceil((float(self.noise_multiplier) * units) ** 2))
 
   def event(self, neighboring_relation: str = REPLACE) -> accounting.DpEvent:
-    """Event of one release; proved under replace_one, as the number of rows is public."""
+    """Returns the event of one release, under replace_one alone: the number of rows is public."""
     if neighboring_relation != REPLACE:
       raise UserError(
         f"must be {REPLACE}: the number of rows is public",
@@ -350,7 +350,7 @@ class OutputNoise:
   def release(
     self, party: Party, weights: Shares, *, rng: np.random.Generator | None = None
   ) -> np.ndarray:
-    """Returns the weights with both parties' noise to both parties, [d + 1, k] float64.
+    """Reveals the weights plus both parties' noise to both. Returns them, [d + 1, k] float64.
 
     Args:
       weights: shares of `train`.
@@ -482,7 +482,7 @@ class OutputNoise:
 def bounded_rows(
   x: ArrayLike, norm: float, *, frac_bits: int = ring64.FRAC_BITS
 ) -> np.ndarray:
-  """Clips each row of x [m, d] to an l2 norm, rounded toward zero to the grid: [m, d] float64.
+  """Returns x [m, d], each row clipped to an l2 norm and rounded toward zero to multiples of 2^-f.
 
   If columns are split, each party clips its part, and the squares of the norms add up. A row with
   NaN or infinity becomes zeros. Each row of the result depends on one row of x alone.

@@ -1,4 +1,4 @@
-"""A party of a two-party computation: its shares, its randomness, and its link.
+"""A party of a two-party computation, with its randomness and its links.
 
 A PROGRAM is a function `program(party, ...)` that each party runs on its own shares, without
 access to the other party's. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
   bytes_received: int
   bytes_dealt: int  # from the dealer
   rounds: int  # messages of the other party that had to be waited for
-  dealt: dict[str, int]  # correlations by name
+  dealt: dict[str, int]  # number of correlations by name
 
 
 class Party(Unique):

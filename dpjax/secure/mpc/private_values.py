@@ -35,8 +35,8 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   are public.
 
   Args:
-    tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`. In the other party
-      it is a tree of these shapes, as `jax.ShapeDtypeStruct`; values in it are not read.
+    tree: in the owner, a tree of real numbers, |x| < `ring64.largest(frac_bits)`. In the other
+      party, a tree of these shapes, as `jax.ShapeDtypeStruct`; values in it are not read.
     owner: 0 or 1.
 
   Returns:

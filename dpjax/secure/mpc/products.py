@@ -127,8 +127,8 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
   The result is one of the two words next to x / 2^bits. The upper one has the probability
   (x mod 2^bits) / 2^bits, so the result is unbiased. It never fails: u < 2^63 is (c mod 2^63) -
   (r mod 2^63), plus 2^63 if the highest bits of c and r differ; the highest bit of r is dealt, too.
-  (As Escudero et al. 2020, "Improved primitives for MPC over mixed arithmetic-binary circuits", for
-  another adversary.)
+  (Escudero et al. 2020, "Improved primitives for MPC over mixed arithmetic-binary circuits", do the
+  same against another adversary.)
 
   `local` (SecureML, section IV, theorem 1): each party shifts its own share. The result is off by
   at most one unit, except for failures by about 2^(64 - bits). A failure has probability

@@ -57,8 +57,8 @@ class Recipe:
   Attributes:
     hidden: "relu", or "square" (z^2, which needs no comparison).
     output: function of the scores z. The gradient of the loss by z is output(z) - y. "sigmoid" is
-      SecureML's three pieces, for logistic regression and one-against-the-rest. "normalized_relu"
-      is SecureML's softmax, and "linear" is for squared error.
+      SecureML's, of three pieces, for logistic regression and one-against-the-rest.
+      "normalized_relu" is SecureML's softmax, and "linear" is for squared error.
     learning_rate: rate for the mean over a batch. Divided by the batch size it must be a power of
       two, since steps are truncations.
   """
@@ -118,7 +118,7 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
 class _Pass(NamedTuple):
   scores: Shares  # [n, d_out]
   inputs: list[Shares]  # of each layer, [n, d_in]
-  # For each hidden layer, a function that multiplies by the derivative.
+  # For each hidden layer, a function that multiplies an error by the derivative.
   slopes: list[Callable[[Shares], Shares]]
 
 

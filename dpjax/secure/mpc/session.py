@@ -1,4 +1,4 @@
-"""Runs both parties and the dealer in one process: each party in a thread, with queues between.
+"""Runs both parties and the dealer in one process: each party in a thread, linked by queues.
 
 The same programs also run in separate processes (`three_programs`), with the same messages. Whoever
 runs this one process holds everything.
@@ -61,7 +61,7 @@ def run(
     frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
     links: the ends of party 0 and of party 1; None: queues.
-    timeout: longest time in seconds that a party may be silent.
+    timeout: longest time in seconds that a party may be silent; unused if `links` are given.
 
   Raises:
     Exception: the first error of either party. A lost peer is reported only if nothing else failed.

@@ -1,4 +1,4 @@
-"""Any JAX function on secret inputs, unmodified: SPU runs its StableHLO on shares.
+"""JAX functions on secret inputs, unmodified: SPU runs their StableHLO on shares.
 
     step = secure_jit(train_step, protocol="ABY3")  # train_step: JAX, jax.grad and all
     params = step(params, x, y)  # computed on shares, then put together
@@ -58,8 +58,8 @@ TIMEOUT_SECONDS = 600
 class Secret:
   """An array of which each party holds a share; a leaf in trees of arguments and results.
 
-  It is made by `share`, or by a function that reveals nothing. Fewer than all shares say nothing
-  about the values; but in ABY3 two of the three say all. Shape and type of the array are public.
+  It is made by `share`, or by a `SecureFunction` with revealed=False. Fewer than all shares say
+  nothing about the values; but in ABY3 two of the three say all. Shape and type are public.
   """
 
   shape: tuple[int, ...]
@@ -93,7 +93,7 @@ class SecureFunction:
     Args:
       *args: trees of arrays (float32, bool, integers up to 32 bits), numbers, `Secret`.
 
-    Raises UserError for a type, a size or an operation that SPU does not take.
+    Raises UserError for a type, a number or an operation that SPU does not take.
     """
     return self._run(args, profile=False)[0]
 
@@ -187,8 +187,8 @@ def secure_jit(
       never be put together between the steps of a training.
 
   The result has the error of fixed point with 18 bits, about 2^-17 for each product. SPU's exp, log
-  and division are within 2e-4, its tanh within 5e-3, and a training step within 1e-4. Numbers
-  beyond 2^(63 - 36) inside the program wrap around, without an error.
+  and division are within 2e-4, its tanh within 5e-3, and a training step within 1e-4. Products,
+  and sums of them, beyond 2^(63 - 36) inside the program wrap around, without an error.
 
   Raises UserError for an unknown protocol, or a number of parties that it does not allow.
 
@@ -327,7 +327,7 @@ def _log() -> pathlib.Path:
 
 
 class _Keeper:
-  """Keeps the log file for the life of the process."""
+  """An object that lives as long as the process. The log's folder is removed with it."""
 
 
 _LOG_KEEPER = _Keeper()
@@ -335,9 +335,9 @@ _LOG_KEEPER = _Keeper()
 
 @contextlib.contextmanager
 def _counted(parties: int) -> Iterator[list[int]]:
-  """Yields a list. After the block it holds the number of bytes that the parties sent in it."""
+  """Yields a list, which after the block holds the number of bytes that the parties sent in it."""
   count: list[int] = []
-  # The process has one log, so the bytes of two runs at once could not be told apart.
+  # The process has one log, so the bytes of two calls at once could not be told apart.
   with _LOCK:
     path = _log()
     before = path.stat().st_size if path.exists() else 0

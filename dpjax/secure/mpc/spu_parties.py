@@ -160,7 +160,7 @@ class SpuParty(NamedTuple):
       self.link.recv(rank)
 
   def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
-    """Sends a share of an output to those who learn it.
+    """Sends this party's share of an output to the parties that learn the output.
 
     Returns the shares of all parties if this party learns the output, else [].
     """
@@ -263,7 +263,7 @@ def _encrypt(
 # too early (TLS: in 4 of 14 runs on a busy machine), and waits for ever for a lost party. After
 # `_leave` only answers are still on their way.
 _LINGER_SECONDS = 2.0
-# Seconds of one attempt to connect: SPU tries four times, with waits of 1, 3 and 5 seconds.
+# Seconds of one attempt to connect: SPU tries four times in it, with waits of 1, 3 and 5 seconds.
 _ATTEMPT_SECONDS = 9
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 

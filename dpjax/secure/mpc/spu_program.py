@@ -27,7 +27,7 @@ INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev
 
 # SPU's default in a ring of 2^64.
 FRACTION_BITS = 18
-# Bound on a factor of a product: 2^(63 - 2 * 18 - 10), with 10 bits for sums and
+# Bound on an input, as a factor of products: 2^(63 - 2 * 18 - 10), with 10 bits for sums and
 # truncation.
 MAX_INPUT = 2.0**17
 
@@ -74,8 +74,8 @@ def missing() -> bool:
 
 
 def as_input(name: str, value: Any) -> np.ndarray:
-  """Converts a leaf of an argument for SPU. Raises UserError for an unsupported type or
-  size.
+  """Returns an argument's leaf as an array for SPU. Raises UserError for an unsupported type, for
+  NaN, and for floats of 2^17 or more in absolute value.
 
   >>> as_input("x", 0.5).dtype.name
   'float32'
@@ -101,7 +101,7 @@ def as_input(name: str, value: Any) -> np.ndarray:
 
 
 def check_dtype(name: str, dtype: Any) -> None:
-  """Raises UserError unless SPU has the type."""
+  """Raises UserError unless inputs may have the type."""
   if str(dtype) not in _DTYPES:
     raise UserError(f"{dtype}; must be one of {', '.join(_DTYPES)}: cast it", field=name)
 

@@ -2,7 +2,7 @@
 
 Party 0 and the dealer listen. Party 0 connects to the dealer, party 1 to both. All sockets are
 encrypted by TLS (`links`). The parties exchange shares and masked values. The dealer sends party 0
-a key, party 1 a key and its bound parts, and receives names and shapes.
+a key, party 1 a key and its bound parts, and receives names, shapes and public numbers.
 
 On three machines, make one call on each:
 
@@ -11,9 +11,9 @@ On three machines, make one call on each:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-Each new connection is greeted at once, in a thread. It is closed unless it proves to know the
-token within `_PATIENCE` seconds. If `_CROWD` greetings are open, the address with the most open
-ones loses its oldest one. So silent strangers do not keep the three apart.
+Each new connection is greeted at once, in a thread. It is closed unless the peer proves
+within `_PATIENCE` seconds that it knows the token. If `_CROWD` greetings are open, the address with
+the most open ones loses its oldest one. So silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
 """
@@ -68,7 +68,7 @@ class Agreed(NamedTuple):
   topic: str = ""  # names the program and its public arguments; another topic is refused
   frac_bits: int = ring64.FRAC_BITS
   truncation: str = "masked"
-  timeout: float = TIMEOUT  # seconds to wait for the others, and that one may be silent
+  timeout: float = TIMEOUT  # seconds to wait for the others, and longest silence of each
   seed: int | None = None  # a number makes a SIMULATION, which anybody can repeat
 
   @property
@@ -305,7 +305,7 @@ def connect(
   """Context that connects one party to the other one and to the dealer.
 
   Args:
-    number: 0, which listens at `listen`, or 1, which connects to it at `peer`.
+    number: 0, which listens at `listen`, or 1, which connects to party 0 at `peer`.
     dealer: "HOST:PORT" of the dealer.
     record: function that wraps the link to the other party.
 

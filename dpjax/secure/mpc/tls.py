@@ -28,7 +28,7 @@ class Broken(Exception):
 
 
 def hello(name: str) -> bytes:
-  """Returns the first bytes of an end, [HELLO_BYTES]; they reveal its name alone."""
+  """Returns the bytes that an end sends first, [HELLO_BYTES]; they reveal its name alone."""
   return hashlib.sha256(name.encode()).digest()[:HELLO_BYTES]
 
 
@@ -127,7 +127,7 @@ class Channel:
 
 
 def _key(token: bytes, name: str, topic: str) -> bytes:
-  """Derives the Ed25519 private key [32] of a party of this name and topic."""
+  """Derives the Ed25519 private key [32] of the end with this name and topic."""
   return primitives.derive(token, f"dpjax mpc tls {len(name)} {name} {topic}".encode())
 
 
@@ -136,7 +136,7 @@ def _load(context: ssl.SSLContext, key: bytes, name: str) -> None:
 
   Raises UserError if TLS has no Ed25519 keys, and OSError if no temporary file can be written.
   """
-  # The file is encrypted under a password that never leaves this process.
+  # The key in the file is encrypted under a password that never leaves this process.
   password = secrets.token_bytes(16).hex().encode()
   try:
     with tempfile.NamedTemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Sums of clients' integer vectors. The server learns only the sum, except in `plain`.
+"""Sums of clients' integer vectors. Except for `plain`, the server learns only the sum.
 
 | name               | hides by                       | survives drop-outs | extra    |
 | ------------------ | ------------------------------ | ------------------ | -------- |

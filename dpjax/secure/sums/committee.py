@@ -3,12 +3,13 @@
 | phase    | who sends                        | what                                             |
 | -------- | -------------------------------- | ------------------------------------------------ |
 | `keys`   | each member                      | a public key, fresh for this sum                 |
-| `shares` | each client, its ONLY message    | a share for each member, sealed to that member   |
+| `shares` | each client                      | a share for each member, sealed to that member   |
 | `sums`   | each member                      | the sum of the shares that it was sent           |
 
-Shares are those of `galois_shares`. The sums of any `colluding` + `packed` members give the total,
-so the other members may fall silent. A client that falls silent before its message costs no more
-work: none of its shares is in a sum, so nothing must be rebuilt.
+Members are clients, too; any other client sends ONLY its shares, which are those of
+`galois_shares`. The sums of any `colluding` + `packed` members give the total, so the other members
+may fall silent. A client that falls silent before its shares costs no more work: none of its shares
+is in a sum, so nothing must be rebuilt.
 
 **What is hidden.** Suppose that the server, `colluding` members and any clients who are no members
 pool what they know. They learn the sum of the remaining clients' vectors, and nothing else. Proof.
@@ -24,8 +25,8 @@ ChaCha20-Poly1305.
 - A member may send a wrong sum. If more than `colluding` + `packed` members answer, their sums then
   do not fit together, and the total is refused. If just that many answer, the total is wrong, and
   nobody notices. The same holds for a client whose shares do not fit together.
-- A client may send any vector. If a member cannot open its share, the sum is refused, and nothing
-  is revealed.
+- A client may send any vector. If a member cannot open a client's share, the member drops out (over
+  sockets), or the sum is refused and nothing is revealed (in one process).
 
 Members are drawn from all clients by a hash of the session. `parameters` says how many members
 are needed where a fraction of the clients is corrupt.
@@ -83,8 +84,8 @@ class Committee(SumSettings):
   Args:
     num_members: number of members of the committee, drawn from the clients of each sum.
     colluding: largest number of members who may tell the server all they know; >= 1.
-    packed: number of secrets in one polynomial. Each share is that many times shorter, and
-      `colluding` + `packed` members must stay.
+    packed: number of secrets in one polynomial. Each share is about that many times shorter than
+      the vector, and `colluding` + `packed` members must stay.
 
   Raises:
     UserError: as `SumSettings`, or a committee that could never rebuild a sum.
@@ -163,10 +164,10 @@ def parameters(
   security_bits: float = 40,
   failure_bits: float = 20,
 ) -> tuple[int, int]:
-  """Returns (num_members, colluding) of the smallest committee for randomly drawn members.
+  """Returns (num_members, colluding) of the smallest committee that meets two bounds.
 
-  With probability at most 2^-security_bits more than `colluding` members are corrupt. With
-  probability at most 2^-failure_bits fewer than `colluding` + `packed` members stay.
+  Members are drawn at random. With probability at most 2^-security_bits more than `colluding` of
+  them are corrupt. With probability at most 2^-failure_bits fewer than `colluding` + `packed` stay.
 
   Args:
     num_clients: number of clients from whom the members are drawn.
@@ -506,7 +507,7 @@ def _senders(state: CommitteeServer) -> tuple[frozenset[int], frozenset[int]]:
   if state.phase == "shares":
     return frozenset(state.terms.clients), state.uploaded
   if state.phase == "sums":
-    # Only members of the roster were sent shares. The sum of another one would be garbage.
+    # Only members on the roster were sent shares. The sum of another member would be garbage.
     return frozenset(state.keys), frozenset(state.sums)
   return frozenset(state.terms.members), frozenset(state.keys)
 

@@ -168,10 +168,10 @@ class _SecAggClient:
 
 
 class _CommitteeServer:
-  """The server of a committee, which forwards each share when it comes."""
+  """Server of a sum by a committee. It forwards each share when it comes."""
 
   def __init__(self, terms: CommitteeTerms):
-    # A missing extra is reported before anybody is waited for.
+    # A missing extra is reported before the server waits for anybody.
     committee.primitives.library()
     self._terms = terms
     self._state = committee.CommitteeServer(terms)

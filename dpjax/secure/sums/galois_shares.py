@@ -1,4 +1,4 @@
-"""Shamir's shares of vectors modulo 2^32 or 2^64. Sums of shares reveal only the sum.
+"""Shamir's shares of vectors modulo 2^32 or 2^64. Sums of shares reveal only the vectors' sum.
 
 Shamir's scheme needs points whose differences can be inverted. Modulo 2^bits there are only two
 such points, for example 0 and 1. So d words together are one element of the Galois ring
@@ -9,9 +9,9 @@ A prime field would be simpler, and would leak: its sum counts how often the int
 around, which no noise hides. Here the total is a function of the sum modulo 2^bits.
 
 One polynomial has the `packed` secrets as its values at `packed` points. At the points of the first
-shares it has `colluding` uniform values. Any `colluding` shares are uniform whatever the secrets
-are: up to a sum that depends on the secrets alone, they are the uniform values times a Cauchy
-matrix, which can be inverted. Any `colluding` + `packed` shares determine the polynomial.
+shares it has `colluding` uniform values. Its values at any `colluding` + `packed` points determine
+the polynomial. So, given the secrets, any `colluding` shares and the uniform values determine each
+other: these shares are uniform, whatever the secrets are.
 
 Sources: Shamir 1979; Franklin and Yung 1992 for several secrets in a polynomial; Abspoel, Cramer,
 Damgard, Escudero and Yuan 2019 (eprint 2019/872) for Galois rings.
@@ -186,7 +186,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def inverted(units: np.ndarray) -> np.ndarray:
-  """Returns inverses [..., d] of ring elements that are no multiples of 2 modulo f."""
+  """Returns inverses modulo f, [..., d], of ring elements that are no multiples of 2."""
   degree = units.shape[-1]
   # u^(2^d - 2) inverts u modulo 2, where the ring is a field of 2^d elements.
   power = units

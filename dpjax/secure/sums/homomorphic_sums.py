@@ -7,9 +7,9 @@
 
 Security is 128 bits (RLWE at SEAL's parameters) if all parties are honest-but-curious. The server
 holds no secret key. It sees ciphertexts, and in the end the sum. ALL CLIENTS hold one secret key.
-So a single client that tells the server this key opens every vector. A server that lies can have
-a single vector decrypted as if it were the sum. SecAgg has no such key. The client that decrypts
-sees the sum before it is reduced modulo 2^bits.
+So a single client that tells the server this key opens every vector to it. A server that lies can
+have a single vector decrypted as if it were the sum. SecAgg has no such key. The client that
+decrypts sees the sum before it is reduced modulo 2^bits.
 
 Decrypted CKKS numbers carry noise. Anyone who knows what was encrypted can learn the secret key
 from this noise (Li and Micciancio 2021). So the numbers are rounded to 1e-7 before they leave the
@@ -118,7 +118,7 @@ class KeyHolder:
     self._context = scheme.open(scheme.secret)
 
   def encrypt(self, rows: Sequence[np.ndarray]) -> list[bytes]:
-    """Encrypts vectors, each cut into ciphertexts of at most `slots` entries."""
+    """Returns the vectors encrypted, as serialised ciphertexts of at most `slots` entries."""
     slots = self._scheme.slots
     return [
       self._scheme.make(self._context, row[start : start + slots].tolist()).serialize()
@@ -216,7 +216,7 @@ class BfvSum(SumSettings):
 
   The plaintext modulus is larger than any sum, so nothing wraps around inside. Entries of 64 bits
   are encrypted in two halves, unless `largest` is below 2^32. `Cost` counts the bytes of serialised
-  ciphertexts and keys. Its operations are encryptions and decryptions of single ciphertexts.
+  ciphertexts and keys, and of the sum. Its operations encrypt or decrypt one ciphertext each.
 
   >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(3)}
   >>> BfvSum().sum(vectors).total

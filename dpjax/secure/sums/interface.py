@@ -16,8 +16,8 @@ class Cost(NamedTuple):
 
   client_bytes: int  # largest number of bytes that one client sent and received together
   server_bytes: int  # all bytes that the server sent and received
-  expansions: int  # streams of masks expanded, by all
-  operations: int  # public-key operations (agreements, encryptions, decryptions), by all
+  expansions: int  # streams of masks expanded, by all parties
+  operations: int  # key agreements, encryptions and decryptions, by all parties
   seconds: float
 
 
@@ -63,6 +63,6 @@ class SumProtocol(Protocol):
 
     Raises:
       UserError: fewer than `min_survivors` clients are left, there are fewer than two clients at
-        all, or vectors have different lengths or types. Nothing of any vector is then revealed.
+        all, or vectors have different lengths or types. Nothing beyond the sum is then revealed.
     """
     ...

@@ -25,7 +25,7 @@ KINDS = (
   "survivors",  # server: whose masked vectors came (1), and whose did not (0)
   "agreed",  # client: its signature of the survivors
   "signatures",  # server: all clients' signatures
-  "revealed",  # client: shares of survivors' mask seeds, and of the mask keys of absent clients
+  "revealed",  # client: shares of the seeds of survivors' own masks and absent clients' mask keys
   "shares",  # client: a sealed share for each member of a committee
   "sums",  # member: the sum of the shares that it was sent
 )

@@ -2,7 +2,8 @@
 
 These are X25519 for key agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks,
 ChaCha20-Poly1305 for what passes through the server, Shamir's shares over GF(2^128), and Ed25519
-for signatures. No algorithm here is our own. Other files of `sums` import neither library.
+for signatures and certificates. No algorithm here is our own. Other files of `sums` import neither
+library.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def certificate(private: bytes, name: str) -> bytes:
 
 
 def key_file(private: bytes, name: str, password: bytes) -> bytes:
-  """Returns a certificate and its private key (PEM), encrypted under a password."""
+  """Returns a certificate and its private key as PEM. A password encrypts the key alone."""
   serialization = _x509().serialization
   pem = serialization.Encoding.PEM
   key = library().ed25519.Ed25519PrivateKey.from_private_bytes(private)
@@ -146,9 +147,9 @@ def key_file(private: bytes, name: str, password: bytes) -> bytes:
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
   """Encrypts and authenticates a text (ChaCha20-Poly1305). The result is 16 bytes longer.
 
-  A key seals only ONCE.
+  Use each key only ONCE.
   """
-  # A nonce of 0 is safe, since a key seals only once.
+  # A nonce of 0 is safe, since each key is used only once.
   return library().aead.ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
 
 

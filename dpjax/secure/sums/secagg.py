@@ -136,8 +136,7 @@ class SecAggPlus(SumSettings):
       session=secrets.token_bytes(16),
       clients=tuple(clients),
       threshold=threshold,
-      # With more drop-outs than stated the graph may become disconnected, so the sum is
-      # refused.
+      # With more drop-outs than stated the graph may be disconnected, so the sum is refused.
       min_survivors=max(self.min_survivors, staying),
       length=length,
       bits=self.bits,

@@ -52,7 +52,7 @@ ALIVE = b"\1"
 
 
 class Member(NamedTuple):
-  """State of a client between two messages. All but `terms`, `me` and `expects` is secret."""
+  """State of a client between two messages. Its keys, seeds, channels and shares are secret."""
 
   terms: Terms
   me: int
@@ -61,7 +61,7 @@ class Member(NamedTuple):
   mask_seed: bytes  # [16] seed of the X25519 key for masks
   own_seed: bytes  # [16] seed of the client's own mask: the paper's b
   signing_key: bytes | None
-  roster: Mapping[int, bytes]  # neighbour -> its public keys [96]
+  roster: Mapping[int, bytes]  # neighbour -> its public keys [96], or [160] when signed
   channels: Mapping[int, tuple[bytes, bytes]]  # neighbour -> keys (to it, from it)
   shares: Mapping[int, bytes]  # client -> share of its mask seed + share of its own seed
   survivors: Mapping[int, bytes]  # the list that the client has signed
@@ -279,7 +279,7 @@ def _mask(
     keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, keystreams)
-  # The channels' keys are no longer needed. Once deleted, they cannot be revealed.
+  # The channels' keys are no longer needed, and are deleted. `channel_key` could derive them.
   member = member._replace(
     expects="survivors", shares={**member.shares, **shares}, channels={}
   )
@@ -300,8 +300,7 @@ def _settle(member: Member, message: Message) -> tuple[Member, bytes]:
     raise UserError(f"client {me} is said to be gone, and is here", field="survivors")
   alive = sum(mark == ALIVE for mark in survivors.values())
   fewest = terms.threshold
-  # Without a graph the client sees the marks of all clients, and counts the survivors
-  # itself.
+  # Without a graph the client sees the marks of all clients, and counts the survivors itself.
   if terms.degree is None:
     fewest = max(fewest, terms.min_survivors)
   if alive < fewest:

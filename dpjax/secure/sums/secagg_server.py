@@ -51,7 +51,7 @@ class Collected(NamedTuple):
 
   terms: Terms
   phase: str  # the kind of message that is received now; "": the sum is complete
-  keys: Mapping[int, bytes]  # client -> its public keys [96]
+  keys: Mapping[int, bytes]  # client -> its public keys [96], or [160] when signed
   envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed shares
   total: np.ndarray  # [d] sum of the masked vectors so far
   uploaded: frozenset[int]
@@ -213,7 +213,7 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
 
 def _enough(state: Collected, left: int) -> None:
   terms = state.terms
-  # On a graph the neighbours of each client, not all clients, must reach the threshold.
+  # On a graph the threshold is a number of each client's neighbours, not of all clients.
   fewest = (
     terms.min_survivors if terms.degree else max(terms.min_survivors, terms.threshold)
   )

@@ -57,7 +57,7 @@ class Simulated:
     total = np.zeros(read.length, self.protocol.dtype)
     for who in there.uploading:
       total += read(who)
-    # A directory only changes the sizes of messages: no signature is made.
+    # With a directory the threshold is checked and messages are longer. No signature is made.
     if self.protocol.signed:
       terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
     cost = predicted(terms, there)._replace(seconds=time.perf_counter() - start)
@@ -72,8 +72,7 @@ def _near(terms: Terms, who: int, there: Collection[int]) -> int:
 
 
 def going_on(terms: Terms, there: Present) -> Present:
-  """Returns the clients left in each phase, if clients with too few neighbours refuse to
-  continue.
+  """Returns the clients left in each phase, if clients with too few neighbours refuse to go on.
 
   Raises:
     UserError: the protocol would refuse the sum.

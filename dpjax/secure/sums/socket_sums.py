@@ -2,7 +2,7 @@
 
 `serve` runs the server, and `take_part` a client. They use the same states and messages as a sum
 in memory, over the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any
-time is a drop-out. The server waits `connect_timeout` seconds for clients and at most
+time is a drop-out. The server waits at most `connect_timeout` seconds for clients and at most
 `phase_timeout` for the messages of each phase. Meanwhile it sends its own messages, to all clients
 at once. A client that takes no byte of a message for 5 seconds is left out. So a sum ends after at
 most connect_timeout + 5 phase_timeout seconds, plus the time that the server computes.
@@ -204,7 +204,7 @@ class _Line:
     self._unsent.append(memoryview(data))
 
   def flush(self) -> bool:
-    """Sends as much as the client takes now, without waiting. Returns whether it took any byte."""
+    """Sends at most one piece, without waiting. Returns whether the client took any byte."""
     piece = self._unsent[0]
     try:
       count = self._connection.send(piece[:_PIECE])
@@ -313,7 +313,7 @@ def _heard(
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # The clock is read before the caller handles a message, since that time is no client's silence.
+    # The clock is read before the caller handles a message: handling it is no client's silence.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -381,7 +381,7 @@ def _served(
     # Messages wait here while a client sends its own message, since it does not read meanwhile.
     held = {who: list[bytes]() for who in wanted}
     for who, said in _heard(lines, wanted, server.largest(), until):
-      # This client sends no more in this phase, so its waiting messages can go.
+      # This client sends no more in this phase, so its waiting messages can be sent.
       waiting = held.pop(who)
       try:
         if isinstance(said, str):
@@ -436,8 +436,8 @@ def take_part(
   connect_timeout: float = 60.0,
   phase_timeout: float = 60.0,
 ) -> None:
-  """Runs a client's side of one sum. Keys are drawn from the operating system, and are deleted
-  at the end.
+  """Runs a client's side of one sum. Keys are drawn from the operating system's entropy, and are
+  not kept.
 
   Args:
     vector: [d] unsigned integers of the terms' type. It leaves this process only masked, or as
@@ -509,7 +509,7 @@ def _read(connection: socket.socket, length: int, until: float) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-  """Runs a client whose vector a function returns. Arguments: TERMS.json HOST:PORT CLIENT PATH.
+  """Runs a client; a user's function makes its vector. Arguments: TERMS.json HOST:PORT CLIENT PATH.
 
   Raises:
     UserError: as `take_part`, there are not four arguments, or a file or function is missing.

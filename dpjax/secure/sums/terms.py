@@ -181,7 +181,7 @@ def graph_parameters(
       threshold = _threshold(num_clients, degree, bad, gone, chances)
       if threshold is not None:
         return degree, threshold
-  # With all clients as neighbours, one share more than corrupt clients hold is a safe threshold.
+  # With all clients as neighbours, any threshold above the number of corrupt clients is safe.
   return None, max(2, bad + 1)
 
 
@@ -211,7 +211,7 @@ def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
 
   They are drawn without replacement (hypergeometric).
   """
-  # Logarithms are used, since these binomials leave the range of floats.
+  # Logarithms are used, since the binomial coefficients may exceed the range of floats.
   whole = _log2_choose(num_clients, drawn)
   for k in range(drawn + 1):
     if k > marked or drawn - k > num_clients - marked:

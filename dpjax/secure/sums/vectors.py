@@ -151,11 +151,10 @@ class LazyVectors(Mapping[int, np.ndarray]):
 
 
 class Reader:
-  """Looks up each vector once, in ascending order of ids, and checks that all have one length and
-  type.
+  """Looks up vectors, and checks that all have one length and type.
 
-  The first vector is read by the constructor, since all must have its length. Vectors that were
-  returned are not kept.
+  Call it once for each of `ids`, in their order. The constructor reads the first vector, since all
+  must have its length. Vectors that were returned are not kept.
   """
 
   def __init__(

@@ -8,7 +8,7 @@ exponents. So equal ids give equal points, and the points of other ids look rand
 | --------- | --------------------------------------------------------- |
 | a, asks   | the shared ids, how many ids b has                        |
 | b, serves | how many ids a has, and the shared ids, as a tells them   |
-| others    | nothing but the two sizes                                 |
+| others    | nothing but sizes, if the connection is encrypted         |
 
 This holds for parties that follow the protocol. A party that lies about its own ids learns which
 of them the other holds: private set intersection hides nothing from guesses. That an entity is
@@ -38,11 +38,11 @@ class Alignment(NamedTuple):
 
 
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
-  """Returns the shared ids of two parties, and each party's places of these entities.
+  """Returns the shared ids of two parties, and each party's rows of these entities.
 
-  The result is exact: the other party's set is sent uncompressed. A compressed set could give false
-  matches. Both parties run in this process, on keys made fresh for the call. Their messages are
-  serialised and counted.
+  The result is exact: b's set is sent uncompressed. A compressed set could give false matches. Both
+  parties run in this process, on keys made fresh for the call. Their messages are serialised, and
+  their bytes are counted.
 
   Ids are equal where their UTF-8 is: "A" is not "a", and "é" as one character is not "e" with an
   accent after it. Bring both parties' ids to one form first (`unicodedata.normalize`).
@@ -58,7 +58,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """
   places_a = _places(ids_a, "ids_a")
   places_b = _places(ids_b, "ids_b")
-  # A column of a table is indexed by labels, a list by places, so both become lists.
+  # A column of a table is indexed by labels, a list by places. So the ids become lists.
   ids_a = list(ids_a)
   ids_b = list(ids_b)
   psi = library()

@@ -2,8 +2,8 @@
 
 Each party has a matrix X [B, d] of the B rows of a step. That of b also has the column of ones. In
 the step a party learns X^T r: d linear equations for the B residuals r. A residual must stay
-secret, since it tells labels to a and scores to b. The rules are the same for a and b. They count
-ALL steps that one `Disclosure` has seen, whichever run or state these belonged to:
+secret, since it tells labels to a and scores to b. All rules but that on labels hold for a and b.
+They count ALL steps that one `Disclosure` has seen, whichever run or state these belonged to:
 
 | rule                                         | what would happen without it                 |
 | -------------------------------------------- | -------------------------------------------- |
@@ -16,8 +16,8 @@ ALL steps that one `Disclosure` has seen, whichever run or state these belonged 
 | other party holds in it                      | equations, until its features are determined |
 | bits of a's equations <= B / 4, over all     | one sum over the labels tells as many of     |
 | steps on a batch, whatever b's weights are   | them as it has bits; b's scores hide none    |
-| the same for the other's columns of few      | a column of 0 and 1 is as short as a column  |
-| values, which hold `discrete_bits` bits      | of labels                                    |
+| the same for the other's columns of few      | a column of 0 and 1 has no more bits than    |
+| values, which hold `discrete_bits` bits      | a column of labels                           |
 
 The rule on labels is a theorem. Let everything but b's labels be known to a. The coordinator
 rounds each sum to multiples of 2^-20, so a step's equation has one of 1 + 2^20 R values, where
@@ -61,10 +61,10 @@ _STEP = 2.0**-28
 _ROUNDING = 1e-14
 # Fraction bits of a sum that the coordinator reveals; CKKS errs by about 1e-6.
 SUM_BITS = 20
-# Largest share of the bits of labels, or of a column of few values, that the other party
-# may learn.
+# Largest share of the bits of labels, or of all columns of few values, that the other party may
+# learn.
 MAX_SHARE = 0.25
-# Number of exponent bits of a float64.
+# Most bits that a step's power of two above the residuals reveals: a float64's exponent.
 _EXPONENT_BITS = 11
 _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
@@ -110,7 +110,7 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   with np.errstate(divide="ignore"):
     # The logarithm is -inf for a column of zeros, which reveals nothing.
     log_sums = np.log2(np.abs(matrix).sum(axis=0))
-  # The sum is made of logarithms: a residual near 2^1023 would overflow the width.
+  # Logarithms are added, since a residual near 2^1023 would make the width itself overflow.
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
   return float(np.sum(bits)) + _EXPONENT_BITS
 
@@ -182,7 +182,7 @@ class Disclosure:
       largest_residual: the largest absolute residual of the step; 1/2 at weights of 0.
 
     Raises:
-      UserError: a rule of this module is broken; nothing is counted then.
+      UserError: a rule of this module is broken, or a residual is not finite. Nothing is counted.
     """
     if not largest_residual < math.inf:
       raise UserError(
@@ -195,7 +195,7 @@ class Disclosure:
     ]
     bytes_of = lambda row: b"".join(part.tobytes() for part in row)
     rows = [hashlib.sha256(bytes_of(row)).digest() for row in zip(*parts)]
-    # Equal rows count once, since a repeated row gives no new equation.
+    # Equal rows count once, since a repeated row has the same residual: it is no new unknown.
     first = list({row: i for i, row in enumerate(rows)}.values())
     # A batch is identified by its rows, in any order.
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()

@@ -1,5 +1,4 @@
-"""Vectors under additively homomorphic encryption: CKKS, and plain floats with the same
-interface.
+"""Vectors under additively homomorphic encryption: CKKS, and plain floats with the same interface.
 
 Parties exchange bytes. Anyone who holds a `Vectors` can encrypt, add, and multiply by numbers of
 its own; only the holder of `KeyPair.decrypt` can read.

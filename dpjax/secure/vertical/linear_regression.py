@@ -189,7 +189,7 @@ class PrivateStatistics:
   ) -> PrivateStatistics:
     """Returns the release with the smallest noise that is (epsilon, delta)-DP."""
     needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
-    # A replaced row moves the sums by twice as much as an added or removed one.
+    # A replaced row may move the sums by twice as much as an added or removed one.
     factor = 2.0 if neighboring_relation == "replace_one" else 1.0
     return cls(needed * factor, x_bound, y_bound, neighboring_relation)
 
@@ -248,7 +248,7 @@ class PrivateStatistics:
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
     """Returns the vector of `exact` with noise, float64: everything that is released."""
-    # Noise is added in float64: rounding the sums first would add to the change by one row.
+    # Noise is added in float64: rounding the sums first would add to the change that a row makes.
     with jax.enable_x64(True):
       noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
     return noisy

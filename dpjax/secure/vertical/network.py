@@ -11,8 +11,8 @@ the coordinator, holds the key (Hardy et al. 2017).
 
 Neither is differentially private, and no epsilon follows from the encryption: the parties
 learn what the protocol computes. Each function says who learns what. Noise on the activations
-alone would not help. A bottom model is trained on raw features, so what it sends for one entity
-also carries what it learnt from all the others.
+alone would give no epsilon. A bottom model is trained on raw features, so what it sends for one
+entity also carries what it learnt from all the others.
 """
 
 from __future__ import annotations
@@ -213,14 +213,14 @@ def two_party_logistic(
   labels of party b.
 
   `init((f_a, f_b))` starts at zero; `step(state, batch) -> (state, Traffic)`, with batch.x
-  the pair (x_a [B, f_a], x_b [B, f_b]) and batch.y in {0, 1}. One step is one gradient step
-  by `residuals`, plus ridge / 2 * |weights|^2 (the bias is not penalised).
+  the pair (x_a [B, f_a], x_b [B, f_b]) and batch.y in {0, 1}. A step is one gradient step on the
+  mean loss with derivatives `residuals`, plus ridge / 2 * |weights|^2 (without the bias).
 
   1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
   2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
-  3. each multiplies them by its columns, adds masks, and sends that to c, the coordinator;
+  3. a and b multiply them by their columns, add masks, and send the results to c, the coordinator;
   4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
-  5. each subtracts its masks' sums and takes a step on its own weights.
+  5. a and b subtract the sums of their masks, and each takes a step on its own weights.
 
   | who         | learns                                                          |
   | ----------- | --------------------------------------------------------------- |
@@ -232,14 +232,14 @@ def two_party_logistic(
   A party's gradient is one equation for each of its columns (b's bias is one). Its unknowns are B
   residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
   parties over all steps. It refuses batches and steps that would give a party a residual, the
-  other's features, or more than a share of the labels' bits. With secret labels `disclosure`
-  admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` computes the same
-  steps on shares, where neither party sees a gradient, and has no such limit. If a may know the
+  other's features, or more than a quarter of the labels' bits. With secret labels `disclosure`
+  admits a few steps on thousands of rows. `secure.vertical_models.train_logistic` has no such
+  limit: it trains on shares (with another sigmoid), and no party sees a gradient. If a may know the
   labels, give `Disclosure(secret_labels=False)`. Nothing here is differentially private.
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
-    keys: keys of `encrypted_vectors`; degree 3 needs `ckks(depth=2)`.
+    keys: keys of `encrypted_vectors`; degree 3 needs `ckks(depth=2)`, or `plaintext()`.
     degree: 1 or 3. Degree 3 is closer to logistic regression while scores stay within +-8. Beyond
       that it diverges, so bound the features (clip them, or use tanh).
     disclosure: the parties' memory of earlier runs over the same entities; None: a new memory.
@@ -319,7 +319,7 @@ def _encrypted_residuals(
 
 
 def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
-  """Returns scores [B] of new entities: each party computes its share, b adds them."""
+  """Returns scores [B] of new entities: each party computes its part, and b adds both."""
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   return x_a @ state.weights_a + x_b @ state.weights_b[:-1] + state.weights_b[-1]
 

@@ -1,5 +1,4 @@
-"""Federated transfer learning: two parties with different features, and few shared
-entities.
+"""Federated transfer learning: two parties with different features, and few shared entities.
 
 The source party has labels for its own rows. The target party has other features, other
 rows, and hardly any labels. Each embeds its rows into one space, which is learnt through the
@@ -48,11 +47,11 @@ class TransferParams(NamedTuple):
 
 
 class TransferBatch(NamedTuple):
-  """Everything that the two parties hold; row i of the two `shared` is one entity."""
+  """All data of both parties. Entry i of `source_shared` and of `target_shared_x` is one entity."""
 
   source_x: Array  # [n, ...] of the source
   source_y: Array  # [n] integers; never leave the source
-  source_shared: Array  # [m] rows of source_x
+  source_shared: Array  # [m] indices of shared rows in source_x
   target_shared_x: Array  # [m, ...] of the target, the same entities
   target_x: Array  # [k, ...] the target's own labelled rows, few
   target_y: Array  # [k]
@@ -113,7 +112,7 @@ def target_part(
   alignment: float,
 ) -> Array:
   """Returns the target's loss: cross-entropy of its few labels, plus `alignment` times the mean
-  squared distance to the source's embeddings of shared rows."""
+  squared difference from the source's embeddings [m, D] of shared rows."""
   apart = encode(params, batch.target_shared_x) - message.shared
   labelled = encode(params, batch.target_x)
   loss = _cross_entropy(labelled, message.directions, batch.target_y)
@@ -150,18 +149,17 @@ def transfer_learning(
   num_classes: int,
   alignment: float = 1.0,
 ) -> Algorithm:
-  """Returns (init, step) of federated transfer learning; each party runs its own copy of
-  `tx`.
+  """Returns (init, step) of federated transfer learning; each party runs its own copy of `tx`.
 
   `init(TransferParams)`, `step(state, TransferBatch) -> (state, TransferInfo)`. With
   alignment=0 nothing is learnt from the shared rows.
 
   Args:
     encoders: encoders of the source and of the target, into the same D dimensions.
-    alignment: weight of the mean squared distance between two embeddings of one entity.
+    alignment: weight of the mean squared difference between the two embeddings [m, D].
 
   Raises:
-    UserError: shared rows that do not pair up, or a negative alignment.
+    UserError: fewer than two classes, shared rows that do not pair up, or a negative alignment.
   """
   validate.integer_at_least(2, num_classes=num_classes)
   validate.non_negative(alignment=alignment)
