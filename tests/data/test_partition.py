@@ -1,7 +1,6 @@
 """Who holds what: nothing lost or given twice, the laws as published, one line when wrong."""
 
 import dataclasses
-import dataclasses
 import functools
 
 import hypothesis
