@@ -12,19 +12,25 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.gradients.ghost import route, row_forms, tapped
+from dpjax.gradients.ghost import route, row_forms, tapped, unit_rules
 from dpjax.gradients.ghost.units import Rule
 from dpjax.parallel import programs, targets
 from tests.gradients import ghost_oracle as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
-_GPU = targets.parse("gpu:h100:1")
+_GPU = "gpu:h100:1"
+_TPU = "tpu:v5e:1x1"
 
 
 @pytest.fixture(autouse=True)
-def _for_an_accelerator():
-  with targets.compiling_for(_GPU):
-    yield
+def chip(request):
+  """The accelerator that programs are made for; a GPU unless the test says otherwise."""
+  name = getattr(request, "param", _GPU)
+  with targets.compiling_for(targets.parse(name)):
+    yield name
+
+
+on_each_chip = pytest.mark.parametrize("chip", [_GPU, _TPU], indirect=True)
 
 
 class _Net(nn.Module):
@@ -52,12 +58,13 @@ def _net():
   return loss, params, batch
 
 
-def test_sums_are_those_of_the_other_route():
+@on_each_chip
+def test_sums_are_those_of_the_other_route(chip):
   loss, params, batch = _net()
   planned = route.plan(loss, params, route.first_of(batch))
-  assert planned.platform == "gpu"
+  assert planned.platform == chip[:3]
   rules = {u.rule for u in planned.units if u.sites[0].name == "conv_general_dilated"}
-  assert rules == {Rule.PRODUCT, Rule.GRAM}
+  assert rules == {Rule.PRODUCT if chip == _GPU else Rule.GRADIENT, Rule.GRAM}
   oracle.check(loss, params, batch, bound=1e-8)
   mask = jnp.array([True, False, True, True, False])
   oracle.check(loss, params, batch, mask=mask, bound=1e-8)
@@ -75,7 +82,21 @@ def test_an_example_that_is_not_finite_takes_nobody_with_it():
     np.testing.assert_array_equal(np.isfinite(slow.norms), np.isfinite(fast.norms))
 
 
-def test_terms_that_would_underflow_are_added_alone():
+@pytest.mark.parametrize("chip", [_TPU], indirect=True)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_on_a_tpu_an_example_that_is_not_finite_is_as_one_that_is_masked(chip, value):
+  """In double precision the other route's grouped convolutions would mix examples on a CPU."""
+  loss, params, batch = _net()
+  fast = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost")
+  damaged = batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)}
+  found = jax.jit(fast)(params, damaged, True)
+  wanted = jax.jit(fast)(params, batch, jnp.array([True, True, False, True, True]))
+  assert oracle.relative_error(found.total, wanted.total) < 1e-12
+  assert not np.isfinite(found.norms[2])
+
+
+@on_each_chip
+def test_terms_that_would_underflow_are_added_alone(chip):
   """c_i g_i is below the normal numbers beside an operand that is large."""
   loss = lambda w, x: jnp.sum(x[None] @ w) * 1e-34
   w = jnp.ones((4, 2), jnp.float32)
@@ -84,6 +105,44 @@ def test_terms_that_would_underflow_are_added_alone():
   assert float(jnp.abs(slow.total).max()) > 1e-5
   # Sums in TF32 are charged for what a product may grow by.
   assert oracle.relative_error(slow.total, fast.total) < 2.0**-9 + 1e-5
+
+
+@pytest.mark.parametrize("chip", [_TPU], indirect=True)
+def test_one_example_is_read_as_it_was_recorded(chip):
+  """In loops, tables and integers, beside an example that holds NaN and infinity."""
+  rng = np.random.default_rng(0)
+  params = {
+    "table": jnp.asarray(rng.normal(size=(7, 3))),
+    "w": jnp.eye(3),
+    "b": jnp.ones(3),
+  }
+
+  def loss(params, tokens):
+    step = lambda h, t: (jnp.tanh(h @ params["w"] + params["b"] + params["table"][t]), None)
+    return jnp.sum(jax.lax.scan(step, jnp.ones(3), tokens)[0])
+
+  tokens = jnp.asarray(rng.integers(0, 7, size=(4, 5)))
+  planned = route.plan(loss, params, tokens[0])
+  recorded = tapped.record(planned.program, jax.tree.leaves(params), [tokens])
+  # Each array of the recording, with numbers that are not finite in another example.
+  damaged = jax.tree.map(lambda x: x, recorded)
+  for kind in ("operands", "cotangents"):
+    for site, arrays in getattr(recorded, kind).items():
+      depth = len(next(s for s in planned.program.sites() if s.index == site).loops)
+      bad = lambda x, depth=depth: (
+        jnp.moveaxis(x, depth, 0).at[1].set(jnp.nan).at[3].set(-jnp.inf)
+        if jnp.issubdtype(x.dtype, jnp.floating) else jnp.moveaxis(x, depth, 0)
+      )  # fmt: skip
+      getattr(damaged, kind)[site] = tuple(jnp.moveaxis(bad(x), 0, depth) for x in arrays)
+  reader = unit_rules.RowReader(planned.units, damaged)
+  assert reader._lanes
+  for unit in planned.units:
+    for found, given in zip(reader.at(unit, jnp.array(2)), (recorded[1], recorded[2])):
+      for site in unit.sites:
+        for x, whole in zip(found[site.index], given[site.index]):
+          wanted = jnp.take(whole, 2, axis=len(site.loops))
+          np.testing.assert_array_equal(x, wanted)
+          assert x.dtype == whole.dtype
 
 
 _WINDOWS = {

@@ -179,7 +179,12 @@ def clipped_sum(
     return _Totals(without_rare.formed_again(begun), {}), norms, rare
 
   with_rows_alone = functools.partial(
-    _with_rows_alone, ordered, flow, recorded, params, clip
+    _with_rows_alone,
+    ordered,
+    flow,
+    unit_rules.RowReader(ordered, recorded),
+    params,
+    clip,
   )
   seen = (early, unit_rules.sites_only(recomputed, recorded))
   totals, norms, rare = on_settled(clipped, seen)
@@ -344,7 +349,7 @@ def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
 def _with_rows_alone(
   ordered: Sequence[Unit],
   flow: ParamFlow,
-  recorded: tapped.Recorded,
+  rows: unit_rules.RowReader,
   params: Params,
   clip: Clip,
   sums: dict[int, Any],
@@ -373,8 +378,8 @@ def _with_rows_alone(
     # The norm is that of the very arrays that are clipped and added. So norm
     # and sum have the same rounding.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
-    rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
-    weights = _weights(rows, clip, jnp.ones(1, bool))
+    of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
+    weights = _weights(of_one, clip, jnp.ones(1, bool))
     factors = [factor[0] for factor in _spread(weights.factors, params)]
     terms = [
       tuple(term(grad, factors[leaf]) for leaf, grad in zip(unit.leaves, each))
@@ -384,7 +389,7 @@ def _with_rows_alone(
 
   def add(carry, row):
     sums, norms = carry
-    gradients = [unit_rules.gradient_of(unit, flow, recorded, row) for unit in ordered]
+    gradients = [unit_rules.gradient_of(unit, flow, rows, row) for unit in ordered]
     terms, norm = on_settled(clipped, gradients)
     more = {
       i: tuple(t.astype(s.dtype) for s, t in zip(sums.total[i], each))
@@ -393,7 +398,7 @@ def _with_rows_alone(
     return sums.plus(more), norms.at[row].set(norm.astype(norms.dtype))
 
   # The carry of the loop keeps its type, also under shard_map.
-  return _row_by_row(add, rare, as_varying_as((recorded, rare), (sums, norms)))
+  return _row_by_row(add, rare, as_varying_as((rows.recorded, rare), (sums, norms)))
 
 
 def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:

@@ -411,40 +411,57 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
   return _over_examples(gradients_of_example, [unit], recorded, None)
 
 
-def gradient_of(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array
-) -> tuple[jax.Array, ...]:
+def gradient_of(unit: Unit, flow: ParamFlow, rows: RowReader, row: jax.Array) -> Any:
   """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
 
   It is formed from g_i, not from c_i g_i, which may underflow.
   """
   if unit.rule is Rule.UNUSED:
-    return no_sums(unit, flow, recorded)
-  return _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
+    return no_sums(unit, flow, rows.recorded)
+  return _one_gradient(unit, flow)(*rows.at(unit, row))
 
 
-def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
-  """Returns operands and cotangents of ONE example at the unit's sites."""
-  data, cotangents, depth = _arrays([unit], recorded)
+class RowReader:
+  """Reads what was recorded of ONE example, in a loop over such examples.
 
-  def of_row(arrays):
-    return {i: tuple(_picked(x, row, depth[i]) for x in each) for i, each in arrays.items()}
-
-  return of_row(data), of_row(cotangents)
-
-
-def _picked(x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
-  """Returns x without this axis, at one place of it.
-
-  A TPU holds the batch along the lanes of its vectors. To cut out an example, its compiler would
-  copy the whole array into another layout first, and all these copies would be in memory at once.
-  A sum over examples, all but one of them 0, reads the array as it lies.
+  A TPU holds the batch along the lanes of its vectors. To cut an example out there, the compiler
+  copies every array into a layout in which the batch comes first. With few channels such a copy is
+  four times as large, and all copies are in memory at once. So arrays enter the loop as [n, B],
+  which is how they lie, and an example is read as a sum over B in which all others are 0.
   """
-  if made_for.platform() != "tpu" or not jnp.issubdtype(x.dtype, jnp.floating):
-    return lax.dynamic_index_in_dim(x, row, axis, keepdims=False)
-  here = lax.broadcasted_iota(jnp.int32, x.shape, axis) == row
-  # NaN and infinity of other examples stay out. The sum of one number and zeros is exact.
-  return jnp.sum(jnp.where(here, x, jnp.zeros((), x.dtype)), axis)
+
+  def __init__(self, units: Sequence[Unit], recorded: Recorded):
+    self.recorded = recorded
+    data, cotangents, self._depth = _arrays(units, recorded)
+    self._lanes: dict[int, jax.Array] = {}  # by the array's identity
+    if made_for.platform() != "tpu":
+      return
+    for arrays in (data, cotangents):
+      for site, each in arrays.items():
+        for x in each:
+          if x.size and jnp.issubdtype(x.dtype, jnp.floating):
+            last = jnp.moveaxis(x, self._depth[site], -1)
+            self._lanes.setdefault(id(x), last.reshape(-1, last.shape[-1]))
+
+  def at(self, unit: Unit, row: jax.Array) -> tuple[Any, Any]:
+    """Returns operands and cotangents at the unit's sites, without the axis of examples."""
+    data, cotangents, depth = _arrays([unit], self.recorded)
+
+    def of_row(arrays):
+      return {
+        i: tuple(self._one(x, row, depth[i]) for x in each) for i, each in arrays.items()
+      }
+
+    return of_row(data), of_row(cotangents)
+
+  def _one(self, x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
+    lanes = self._lanes.get(id(x))
+    if lanes is None:
+      return lax.dynamic_index_in_dim(x, row, axis, keepdims=False)
+    # NaN and infinity of other examples stay out. The sum of one number and zeros is exact.
+    here = jnp.arange(lanes.shape[1]) == row  # [B]
+    alone = jnp.sum(jnp.where(here[None], lanes, jnp.zeros((), x.dtype)), axis=1)  # [n]
+    return alone.reshape(x.shape[:axis] + x.shape[axis + 1 :])
 
 
 def no_sums(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
