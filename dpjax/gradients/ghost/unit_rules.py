@@ -421,13 +421,18 @@ def gradient_of(unit: Unit, flow: ParamFlow, rows: RowReader, row: jax.Array) ->
   return _one_gradient(unit, flow)(*rows.at(unit, row))
 
 
+# Numbers that a vector of a TPU holds side by side.
+_LANES = 128
+
+
 class RowReader:
   """Reads what was recorded of ONE example, in a loop over such examples.
 
-  A TPU holds the batch along the lanes of its vectors. To cut an example out there, the compiler
-  copies every array into a layout in which the batch comes first. With few channels such a copy is
-  four times as large, and all copies are in memory at once. So arrays enter the loop as [n, B],
-  which is how they lie, and an example is read as a sum over B in which all others are 0.
+  A TPU holds the batch along the 128 lanes of its vectors, unless the last axis fills them. To cut
+  an example out there, the compiler copies every array into a layout in which the batch comes first.
+  With few channels such a copy is four times as large, and all copies are in memory at once. So
+  these arrays enter the loop as [n, B], which is how they lie, and an example is read as a sum over
+  B in which all others are 0.
   """
 
   def __init__(self, units: Sequence[Unit], recorded: Recorded):
@@ -439,7 +444,8 @@ class RowReader:
     for arrays in (data, cotangents):
       for site, each in arrays.items():
         for x in each:
-          if x.size and jnp.issubdtype(x.dtype, jnp.floating):
+          in_lanes = x.size > 0 and x.shape[-1] % _LANES != 0
+          if in_lanes and jnp.issubdtype(x.dtype, jnp.floating):
             last = jnp.moveaxis(x, self._depth[site], -1)
             self._lanes.setdefault(id(x), last.reshape(-1, last.shape[-1]))
 
