@@ -111,7 +111,8 @@ def finite(name: str, value: Numbers) -> None:
 
 def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
   """Converts 64-bit host numbers to float64; UserError for integers beyond 2^53."""
-  if value.dtype.kind in "iu" and np.any(np.abs(value.astype(np.float64)) > _MOST_INT):
+  # Integers are compared before the cast, which would round 2^53 + 1 to 2^53.
+  if value.dtype.kind in "iu" and np.any((value > _MOST_INT) | (value < -_MOST_INT)):
     raise UserError("integers beyond 2^53 are not supported", field=name)
   return value.astype(np.float64)
 

@@ -287,3 +287,12 @@ def test_no_epsilon_is_so_large_that_nothing_is_hidden(monkeypatch):
   assert (
     response.noise_parameter == 0 and response(_KEY, jnp.ones(4, int)).tolist() == [0] * 4
   )
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)])
+def test_an_integer_that_float64_would_round_is_refused(value):
+  held = np.array([0, value], np.int64)
+  with pytest.raises(UserError, match="x: integers beyond 2.53 are not supported"):
+    finite._exact_floats("x", held)
+  most = np.array([2**53, -(2**53)], np.int64)
+  np.testing.assert_array_equal(finite._exact_floats("x", most), most.astype(np.float64))

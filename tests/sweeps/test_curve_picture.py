@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from dpjax import pictures
-from dpjax.experiments.sweeps import curve_picture
+from dpjax.experiments.sweeps import curve, curve_picture
+from dpjax.validate import UserError
 
 _EPSILONS = (0.5, 1.0, 8.0)
 
@@ -153,3 +154,9 @@ def test_every_line_of_a_small_picture_is_inside_of_it(tmp_path):
         box = text.get_window_extent()
         assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1, (text, width)
       assert axes.get_window_extent().width / figure.dpi > 0.9
+
+
+def test_a_series_that_a_run_lacks_is_one_line():
+  rows = [{"e": 1.0, "a": 0.5, "name": "x"}, {"e": 1.0, "a": 0.5}]
+  with pytest.raises(UserError, match="series='name': is no column of every run"):
+    curve.summarize(rows, x="e", y="a", series="name")

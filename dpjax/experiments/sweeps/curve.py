@@ -77,6 +77,8 @@ def summarize(
   [(1.0, 2, 0.625)]
   """
   groups: dict[tuple, list[Row]] = {}
+  if series and not all(series in row for row in rows):
+    raise UserError("is no column of every run", field="series", value=series)
   for row in rows:
     label = row[series] if series else ""
     label = (

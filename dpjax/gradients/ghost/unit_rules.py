@@ -429,10 +429,10 @@ class RowReader:
   """Reads what was recorded of ONE example, in a loop over such examples.
 
   A TPU holds the batch along the 128 lanes of its vectors, unless the last axis fills them. To cut
-  an example out there, the compiler copies every array into a layout in which the batch comes first.
-  With few channels such a copy is four times as large, and all copies are in memory at once. So
-  these arrays enter the loop as [n, B], which is how they lie, and an example is read as a sum over
-  B in which all others are 0.
+  an example out there, the compiler copies every array into a layout in which the batch comes
+  first. With few channels such a copy is four times as large, and all copies are in memory at once.
+  So these arrays enter the loop as [n, B], which is how they lie, and an example is read as a sum
+  over B in which all others are 0.
   """
 
   def __init__(self, units: Sequence[Unit], recorded: Recorded):

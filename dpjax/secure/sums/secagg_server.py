@@ -219,8 +219,7 @@ def _enough(state: Collected, left: int) -> None:
   )
   if left < fewest:
     raise UserError(
-      f"only {left} clients sent their {state.phase}; the sum is refused and "
-      "nothing was revealed",
+      f"only {left} clients sent their {state.phase}; the sum is refused",
       field="min_survivors",
       value=fewest,
     )
