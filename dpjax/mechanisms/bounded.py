@@ -180,7 +180,7 @@ class Histogram:
     """Returns the exact counts [num_bins] of `bins` [n]; not private."""
     array = finite.array("bins", bins)
     # NumPy reads an empty list as floats, which would be refused below.
-    array = array if array.size else array.astype(np.int32)
+    array = array if array.size else array.astype(jnp.int32)
     if array.ndim != 1 or not finite.is_integer(array):
       raise UserError(
         f"must be integers [n], not {array.dtype} {array.shape}", field="bins"
