@@ -251,6 +251,9 @@ class _Arrays(pickle.Unpickler):
     if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
       # The file names a private module of NumPy 1. NumPy 2 warns if that module is imported.
       return np.ndarray.__reduce__(np.zeros(0))[0]
+    if (module.rpartition(".")[2], name) == ("numeric", "_frombuffer"):
+      # Pickles of protocol 5, which Python 3.14 writes, name this function.
+      return np.zeros(1).__reduce_ex__(5)[0]
     raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
 
 

@@ -44,11 +44,12 @@ def _arrays():
   ]
 
 
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
+# Python 3.14 writes protocol 5, earlier versions 4.
+@pytest.fixture(params=[4, 5])
+def tiny(request, tmp_path, monkeypatch):
   """A package of the library's name whose weights are those of a tiny network, "vgg16"."""
   layers = {f"Conv_{i}": layer for i, layer in enumerate(_arrays())}
-  _install(tmp_path, monkeypatch, pickle.dumps({"Tiny_0": layers}))
+  _install(tmp_path, monkeypatch, pickle.dumps({"Tiny_0": layers}, request.param))
   return tmp_path
 
 
