@@ -1098,6 +1098,14 @@ def _on_the_board() -> list[Row]:
   ]
 
 
+def _versions() -> list[Row]:
+  names = ("python", "jax", "flax", "numpy", "passed", "failed", "skipped")
+  return [
+    [f"{int(row[n]):,}" if n in names[4:] else row[n] for n in names]
+    for row in entries("versions/table.csv")
+  ]
+
+
 TABLES = [
   Table("docs/curves.md", ["CIFAR-10, a linear model on", *_HEADS], _on_patches),
   Table("docs/curves.md", ["CIFAR-10 without public data", *_HEADS], _on_the_board),
@@ -1324,6 +1332,11 @@ TABLES = [
     "docs/serve.md",
     ["phase", "seconds", "requests", "p50 ms", "p99 ms", "lost"],
     _load_of_a_service,
+  ),
+  Table(
+    "docs/getting_started.md",
+    ["Python", "jax", "flax", "numpy", "passed", "failed", "skipped"],
+    _versions,
   ),
 ]  # fmt: skip
 
