@@ -13,7 +13,7 @@ import jaxlib
 from jax._src import compiler  # nothing public reaches operations outside `jax.jit`
 
 _FLAGS = {"xla_cpu_parallel_codegen_split_count": 1}
-if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 12):
+if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 11):
   # Later versions have no other code generator.
   _FLAGS = {"xla_cpu_use_fusion_emitters": False, **_FLAGS}
 
