@@ -28,7 +28,7 @@ def standardize_kernel(
   less if fan_in * var is below `epsilon`. This is scaled weight standardisation
   (Brock et al. 2021; used by De et al. 2022).
 
-  Clipped gradients are slow while the gradient of each example is formed by itself. This happens if
+  Clipped gradients are slow in three cases, since each example's gradient is then formed alone:
   the size of a gain is outside [1e-6, 1e6], the mean of a channel is more than about 64 of its
   standard deviations, or fan_in * var is within 0.1 % of `epsilon`.
 

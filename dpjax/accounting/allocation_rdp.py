@@ -148,7 +148,7 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
   step = min(0.04, math.pi**2 / (300 * shift))
   z = np.arange(-26, 26, step)
   density = np.exp(-z * z / 2)
-  # The density is normalised, so that the rule integrates the constant 1 without error.
+  # The weights are scaled to sum 1, so that the quadrature over z integrates constants exactly.
   density /= density.sum()
   log_masses = np.empty(0)
   # c is taken in blocks, since the whole table [u, z] would be too large.

@@ -126,9 +126,9 @@ class TradeOff(NamedTuple):
     """
     corners = [0.0, 1.0]
     odds, deltas = self._hull()
-    # Lines 1 - delta - e^epsilon x of two neighbouring pairs meet at these rates x. Lines of the
-    # other direction meet at the mirrored points; a line meets its mirror image where both rates
-    # are equal.
+    # Lines 1 - delta - e^epsilon x of two successive pairs (epsilon, delta) meet at these rates x.
+    # A mirrored line has its two rates exchanged. Mirrored lines meet at the mirrored points. A
+    # line meets its own mirror image where both rates are equal.
     meet = -np.diff(deltas) / np.diff(odds)
     corners += meet.tolist()
     corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()

@@ -184,7 +184,9 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Counts the inputs, none of them queried, on which the answers [n, K] of copy and model agree.
+  """Counts the inputs on which a copy and its model name the same label, from answers [n, K].
+
+  None of these inputs may be among the `num_queries` queries that the copy was trained on.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

@@ -193,7 +193,7 @@ def difference(received: Received, local: Local) -> Params:
   """Returns w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
-    # Numbers are widened before the subtraction: two close bfloat16 numbers would cancel.
+    # Numbers are widened before the subtraction: bfloat16 would round the difference to 8 bits.
     lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
     local.params,
     received.params,

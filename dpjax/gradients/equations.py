@@ -324,8 +324,12 @@ class Graph(NamedTuple):
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
-    """Returns the `Ends` of each result. A split into parts counts only if another result ends in
-    the same parts. For example, both products of a recurrent cell end in its gates."""
+    """Returns, for each result, the values whose cotangents give the cotangent of the result.
+
+    They are the result itself, the last sum that it enters, or the parts into which this sum is
+    split. Parts are returned only if another result ends in the same parts. For example, both
+    products of a recurrent cell end in its gates.
+    """
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())

@@ -174,7 +174,8 @@ def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
   hat = _restrict(np.fft.fft(phi).real / np.sqrt(2 * _PI * sigma**2), res)
   circulant = np.fft.ifft(hat[:, None] * np.fft.fft(np.eye(len(hat)), axis=0), axis=0)
-  # The first and the last output come from padding, so they are cropped.
+  # The first output lies in the padding. So does the last one if 2**J divides the image's side.
+  # Both are cropped, as in Kymatio.
   return circulant.real[:: 2 ** (J - res)][1:-1]
 
 

@@ -197,7 +197,7 @@ class _Layer(NamedTuple):
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
   scales: tuple[Any, ...]  # scalar factor on the result of each node
-  # f if the operand is f times the input, perhaps moved; None if it is no such multiple
+  # f if the layer reads f times entries of the network's input, in any arrangement; else None
   input_factor: Any | None
 
   @property

@@ -365,7 +365,7 @@ class PaddedSampler(Sampler):
     rate = self.rate
     if n <= self.capacity:
       return -math.inf
-    # The logarithm is computed directly, since the chance may be below the smallest float64.
+    # SciPy's result is -inf if the chance is below the smallest float64. Then a bound is used.
     exact = float(stats.binom.logsf(self.capacity, n, rate))
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 

@@ -63,9 +63,9 @@ class Encoding:
   Guarantee: max_clients * largest < 2^(bits - 1), so a sum of max_clients messages never wraps
   around. The mean of messages within `largest_value` stays within it, and errs by
   `error_bound(weights)` at most. If all weights are 1, the bound is `resolution` / 2, plus
-  2^-21 `largest_value` for the rounding of floats. With equal weights w in [1 / `largest`, 1) it is
-  about 1 / w times as large: small weights need more `bits`. Weights that differ may more than
-  double the bound, since each is rounded.
+  2^-21 `largest_value` for the rounding of floats. With equal weights w in [1 / `largest`, 1) the
+  first part is about 1 / w times as large: small weights need more `bits`. Weights that differ may
+  more than double the bound, since each is rounded.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)

@@ -239,7 +239,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
 
 
 def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """Returns the `Way` in which each client's message passes through the protocol."""
+  """Returns the `Way` of a round: it runs the clients, and gives each message to the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:

@@ -35,7 +35,7 @@ INITIAL = ("worst_case", "ordinary")
 _MOST_MEMBERS = 2000
 # Smallest number of models for which bootstrap intervals are computed.
 _FOR_BOOTSTRAP = 50
-# Number of padding rows beyond the records, so that the capacity passes its check.
+# Number of padding rows beyond the records. `Plan.check_capacity` needs room for one record more.
 _SPARE = 16
 _FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
 _SHOWN = ("gdp", "clopper_pearson")

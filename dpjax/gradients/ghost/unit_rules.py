@@ -47,8 +47,8 @@ _BRANCH_ABOVE = 4096
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
-# Largest number of parts of a batch in the rarely taken branch, unless `_parts_of` gives more. The
-# branch copies operands part by part.
+# Largest number of parts of a batch in the branch for batches with unusual examples, unless
+# `_parts_of` gives more. The branch copies operands part by part.
 _PARTS = 16
 # Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
 # is added alone.
@@ -261,8 +261,8 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot and not _as_transpose(site, form):
-    # Callers sum this array, cut it to a norm, or bound its rounding. Thus the precision of sums
-    # suffices.
+    # `precision.of_sums` suffices here. Callers add the gradient to a sum, scale it down to a known
+    # norm, or add a bound on its rounding to its norm.
     rows = form.build(data, cotangents)
     product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
     return (form.unflatten(product),)

@@ -184,8 +184,8 @@ def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _without_key(library: Library, path: str) -> UserError:
-  """Returns the error for a constructor without a key argument. The first parameters of its modules
-  would not follow from the run's seed."""
+  """Returns the error for a constructor without a key argument. Without a key, the initial
+  parameters of its modules would not follow from the run's seed."""
   return UserError(
     f"must take an argument {library.argument}, as first parameters of a module of "
     f"{library.name} follow from the run's seed",

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-# Reserved bits: nine for sums between two truncations, one for the bound of a truncation.
+# Reserved bits: nine for sums between two truncations, one because `truncate` needs |x| < 2^62.
 _HEADROOM = 10
 # Number of multiplications below which a compiled program is not worthwhile.
 _SMALL = 1 << 17

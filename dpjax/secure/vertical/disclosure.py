@@ -105,7 +105,7 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   """
   if not matrix.shape[1]:
     return 0.0
-  # The bound is rounded up to a power of two, so that the width reveals only its exponent.
+  # The bound is rounded up to a power of two. So the range of a sum reveals only its exponent.
   power = math.ceil(math.log2(max(largest_residual, 0.5)))
   with np.errstate(divide="ignore"):
     # The logarithm is -inf for a column of zeros, which reveals nothing.

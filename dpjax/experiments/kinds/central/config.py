@@ -60,8 +60,8 @@ class Whitened:
 
   noise_multiplier: float = 16.0  # for each of five sums over all examples
   median_epsilon: float = 0.02  # for each clip norm that is a private ninth decile
-  # Public bounds on the norms of an example's (mean, channels, positions, variances, covariance).
-  # If there are none, private ninth deciles of these norms are the bounds.
+  # Public bounds on the norms of an example's mean, second moments of channels and of positions,
+  # variances, and covariance, in this order. Without them, private ninth deciles are the bounds.
   clip_norms: tuple[float, ...] = ()
   num_directions: int = 300  # number of directions whose covariance is released
   floor_rank: int = 100  # variances above the one of this rank are brought down to it
