@@ -107,7 +107,7 @@ REMEDY = {
   21: "Integer noise is sized with its rounding, and the chance of a wrap is bounded.",
   22: "Sum and count are one Gaussian vector; the noise follows the norm that clipped.",
   23: "Weights are applied before the clip. `by_examples` is refused with privacy.",
-  24: "dpjax uses the analytic Gaussian. The classic formula is false from epsilon 1 on.",
+  24: "dpjax uses the analytic Gaussian. The classic formula is unproved from epsilon 1 on.",
   25: "Each search ends on the private side, and what is printed is rounded up.",
   26: "Laplace noise takes an L1 sensitivity, and its sampling is part of its event.",
   27: "Plan, state and ledger count optimizer steps. Epochs are rounded up to whole steps.",
