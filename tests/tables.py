@@ -412,7 +412,8 @@ def _plans() -> list[Row]:
   rows = entries("compiled/plans.csv")
   return [
     [
-      f"`configs/{row['config']}.py`",
+      f"`configs/{row['config']}.py`"
+      + f", microbatches of {row['microbatch_size']}" * bool(row["microbatch_size"]),
       f"`{row['target']}`",
       f"{float(row['held_gb']):.2g} GB",
       f"{1e3 * float(row['sent_gb_a_step']):.0f} MB",
