@@ -425,6 +425,12 @@ def gradient_of(unit: Unit, flow: ParamFlow, rows: RowReader, row: jax.Array) ->
 _LANES = 128
 
 
+def _is_in_lanes(x: jax.Array) -> bool:
+  """Returns whether a TPU holds the examples of x [..., B, ..., C] along its lanes."""
+  fills = x.shape[-1] % _LANES == 0
+  return x.size > 0 and not fills and jnp.issubdtype(x.dtype, jnp.floating)
+
+
 class RowReader:
   """Reads what was recorded of ONE example, in a loop over such examples.
 
@@ -437,17 +443,15 @@ class RowReader:
 
   def __init__(self, units: Sequence[Unit], recorded: Recorded):
     self.recorded = recorded
-    data, cotangents, self._depth = _arrays(units, recorded)
     self._lanes: dict[int, jax.Array] = {}  # by the array's identity
     if made_for.platform() != "tpu":
       return
-    for arrays in (data, cotangents):
-      for site, each in arrays.items():
-        for x in each:
-          in_lanes = x.size > 0 and x.shape[-1] % _LANES != 0
-          if in_lanes and jnp.issubdtype(x.dtype, jnp.floating):
-            last = jnp.moveaxis(x, self._depth[site], -1)
-            self._lanes.setdefault(id(x), last.reshape(-1, last.shape[-1]))
+    data, cotangents, depth = _arrays(units, recorded)
+    for site, each in (*data.items(), *cotangents.items()):
+      for x in each:
+        if id(x) not in self._lanes and _is_in_lanes(x):
+          last = jnp.moveaxis(x, depth[site], -1)
+          self._lanes[id(x)] = last.reshape(-1, last.shape[-1])
 
   def at(self, unit: Unit, row: jax.Array) -> tuple[Any, Any]:
     """Returns operands and cotangents at the unit's sites, without the axis of examples."""
