@@ -178,13 +178,7 @@ class Histogram:
 
   def counts(self, bins: jax.Array) -> jax.Array:
     """Returns the exact counts [num_bins] of `bins` [n]; not private."""
-    array = finite.array("bins", bins)
-    # NumPy reads an empty list as floats, which would be refused below.
-    array = array if array.size else array.astype(jnp.int32)
-    if array.ndim != 1 or not finite.is_integer(array):
-      raise UserError(
-        f"must be integers [n], not {array.dtype} {array.shape}", field="bins"
-      )
+    array = finite.integers("bins", bins)
     k = int(self.num_bins)
     places = finite.indices("bins", array, -1, k)
     # Values outside the bins go to an extra bin, which is dropped.

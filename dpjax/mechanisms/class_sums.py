@@ -157,13 +157,7 @@ class ClassSums:
 
 def _classes(labels: ArrayLike) -> np.ndarray:
   """Returns labels as an integer array [n]; UserError for another type or shape, or too many."""
-  classes = np.asarray(finite.array("labels", labels))
-  # NumPy reads an empty list as floats, which would be refused below.
-  classes = classes if classes.size else classes.astype(np.int64)
-  if classes.ndim != 1 or classes.dtype.kind not in "iu":
-    raise UserError(
-      f"must be integers [n], not {classes.dtype}{classes.shape}", field="labels"
-    )
+  classes = np.asarray(finite.integers("labels", labels))
   if len(classes) > finite.MAX_RECORDS:
     raise UserError(f"must be at most {finite.MAX_RECORDS}", field="labels")
   return classes

@@ -352,6 +352,16 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
   return -jnp.asarray(apart.astype(np.float64 if wide else np.float32), dtype)
 
 
+def integers(name: str, value: Numbers) -> jax.Array | np.ndarray:
+  """Returns `value` as an array of integers [n]; UserError for another type or shape."""
+  found = array(name, value)
+  # NumPy reads an empty list as floats.
+  found = found if found.size else found.astype(np.int32)
+  if found.ndim != 1 or not is_integer(found):
+    raise UserError(f"must be integers [n], not {found.dtype} {found.shape}", field=name)
+  return found
+
+
 def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   """Clips integers (or bool) into [lowest, highest] as int32; `lowest` must be at most 0.
 
