@@ -13,6 +13,7 @@ import pytest
 
 from dpjax import gradients
 from dpjax.gradients.ghost import route, row_forms, tapped, unit_rules
+from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.units import Rule
 from dpjax.parallel import programs, targets
 from tests.gradients import ghost_oracle as oracle
@@ -134,7 +135,7 @@ def test_one_example_is_read_as_it_was_recorded(chip):
         if jnp.issubdtype(x.dtype, jnp.floating) else jnp.moveaxis(x, depth, 0)
       )  # fmt: skip
       getattr(damaged, kind)[site] = tuple(jnp.moveaxis(bad(x), 0, depth) for x in arrays)
-  reader = unit_rules.RowReader(planned.units, damaged)
+  reader = unit_rules.RowReader(planned.units, damaged, [None] * len(planned.units))
   assert reader._lanes
   for unit in planned.units:
     for found, given in zip(reader.at(unit, jnp.array(2)), (recorded[1], recorded[2])):
@@ -143,6 +144,33 @@ def test_one_example_is_read_as_it_was_recorded(chip):
           wanted = jnp.take(whole, 2, axis=len(site.loops))
           np.testing.assert_array_equal(x, wanted)
           assert x.dtype == whole.dtype
+
+
+@on_each_chip
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
+def test_a_held_gradient_is_that_of_the_recording(chip, value):
+  """Read for one example, beside one that is not finite or overflows."""
+  loss, params, batch = _net()
+  damaged = batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)}
+  planned = route.plan(loss, params, route.first_of(batch))
+  leaves = jax.tree.leaves(params)
+  recorded = tapped.record(planned.program, leaves, jax.tree.leaves(damaged))
+  flow = ParamFlow.of(planned.program, leaves)
+  held = [unit for unit in planned.units if unit.hold]
+  first = unit_rules.norms(held, flow, recorded, planned.platform)
+  kept = list(map(unit_rules.kept_rows, held, first))
+  is_convolution = lambda unit: unit.sites[0].name == "conv_general_dilated"
+  by_name = {is_convolution(unit): k is not None for unit, k in zip(held, kept)}
+  # A TPU forms these gradients by a grouped convolution, which may mix examples.
+  assert by_name.get(True, chip == _GPU) == (chip == _GPU)
+  assert any(k is not None for k in kept)
+  rows = unit_rules.RowReader(held, recorded, kept)
+  for row in (1, 2):
+    for unit, k in zip(held, kept):
+      found = unit_rules.gradient_of(unit, flow, rows, k, jnp.array(row))
+      wanted = unit_rules.gradient_of(unit, flow, rows, None, jnp.array(row))
+      for one, other in zip(found, wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
 _WINDOWS = {

@@ -178,11 +178,13 @@ def clipped_sum(
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
     return _Totals(without_rare.formed_again(begun), {}), norms, rare
 
+  kept = [*map(unit_rules.kept_rows, held, early), *(None for _ in recomputed)]
   with_rows_alone = functools.partial(
     _with_rows_alone,
     ordered,
     flow,
-    unit_rules.RowReader(ordered, recorded),
+    unit_rules.RowReader(ordered, recorded, kept),
+    kept,
     params,
     clip,
   )
@@ -350,6 +352,7 @@ def _with_rows_alone(
   ordered: Sequence[Unit],
   flow: ParamFlow,
   rows: unit_rules.RowReader,
+  kept: Sequence[Any],
   params: Params,
   clip: Clip,
   sums: dict[int, Any],
@@ -359,6 +362,7 @@ def _with_rows_alone(
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Args:
+    kept: of each unit, `unit_rules.kept_rows`.
     sums: sums over the other examples, by the place of their unit.
     norms: [B] norms, whose entries are replaced for rare examples.
     rare: [B] bool, True for rare examples.
@@ -389,7 +393,10 @@ def _with_rows_alone(
 
   def add(carry, row):
     sums, norms = carry
-    gradients = [unit_rules.gradient_of(unit, flow, rows, row) for unit in ordered]
+    gradients = [
+      unit_rules.gradient_of(unit, flow, rows, held, row)
+      for unit, held in zip(ordered, kept)
+    ]
     terms, norm = on_settled(clipped, gradients)
     more = {
       i: tuple(t.astype(s.dtype) for s, t in zip(sums.total[i], each))

@@ -260,7 +260,7 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
-  if form is not None and not form.one_hot and not _as_transpose(site, form):
+  if form is not None and _by_rows(site, form):
     # `precision.of_sums` suffices here. Callers add the gradient to a sum, scale it down to a known
     # norm, or add a bound on its rounding to its norm.
     rows = form.build(data, cotangents)
@@ -271,14 +271,14 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   return transpose(site, seen, data, cotangents)
 
 
-def _as_transpose(site: Site, form: RowForm) -> bool:
-  """Returns whether a transpose, not a product of rows, forms the gradient of one example.
+def _by_rows(site: Site, form: RowForm) -> bool:
+  """Returns whether a product of rows, not a transpose, forms the gradient of one example.
 
   Under vmap the transpose of a convolution is a grouped convolution. On an H100 it takes 3 to 60
   times as long as a product of patches. A TPU was not timed; patches would move more memory.
   """
   is_convolution = site.name == "conv_general_dilated" and not form.plain
-  return is_convolution and made_for.platform() not in ("cpu", "gpu")
+  return not form.one_hot and (not is_convolution or made_for.platform() in ("cpu", "gpu"))
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
@@ -375,14 +375,7 @@ def totals(
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
     return tuple(_weighted(x, factor, finite) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
-    # All sites of the leaf share this one matrix, so it is converted back through the first site.
-    product = _weighted(first.held, factors[0], finite)
-    site = unit.sites[0]
-    form = unit.forms[0]
-    if unit.swapped[0]:
-      product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
-    _, back = flow.pull(unit.leaves, (site,))
-    return back({site.index: (form.unflatten(product),)})
+    return _of_product(unit, flow, _weighted(first.held, factors[0], finite))
   if how is Sum.AGAIN:
     begun = no_sums(unit, flow, recorded) if begun is None else begun
     return _one_by_one(unit, flow, recorded, first, factors, begun)
@@ -411,14 +404,49 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
   return _over_examples(gradients_of_example, [unit], recorded, None)
 
 
-def gradient_of(unit: Unit, flow: ParamFlow, rows: RowReader, row: jax.Array) -> Any:
+def gradient_of(
+  unit: Unit, flow: ParamFlow, rows: RowReader, held: Any, row: jax.Array
+) -> Any:
   """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
 
-  It is formed from g_i, not from c_i g_i, which may underflow.
+  It is formed from g_i, not from c_i g_i, which may underflow. If `held` (`kept_rows`) is not None,
+  it is read from there. So what was recorded for the unit need not stay in memory.
   """
   if unit.rule is Rule.UNUSED:
     return no_sums(unit, flow, rows.recorded)
-  return _one_gradient(unit, flow)(*rows.at(unit, row))
+  if held is None:
+    return _one_gradient(unit, flow)(*rows.at(unit, row))
+  kept = jax.tree.map(lambda x: rows.one(x, row, 0), held)
+  return kept if unit.rule is Rule.GRADIENT else _of_product(unit, flow, kept)
+
+
+def kept_rows(unit: Unit, first: Norms) -> Any:
+  """Returns what the first pass holds of a unit, if each row depends on its own example alone.
+
+  Otherwise, or if nothing is held, it returns None.
+  """
+  apart = unit.rule is Rule.PRODUCT or all(map(_keeps_apart, unit.sites))
+  return first.held if apart else None
+
+
+def _keeps_apart(site: Site) -> bool:
+  """Returns whether the gradients of single examples at a site are formed apart.
+
+  Products of rows are, and so are entrywise sites. A grouped convolution may not be: where a
+  compiler carries it out with zeros between the groups, NaN of one example reaches the others.
+  """
+  form = row_forms.find(site)
+  return _by_rows(site, form) if form is not None else site.name in ELEMENTWISE
+
+
+def _of_product(unit: Unit, flow: ParamFlow, product: jax.Array) -> tuple[jax.Array, ...]:
+  """Returns the gradient of each leaf of the unit, from a product as it is held, [N, K, P]."""
+  # All sites of the leaf share this one matrix, so it is converted back through the first site.
+  site = unit.sites[0]
+  if unit.swapped[0]:
+    product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
+  _, back = flow.pull(unit.leaves, (site,))
+  return back({site.index: (unit.forms[0].unflatten(product),)})
 
 
 # Numbers that a vector of a TPU holds side by side.
@@ -432,7 +460,7 @@ def _is_in_lanes(x: jax.Array) -> bool:
 
 
 class RowReader:
-  """Reads what was recorded of ONE example, in a loop over such examples.
+  """Reads what was recorded or held of ONE example, in a loop over such examples.
 
   A TPU holds the batch along the 128 lanes of its vectors, unless the last axis fills them. To cut
   an example out there, the compiler copies every array into a layout in which the batch comes
@@ -441,17 +469,20 @@ class RowReader:
   over B in which all others are 0.
   """
 
-  def __init__(self, units: Sequence[Unit], recorded: Recorded):
+  def __init__(self, units: Sequence[Unit], recorded: Recorded, held: Sequence[Any]):
     self.recorded = recorded
     self._lanes: dict[int, jax.Array] = {}  # by the array's identity
     if made_for.platform() != "tpu":
       return
-    data, cotangents, depth = _arrays(units, recorded)
+    others = [unit for unit, kept in zip(units, held) if kept is None]
+    data, cotangents, depth = _arrays(others, recorded)
+    read = [(x, 0) for x in jax.tree.leaves(held)]
     for site, each in (*data.items(), *cotangents.items()):
-      for x in each:
-        if id(x) not in self._lanes and _is_in_lanes(x):
-          last = jnp.moveaxis(x, depth[site], -1)
-          self._lanes[id(x)] = last.reshape(-1, last.shape[-1])
+      read += [(x, depth[site]) for x in each]
+    for x, axis in read:
+      if id(x) not in self._lanes and _is_in_lanes(x):
+        last = jnp.moveaxis(x, axis, -1)
+        self._lanes[id(x)] = last.reshape(-1, last.shape[-1])
 
   def at(self, unit: Unit, row: jax.Array) -> tuple[Any, Any]:
     """Returns operands and cotangents at the unit's sites, without the axis of examples."""
@@ -459,12 +490,13 @@ class RowReader:
 
     def of_row(arrays):
       return {
-        i: tuple(self._one(x, row, depth[i]) for x in each) for i, each in arrays.items()
+        i: tuple(self.one(x, row, depth[i]) for x in each) for i, each in arrays.items()
       }
 
     return of_row(data), of_row(cotangents)
 
-  def _one(self, x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
+  def one(self, x: jax.Array, row: jax.Array, axis: int) -> jax.Array:
+    """Returns one row of an array whose axis `axis` is that of the examples."""
     lanes = self._lanes.get(id(x))
     if lanes is None:
       return lax.dynamic_index_in_dim(x, row, axis, keepdims=False)
