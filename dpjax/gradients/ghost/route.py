@@ -178,7 +178,7 @@ def clipped_sum(
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
     return _Totals(without_rare.formed_again(begun), {}), norms, rare
 
-  kept = [*map(unit_rules.kept_rows, held, early), *(None for _ in recomputed)]
+  kept = [*early, *(None for _ in recomputed)]
   with_rows_alone = functools.partial(
     _with_rows_alone,
     ordered,
@@ -352,7 +352,7 @@ def _with_rows_alone(
   ordered: Sequence[Unit],
   flow: ParamFlow,
   rows: unit_rules.RowReader,
-  kept: Sequence[Any],
+  kept: Sequence[unit_rules.Norms | None],
   params: Params,
   clip: Clip,
   sums: dict[int, Any],
@@ -362,7 +362,7 @@ def _with_rows_alone(
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Args:
-    kept: of each unit, `unit_rules.kept_rows`.
+    kept: what the first pass holds of each unit, with all examples; None for other units.
     sums: sums over the other examples, by the place of their unit.
     norms: [B] norms, whose entries are replaced for rare examples.
     rare: [B] bool, True for rare examples.
@@ -394,8 +394,8 @@ def _with_rows_alone(
   def add(carry, row):
     sums, norms = carry
     gradients = [
-      unit_rules.gradient_of(unit, flow, rows, held, row)
-      for unit, held in zip(ordered, kept)
+      unit_rules.gradient_of(unit, flow, rows, first, row)
+      for unit, first in zip(ordered, kept)
     ]
     terms, norm = on_settled(clipped, gradients)
     more = {

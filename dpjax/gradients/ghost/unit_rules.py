@@ -22,6 +22,7 @@ from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
 from dpjax.gradients.exact_sum import ExactSum, exact_plus
 from dpjax.gradients.ghost import (
+  chosen_products,
   cost_model,
   lengths,
   precision,
@@ -35,6 +36,7 @@ from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
+from dpjax.gradients.loss_checks import every_equation, inner_jaxprs
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -76,6 +78,8 @@ class Norms(NamedTuple):
   # Measures of an example's rows, [B], as in `row_forms.RowLengths`. None if not measured.
   extent: Any = None
   reach: Any = None
+  # Whether all numbers behind a row of `held` are finite, [B]. None if rows are formed apart.
+  finite: Any = None
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
@@ -90,6 +94,8 @@ def finished(first: Norms) -> Norms:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
   each = tuple(lengths.of(x, axis=1) for x in flat)
+  if first.finite is not None:
+    each = jax.tree.map(lambda x: jnp.where(first.finite, x, jnp.nan), each)
   return first._replace(lengths=each)
 
 
@@ -134,13 +140,33 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
+  apart = all(map(_keeps_apart, unit.sites))
 
   def norms_of_example(loss, data, cotangents):
     del loss
+    finite = None
+    if unit.hold and not apart:
+      finite, (data, cotangents) = _harmless((data, cotangents))
     grads = gradients(data, cotangents)  # of each leaf: [*leaf]
-    return Norms((), grads) if unit.hold else Norms(tuple(map(lengths.of, grads)), None)
+    if unit.hold:
+      return Norms((), grads, finite=finite)
+    return Norms(tuple(map(lengths.of, grads)), None)
 
   return norms_of_example
+
+
+def _harmless(seen: Any) -> tuple[jax.Array, Any]:
+  """Returns whether the arrays of ONE example are finite; if not, all their floats become 1.
+
+  The gradient formed from them is then wrong, and has to be replaced by NaN. But in a computation
+  that mixes examples, such as a grouped convolution with zeros between its groups, it leaves the
+  others alone: 0 times a finite number is 0.
+  """
+  floats = [x for x in jax.tree.leaves(seen) if equations.is_float(x)]
+  finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+  # Every type of floats has a 1, and some have no 0.
+  clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
+  return finite, jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
 
 
 def _over_examples(
@@ -405,38 +431,39 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
 
 
 def gradient_of(
-  unit: Unit, flow: ParamFlow, rows: RowReader, held: Any, row: jax.Array
+  unit: Unit, flow: ParamFlow, rows: RowReader, first: Norms | None, row: jax.Array
 ) -> Any:
   """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
 
-  It is formed from g_i, not from c_i g_i, which may underflow. If `held` (`kept_rows`) is not None,
-  it is read from there. So what was recorded for the unit need not stay in memory.
+  It is formed from g_i, not from c_i g_i, which may underflow. If the first pass holds it, it is
+  read from there: `first` is not None. So the unit's recording need not stay in memory.
   """
   if unit.rule is Rule.UNUSED:
     return no_sums(unit, flow, rows.recorded)
-  if held is None:
+  if first is None:
     return _one_gradient(unit, flow)(*rows.at(unit, row))
-  kept = jax.tree.map(lambda x: rows.one(x, row, 0), held)
-  return kept if unit.rule is Rule.GRADIENT else _of_product(unit, flow, kept)
-
-
-def kept_rows(unit: Unit, first: Norms) -> Any:
-  """Returns what the first pass holds of a unit, if each row depends on its own example alone.
-
-  Otherwise, or if nothing is held, it returns None.
-  """
-  apart = unit.rule is Rule.PRODUCT or all(map(_keeps_apart, unit.sites))
-  return first.held if apart else None
+  held = jax.tree.map(lambda x: rows.one(x, row, 0), first.held)
+  if first.finite is not None:
+    held = jax.tree.map(lambda x: jnp.where(first.finite[row], x, jnp.nan), held)
+  return held if unit.rule is Rule.GRADIENT else _of_product(unit, flow, held)
 
 
 def _keeps_apart(site: Site) -> bool:
   """Returns whether the gradients of single examples at a site are formed apart.
 
-  Products of rows are, and so are entrywise sites. A grouped convolution may not be: where a
-  compiler carries it out with zeros between the groups, NaN of one example reaches the others.
+  A grouped convolution may mix them: where a compiler carries it out with zeros between the groups,
+  NaN of one example reaches the others.
   """
   form = row_forms.find(site)
-  return _by_rows(site, form) if form is not None else site.name in ELEMENTWISE
+  if form is not None:
+    return form.one_hot or _by_rows(site, form)
+  if site.eqn is None or site.name == chosen_products.NAME:
+    return True
+  inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
+  names = {site.name, *(eqn.primitive.name for eqn in inner)}
+  # The rule of a custom derivative cannot be looked into.
+  custom = any(name.startswith("custom_") for name in names)
+  return not custom and "conv_general_dilated" not in names
 
 
 def _of_product(unit: Unit, flow: ParamFlow, product: jax.Array) -> tuple[jax.Array, ...]:
@@ -469,13 +496,16 @@ class RowReader:
   over B in which all others are 0.
   """
 
-  def __init__(self, units: Sequence[Unit], recorded: Recorded, held: Sequence[Any]):
+  def __init__(
+    self, units: Sequence[Unit], recorded: Recorded, kept: Sequence[Norms | None]
+  ):
     self.recorded = recorded
     self._lanes: dict[int, jax.Array] = {}  # by the array's identity
     if made_for.platform() != "tpu":
       return
-    others = [unit for unit, kept in zip(units, held) if kept is None]
+    others = [unit for unit, first in zip(units, kept) if first is None]
     data, cotangents, depth = _arrays(others, recorded)
+    held = [first.held for first in kept if first is not None]
     read = [(x, 0) for x in jax.tree.leaves(held)]
     for site, each in (*data.items(), *cotangents.items()):
       read += [(x, depth[site]) for x in each]
