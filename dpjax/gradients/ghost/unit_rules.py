@@ -139,31 +139,31 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_standard_norms, unit, known, seen)
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
-  gradients = _one_gradient(unit, flow)
+  gradients = _one_gradient(unit, flow)  # of each leaf: [*leaf]
   apart = all(map(_keeps_apart, unit.sites))
 
   def norms_of_example(loss, data, cotangents):
     del loss
-    finite = None
-    if unit.hold and not apart:
-      finite, (data, cotangents) = _harmless((data, cotangents))
-    grads = gradients(data, cotangents)  # of each leaf: [*leaf]
-    if unit.hold:
-      return Norms((), grads, finite=finite)
-    return Norms(tuple(map(lengths.of, grads)), None)
+    if not unit.hold:
+      return Norms(tuple(map(lengths.of, gradients(data, cotangents))), None)
+    if apart:
+      return Norms((), gradients(data, cotangents))
+    finite, harmless = _harmless((data, cotangents))
+    return Norms((), gradients(*harmless), finite=finite)
 
   return norms_of_example
 
 
 def _harmless(seen: Any) -> tuple[jax.Array, Any]:
-  """Returns whether the arrays of ONE example are finite; if not, all their floats become 1.
+  """Returns whether the arrays of ONE example are finite; if not, all their numbers become 1.
 
   The gradient formed from them is then wrong, and has to be replaced by NaN. But in a computation
   that mixes examples, such as a grouped convolution with zeros between its groups, it leaves the
   others alone: 0 times a finite number is 0.
   """
-  floats = [x for x in jax.tree.leaves(seen) if equations.is_float(x)]
-  finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats]))
+  numbers = filter(equations.is_float, jax.tree.leaves(seen))
+  known = [jnp.all(jnp.isfinite(x)) for x in numbers]
+  finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
   # Every type of floats has a 1, and some have no 0.
   clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
   return finite, jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
