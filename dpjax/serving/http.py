@@ -22,6 +22,7 @@ import contextlib
 import hmac
 import importlib.util
 import json
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -444,32 +445,53 @@ class _LingeringTransport:
   def close(self) -> None:
     if self.is_closing():
       return
-    # In h11's other states the request is complete, or even its head is not. Without a whole head
-    # there was no answer that could be lost.
-    more_may_come = self._protocol.conn.their_state in (h11.SEND_BODY, h11.ERROR)
-    if not more_may_come or not self._transport.can_write_eof():
+    # A connection that waits for its next request has no answer to lose. After its end the other
+    # side sends nothing more.
+    nothing_lost = self._protocol.conn.our_state is h11.IDLE or self._protocol.has_ended
+    if nothing_lost or not self._transport.can_write_eof():
       self._transport.close()
       return
     self.lingers = True
-    self._transport.write_eof()
+    self._protocol.drop_answer()
+    try:
+      self._transport.write_eof()
+    except OSError:
+      # The other side has reset the connection already.
+      self._transport.abort()
+      return
     # uvicorn stops reading while a long body waits. Then the rest of the request would stay unread.
     self._transport.resume_reading()
     self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
 
 
 class PatientProtocol(H11Protocol):
-  """uvicorn's HTTP protocol with three repairs.
+  """uvicorn's HTTP protocol with four repairs.
 
   It closes a connection that does not send the whole head of its next request within
   `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time. A client
-  that closes its side of the connection after a request still gets the answer. A client that is
-  refused before its whole request has come gets the answer, too: what it still sends is thrown
-  away, for `linger_seconds` at most.
+  that closes its side of the connection after a request still gets the answer. So does a client
+  whose connection the service closes, whatever it still sends: that is thrown away, for
+  `linger_seconds` at most. What is no HTTP, and a connection beyond `most_connections`, are refused
+  by a line of JSON.
   """
 
   head_seconds = 10.0
   linger_seconds = 1.0
+  most_connections = 2048
+  has_ended = False  # whether the client has closed its side
   _timer: asyncio.TimerHandle | None = None
+
+  def __init__(self, *args: Any, **options: Any):
+    super().__init__(*args, **options)
+    self._answer = self.app
+    self.app = self._limited
+
+  async def _limited(self, scope: Any, receive: Any, send: Any) -> None:
+    app = self._answer
+    if len(self.connections) > self.most_connections:
+      app = _refusal(503, "too many connections; send it again later")
+      app.headers["connection"] = "close"
+    await cast(Any, app)(scope, receive, send)
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(cast(Any, _LingeringTransport(transport, self)))
@@ -490,7 +512,27 @@ class PatientProtocol(H11Protocol):
       self._timer.cancel()
     super().connection_lost(exc)
 
+  def send_400_response(self, msg: str) -> None:
+    # After the beginning of an answer, HTTP has no place for another one.
+    if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+      refusal = _refusal(400, msg)
+      headers = [*refusal.raw_headers, (b"connection", b"close")]
+      for event in (
+        h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+        h11.Data(data=bytes(refusal.body)),
+        h11.EndOfMessage(),
+      ):
+        self.transport.write(self.conn.send(event))
+    self.transport.close()
+
+  def drop_answer(self) -> None:
+    """Tells the request that is under way that nobody will read its answer."""
+    if self._busy:
+      self.cycle.disconnected = True
+      self.cycle.message_event.set()
+
   def eof_received(self) -> bool:
+    self.has_ended = True
     # True keeps the other direction of the connection open until the answer is written.
     return self._busy and not self._lingers
 
@@ -554,12 +596,11 @@ def server(
     access_log=False,
     log_level="warning",
     server_header=False,
-    # The bound on the queue usually applies first: it refuses a request with a line of JSON. This
-    # bound on connections is the last one.
-    limit_concurrency=2048,
-    backlog=2048,
+    backlog=PatientProtocol.most_connections,
     timeout_keep_alive=max(1, round(head_seconds)),
-    timeout_graceful_shutdown=max(1, round(web.service.settings.deadline)),
+    # A body may take the whole deadline, and its connection may linger after that.
+    timeout_graceful_shutdown=1
+    + math.ceil(web.service.settings.deadline + PatientProtocol.linger_seconds),
     h11_max_incomplete_event_size=2**14,
   )
 

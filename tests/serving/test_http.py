@@ -1,10 +1,13 @@
 """Right and wrong requests over a real socket: each wrong one is one clear line."""
 
 import asyncio
+import contextlib
 import gzip
 import http.client
 import json
+import logging
 import socket
+import struct
 import threading
 import time
 
@@ -275,7 +278,115 @@ def test_an_early_refusal_is_read_whole_while_the_body_is_on_its_way(served, hea
   parts = (head, b"{", *[b"x" * 50_000] * 3)
   found = _raw(served, *parts, wait=0.05, reset=False)
   assert found.startswith(b"HTTP/1.1 " + status)
-  assert b'{"error": "must' in found or b"Invalid HTTP request received." in found
+  assert b'{"error": "must' in found or b'{"error": "Invalid HTTP request' in found
+
+
+@pytest.mark.parametrize(
+  "head",
+  [
+    b"GET /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"POST /nope HTTP/1.0\r\n\r\n",
+    b"POST /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n",
+    b"CONNECT /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+  ],
+)
+def test_more_than_a_request_does_not_reset_its_answer(served, head):
+  found = _raw(
+    served, head, *[b"GET /health HTTP/1.1\r\n" * 2000] * 3, wait=0.05, reset=False
+  )
+  assert found.startswith(b"HTTP/1.1 40") and found.count(b"HTTP/1.1") == 1
+  assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+
+
+class _Errors(logging.Handler):
+  """Keeps what a server logs as an error."""
+
+  def __init__(self):
+    super().__init__(logging.ERROR)
+    self.lines = []
+
+  def emit(self, record):
+    self.lines.append(f"{record.getMessage()} {record.exc_info}")
+
+  def __enter__(self):
+    for name in ("uvicorn.error", "asyncio"):
+      logging.getLogger(name).addHandler(self)
+    return self
+
+  def __exit__(self, *exc):
+    for name in ("uvicorn.error", "asyncio"):
+      logging.getLogger(name).removeHandler(self)
+
+
+def _connected(served, content):
+  connection = socket.create_connection(("127.0.0.1", served.port), timeout=20)
+  connection.sendall(content)
+  return connection
+
+
+def _reset(connection):
+  linger = struct.pack("ii", 1, 0)
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+  connection.close()
+
+
+def _all_gone(served, seconds=15):
+  end = time.monotonic() + seconds
+  while served.server.server_state.connections and time.monotonic() < end:
+    time.sleep(0.05)
+  return not served.server.server_state.connections
+
+
+def test_clients_that_reset_leave_no_connection_and_no_traceback(served):
+  """Attacks of a helper: closing such a socket raised an error, and it stayed open for ever."""
+  body = json.dumps({"rows": [_ROW] * 32}).encode()
+  refused = (
+    b"POST /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 500000\r\n\r\n"
+  )
+  close = b"Connection: close\r\nContent-Length"
+  with _Errors() as errors:
+    half_closed = [_connected(served, _head(100) + b"{") for _ in range(5)]
+    for connection in half_closed:
+      connection.shutdown(socket.SHUT_WR)
+      assert connection.recv(4096)
+      _reset(connection)
+    for size in (10, 100_000) * 100:
+      connection = _connected(served, refused)
+      with contextlib.suppress(ConnectionError):
+        connection.sendall(b"x" * size)
+      assert connection.recv(1)
+      _reset(connection)
+    # The request is refused while its answer is computed.
+    for wait in np.linspace(0, 0.01, 20):
+      connection = _connected(
+        served, _head(len(body)).replace(b"Content-Length", close) + body
+      )
+      time.sleep(wait)
+      with contextlib.suppress(ConnectionError):
+        connection.sendall(b"more")
+        assert connection.recv(4096)
+      connection.close()
+    # A chunk that is none, after the answer and at once.
+    chunked = b"POST /nope HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    found = _raw(served, chunked, b"zz\r\n", wait=0.2, reset=False)
+    assert found.startswith(b"HTTP/1.1 404") and found.count(b"HTTP/1.1") == 1
+    assert b" 40" in _raw(served, chunked + b"zz\r\n")
+    assert _all_gone(served)
+  assert errors.lines == []
+  assert served.send("/predict", {"rows": [_ROW]})[0] == 200
+
+
+def test_connections_beyond_the_limit_are_one_line(served, monkeypatch):
+  monkeypatch.setattr(web.PatientProtocol, "most_connections", 3)
+  idle = [_connected(served, b"") for _ in range(3)]
+  try:
+    found = _raw(served, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", reset=False)
+    assert found.startswith(b"HTTP/1.1 503")
+    assert "too many" in json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+  finally:
+    for connection in idle:
+      connection.close()
+  assert _all_gone(served) and served.send("/health", None, "GET")[0] == 200
 
 
 def test_a_refused_client_that_never_stops_is_cut_off(served):
