@@ -66,6 +66,8 @@ _MOST_REACH = 32.0
 # A part of a batch, as `_parts_of` cuts it, has about this many rows or fewer, unless one example
 # has more. With so many rows, `_STRAY` allows a reach of about 32 clip norms.
 _ROWS_OF_SUM = 40_000
+# Least ratio of the numbers recorded for a unit to those held, at which `reads_held` pays.
+_HARMLESS_ABOVE = 2
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
 
@@ -141,17 +143,37 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)  # of each leaf: [*leaf]
   apart = all(map(_keeps_apart, unit.sites))
+  is_read = reads_held(unit, flow)
 
   def norms_of_example(loss, data, cotangents):
     del loss
     if not unit.hold:
       return Norms(tuple(map(lengths.of, gradients(data, cotangents))), None)
-    if apart:
+    if apart or not is_read:
       return Norms((), gradients(data, cotangents))
     finite, harmless = _harmless((data, cotangents))
     return Norms((), gradients(*harmless), finite=finite)
 
   return norms_of_example
+
+
+def reads_held(unit: Unit, flow: ParamFlow) -> bool:
+  """Returns whether the gradient of a rare example is read from what the first pass holds.
+
+  Then what was recorded for the unit need not stay in memory. If rows that are held are not formed
+  apart, they pay only for a large recording, which is read once more to make it harmless.
+  """
+  if not unit.hold or all(map(_keeps_apart, unit.sites)):
+    return unit.hold
+  held = sum(math.prod(flow.leaves[leaf].shape) for leaf in unit.leaves)
+  recorded = sum(map(_recorded_numbers, unit.sites))
+  return recorded >= _HARMLESS_ABOVE * held
+
+
+def _recorded_numbers(site: Site) -> int:
+  """Returns how many numbers of ONE example are recorded at a site."""
+  avals = (*(var.aval for var in site.data), *site.out_avals)
+  return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
 
 
 def _harmless(seen: Any) -> tuple[jax.Array, Any]:
