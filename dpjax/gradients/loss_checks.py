@@ -107,12 +107,40 @@ def mixes(eqn: Any) -> bool:
   There the gradient of a convolution's kernel is a convolution with groups, one for each example.
   XLA's CPU backend computes some of these by one kernel with zeros between groups. An example that
   is not finite, times those zeros, makes the gradients of all others NaN. This was seen for kernels
-  that have groups themselves, and in double precision.
+  that have groups themselves, and in double precision. A custom derivative may hold such a
+  convolution, even if its function holds none.
   """
+  if eqn.primitive.name.startswith("custom_"):
+    return any(map(_mixes_itself, _of_derivative(eqn)))
+  return _mixes_itself(eqn)
+
+
+def _mixes_itself(eqn: Any) -> bool:
   if eqn.primitive.name != "conv_general_dilated":
     return False
   groups = eqn.params["feature_group_count"] * eqn.params["batch_group_count"]
   return groups > 1 or any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
+
+
+def _of_derivative(eqn: Any) -> list[Any]:
+  """Returns the equations of an equation's forward and backward pass; none if it has no
+  derivative."""
+  call = equations.eqn_fn(eqn)
+  is_float = [equations.is_float(var.aval) for var in eqn.outvars]
+
+  def squares(*args: Any) -> Any:
+    results = [y for y, use in zip(call(*args), is_float) if use and y is not None]
+    return sum(jnp.sum(jnp.real(y * jnp.conj(y))).astype(jnp.float32) for y in results)
+
+  shapes = [
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equations.operands(eqn)
+  ]
+  of_floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
+  # `explain_failure` reports a loss that cannot be differentiated.
+  with contextlib.suppress(Exception):
+    traced = jax.make_jaxpr(jax.grad(squares, of_floats, allow_int=True))(*shapes)
+    return list(every_equation(traced.jaxpr))
+  return []
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:

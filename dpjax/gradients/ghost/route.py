@@ -462,7 +462,7 @@ def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
   for eqn in jaxpr.eqns:
     is_known = [not is_literal(atom) and atom in known for atom in eqn.invars]
     inner = inner_jaxprs(eqn)
-    if mixes(eqn) and (is_known[1] or eqn.params["batch_group_count"] > 1):
+    if any(is_known) and mixes(eqn) and not _has_constant_kernel(eqn, is_known):
       suspects.append(eqn)
     for body in inner:
       # Operands of a call are the arguments of its inner jaxpr, in order. In other equations every
@@ -476,6 +476,13 @@ def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
     if any(is_known):
       known.update(eqn.outvars)
   return suspects
+
+
+def _has_constant_kernel(eqn: Any, is_known: Sequence[bool]) -> bool:
+  """Returns whether an equation is a convolution whose kernel no input reaches."""
+  if eqn.primitive.name != "conv_general_dilated":
+    return False
+  return not is_known[1] and eqn.params["batch_group_count"] == 1
 
 
 def stacked_gradients(

@@ -96,9 +96,15 @@ def finished(first: Norms) -> Norms:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
   each = tuple(lengths.of(x, axis=1) for x in flat)
-  if first.finite is not None:
-    each = jax.tree.map(lambda x: jnp.where(first.finite, x, jnp.nan), each)
-  return first._replace(lengths=each)
+  return _unless_damaged(first._replace(lengths=each))
+
+
+def _unless_damaged(first: Norms) -> Norms:
+  """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
+  if first.finite is None:
+    return first
+  known = jax.tree.map(lambda x: jnp.where(first.finite, x, jnp.nan), first.lengths)
+  return first._replace(lengths=known)
 
 
 def norms(
@@ -143,16 +149,17 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)  # of each leaf: [*leaf]
   apart = all(map(_keeps_apart, unit.sites))
-  is_read = reads_held(unit, flow)
+  cleans = not apart and (reads_held(unit, flow) or not unit.hold)
 
   def norms_of_example(loss, data, cotangents):
     del loss
-    if not unit.hold:
-      return Norms(tuple(map(lengths.of, gradients(data, cotangents))), None)
-    if apart or not is_read:
-      return Norms((), gradients(data, cotangents))
-    finite, harmless = _harmless((data, cotangents))
-    return Norms((), gradients(*harmless), finite=finite)
+    finite = None
+    if cleans:
+      finite, (data, cotangents) = _harmless((data, cotangents))
+    grads = gradients(data, cotangents)
+    if unit.hold:
+      return Norms((), grads, finite=finite)
+    return _unless_damaged(Norms(tuple(map(lengths.of, grads)), None, finite=finite))
 
   return norms_of_example
 
@@ -483,7 +490,7 @@ def _keeps_apart(site: Site) -> bool:
     return True
   inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
   names = {site.name, *(eqn.primitive.name for eqn in inner)}
-  # The rule of a custom derivative cannot be looked into.
+  # The rule of a custom derivative may hold a convolution.
   custom = any(name.startswith("custom_") for name in names)
   return not custom and "conv_general_dilated" not in names
 
@@ -585,8 +592,12 @@ def _one_by_one(
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
+  apart = all(map(_keeps_apart, unit.sites))
+
   def clipped_term(data, cotangents, factors, longest):
-    return tuple(map(_held_to, gradients(data, cotangents), factors, longest))
+    # An example that is not finite has factors of 0.
+    seen = (data, cotangents) if apart else _harmless((data, cotangents))[1]
+    return tuple(map(_held_to, gradients(*seen), factors, longest))
 
   def body(total, part):
     terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
