@@ -155,7 +155,7 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
   planned = route.plan(loss, params, route.first_of(batch))
   leaves = jax.tree.leaves(params)
   flow = ParamFlow.of(planned.program, leaves)
-  held = [unit for unit in planned.units if unit_rules.reads_held(unit, flow)]
+  held = [unit for unit in planned.units if unit.hold]
   is_convolution = lambda unit: unit.sites[0].name == "conv_general_dilated"
   assert any(map(is_convolution, held)) and not all(map(is_convolution, held))
 

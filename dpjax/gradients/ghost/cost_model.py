@@ -271,8 +271,14 @@ def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
   the kernel.
   """
   form = forms[0]
-  is_alone = len(forms) == 1 and name == "conv_general_dilated" and not form.plain
+  is_alone = len(forms) == 1 and name == "conv_general_dilated" and copies_windows(form)
   return is_alone and size(form) <= _HOLD_CONVOLUTION * form.recorded
+
+
+def copies_windows(form: RowForm) -> bool:
+  """Returns whether the rows are windows that overlap, so that they are more numbers than were
+  recorded."""
+  return not form.plain and _sides(form) > form.recorded
 
 
 def held_convolution(form: RowForm) -> Cost:

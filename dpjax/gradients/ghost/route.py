@@ -178,9 +178,7 @@ def clipped_sum(
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
     return _Totals(without_rare.formed_again(begun), {}), norms, rare
 
-  read = [unit_rules.reads_held(unit, flow) for unit in held]
-  kept = [first if r else None for first, r in zip(early, read)]
-  kept += [None for _ in recomputed]
+  kept = [*early, *(None for _ in recomputed)]
   with_rows_alone = functools.partial(
     _with_rows_alone,
     ordered,

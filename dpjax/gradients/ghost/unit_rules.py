@@ -66,8 +66,6 @@ _MOST_REACH = 32.0
 # A part of a batch, as `_parts_of` cuts it, has about this many rows or fewer, unless one example
 # has more. With so many rows, `_STRAY` allows a reach of about 32 clip norms.
 _ROWS_OF_SUM = 40_000
-# Least ratio of the numbers recorded for a unit to those held, at which `reads_held` pays.
-_HARMLESS_ABOVE = 2
 # Number of rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
 
@@ -149,12 +147,11 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)  # of each leaf: [*leaf]
   apart = all(map(_keeps_apart, unit.sites))
-  cleans = not apart and (reads_held(unit, flow) or not unit.hold)
 
   def norms_of_example(loss, data, cotangents):
     del loss
     finite = None
-    if cleans:
+    if not apart:
       finite, (data, cotangents) = _harmless((data, cotangents))
     grads = gradients(data, cotangents)
     if unit.hold:
@@ -162,25 +159,6 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return _unless_damaged(Norms(tuple(map(lengths.of, grads)), None, finite=finite))
 
   return norms_of_example
-
-
-def reads_held(unit: Unit, flow: ParamFlow) -> bool:
-  """Returns whether the gradient of a rare example is read from what the first pass holds.
-
-  Then what was recorded for the unit need not stay in memory. If rows that are held are not formed
-  apart, they pay only for a large recording, which is read once more to make it harmless.
-  """
-  if not unit.hold or all(map(_keeps_apart, unit.sites)):
-    return unit.hold
-  held = sum(math.prod(flow.leaves[leaf].shape) for leaf in unit.leaves)
-  recorded = sum(map(_recorded_numbers, unit.sites))
-  return recorded >= _HARMLESS_ABOVE * held
-
-
-def _recorded_numbers(site: Site) -> int:
-  """Returns how many numbers of ONE example are recorded at a site."""
-  avals = (*(var.aval for var in site.data), *site.out_avals)
-  return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
 
 
 def _harmless(seen: Any) -> tuple[jax.Array, Any]:
@@ -332,8 +310,8 @@ def _by_rows(site: Site, form: RowForm) -> bool:
   Under vmap the transpose of a convolution is a grouped convolution. On an H100 it takes 3 to 60
   times as long as a product of patches. A TPU was not timed; patches would move more memory.
   """
-  is_convolution = site.name == "conv_general_dilated" and not form.plain
-  return not form.one_hot and (not is_convolution or made_for.platform() in ("cpu", "gpu"))
+  grouped = site.name == "conv_general_dilated" and cost_model.copies_windows(form)
+  return not form.one_hot and (not grouped or made_for.platform() in ("cpu", "gpu"))
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
