@@ -110,8 +110,8 @@ def mixes(eqn: Any) -> bool:
   that have groups themselves, and in double precision. A custom derivative may hold such a
   convolution, even if its function holds none.
   """
-  if eqn.primitive.name.startswith("custom_"):
-    return any(map(_mixes_itself, _of_derivative(eqn)))
+  if eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+    return _derivative_mixes(eqn)
   return _mixes_itself(eqn)
 
 
@@ -122,9 +122,8 @@ def _mixes_itself(eqn: Any) -> bool:
   return groups > 1 or any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
 
 
-def _of_derivative(eqn: Any) -> list[Any]:
-  """Returns the equations of an equation's forward and backward pass; none if it has no
-  derivative."""
+def _derivative_mixes(eqn: Any) -> bool:
+  """Returns whether the forward or backward pass of an equation may mix examples."""
   call = equations.eqn_fn(eqn)
   is_float = [equations.is_float(var.aval) for var in eqn.outvars]
 
@@ -136,11 +135,14 @@ def _of_derivative(eqn: Any) -> list[Any]:
     jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equations.operands(eqn)
   ]
   of_floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
-  # `explain_failure` reports a loss that cannot be differentiated.
-  with contextlib.suppress(Exception):
+  if not of_floats or not any(is_float):
+    return False
+  try:
     traced = jax.make_jaxpr(jax.grad(squares, of_floats, allow_int=True))(*shapes)
-    return list(every_equation(traced.jaxpr))
-  return []
+  # What cannot be looked into may hold anything.
+  except Exception:
+    return True
+  return any(map(_mixes_itself, every_equation(traced.jaxpr)))
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
