@@ -159,7 +159,7 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
   is_convolution = lambda unit: unit.sites[0].name == "conv_general_dilated"
   assert any(map(is_convolution, held)) and not all(map(is_convolution, held))
 
-  def found(batch):
+  def first_pass(batch):
     recorded = tapped.record(planned.program, leaves, jax.tree.leaves(batch))
     first = unit_rules.norms(held, flow, recorded, planned.platform)
     rows = unit_rules.RowReader(held, recorded, first)
@@ -170,8 +170,8 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
     norms = [unit_rules.finished(each).lengths for each in first]
     return of_row, first, norms
 
-  of_row, first, norms = found(batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)})
-  _, _, undamaged = found(batch)
+  of_row, first, norms = first_pass(batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)})
+  _, _, undamaged = first_pass(batch)
   recordings = [None] * len(held)
   near = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
   jax.tree.map(near, of_row(1, first), of_row(1, recordings))

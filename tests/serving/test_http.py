@@ -291,11 +291,11 @@ def test_an_early_refusal_is_read_whole_while_the_body_is_on_its_way(served, hea
   ],
 )
 def test_more_than_a_request_does_not_reset_its_answer(served, head):
-  found = _raw(
+  answer = _raw(
     served, head, *[b"GET /health HTTP/1.1\r\n" * 2000] * 3, wait=0.05, reset=False
   )
-  assert found.startswith(b"HTTP/1.1 40") and found.count(b"HTTP/1.1") == 1
-  assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+  assert answer.startswith(b"HTTP/1.1 40") and answer.count(b"HTTP/1.1") == 1
+  assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
 class _Errors(logging.Handler):
@@ -368,8 +368,8 @@ def test_clients_that_reset_leave_no_connection_and_no_traceback(served):
       connection.close()
     # A chunk that is none, after the answer and at once.
     chunked = b"POST /nope HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    found = _raw(served, chunked, b"zz\r\n", wait=0.2, reset=False)
-    assert found.startswith(b"HTTP/1.1 404") and found.count(b"HTTP/1.1") == 1
+    answer = _raw(served, chunked, b"zz\r\n", wait=0.2, reset=False)
+    assert answer.startswith(b"HTTP/1.1 404") and answer.count(b"HTTP/1.1") == 1
     assert b" 40" in _raw(served, chunked + b"zz\r\n")
     assert _all_gone(served)
   assert errors.lines == []
@@ -380,9 +380,9 @@ def test_connections_beyond_the_limit_are_one_line(served, monkeypatch):
   monkeypatch.setattr(web.PatientProtocol, "most_connections", 3)
   idle = [_connected(served, b"") for _ in range(3)]
   try:
-    found = _raw(served, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", reset=False)
-    assert found.startswith(b"HTTP/1.1 503")
-    assert "too many" in json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+    answer = _raw(served, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", reset=False)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert "too many" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
   finally:
     for connection in idle:
       connection.close()
