@@ -488,7 +488,8 @@ class PatientProtocol(H11Protocol):
 
   async def _limited(self, scope: Any, receive: Any, send: Any) -> None:
     app = self._answer
-    if len(self.connections) > self.most_connections:
+    # The request of a connection that was lost may still be computed.
+    if max(len(self.connections), len(self.tasks)) > self.most_connections:
       app = _refusal(503, "too many connections; send it again later")
       app.headers["connection"] = "close"
     await cast(Any, app)(scope, receive, send)

@@ -184,7 +184,6 @@ def clipped_sum(
     ordered,
     flow,
     unit_rules.RowReader(ordered, recorded, kept),
-    kept,
     params,
     clip,
   )
@@ -352,7 +351,6 @@ def _with_rows_alone(
   ordered: Sequence[Unit],
   flow: ParamFlow,
   rows: unit_rules.RowReader,
-  kept: Sequence[unit_rules.Norms | None],
   params: Params,
   clip: Clip,
   sums: dict[int, Any],
@@ -362,7 +360,6 @@ def _with_rows_alone(
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Args:
-    kept: what the first pass holds of each unit, with all examples; None for other units.
     sums: sums over the other examples, by the place of their unit.
     norms: [B] norms, whose entries are replaced for rare examples.
     rare: [B] bool, True for rare examples.
@@ -395,7 +392,7 @@ def _with_rows_alone(
     sums, norms = carry
     gradients = [
       unit_rules.gradient_of(unit, flow, rows, first, row)
-      for unit, first in zip(ordered, kept)
+      for unit, first in zip(ordered, rows.kept)
     ]
     terms, norm = on_settled(clipped, gradients)
     more = {

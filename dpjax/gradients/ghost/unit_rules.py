@@ -145,35 +145,16 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_standard_norms, unit, known, seen)
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
-  gradients = _one_gradient(unit, flow)  # of each leaf: [*leaf]
-  apart = all(map(_keeps_apart, unit.sites))
+  gradients = _apart_gradient(unit, flow)
 
   def norms_of_example(loss, data, cotangents):
     del loss
-    finite = None
-    if not apart:
-      finite, (data, cotangents) = _harmless((data, cotangents))
-    grads = gradients(data, cotangents)
+    finite, grads = gradients(data, cotangents)  # of each leaf: [*leaf]
     if unit.hold:
       return Norms((), grads, finite=finite)
     return _unless_damaged(Norms(tuple(map(lengths.of, grads)), None, finite=finite))
 
   return norms_of_example
-
-
-def _harmless(seen: Any) -> tuple[jax.Array, Any]:
-  """Returns whether the arrays of ONE example are finite; if not, all their numbers become 1.
-
-  The gradient formed from them is then wrong, and has to be replaced by NaN. But in a computation
-  that mixes examples, such as a grouped convolution with zeros between its groups, it leaves the
-  others alone: 0 times a finite number is 0.
-  """
-  numbers = filter(equations.is_float, jax.tree.leaves(seen))
-  known = [jnp.all(jnp.isfinite(x)) for x in numbers]
-  finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
-  # Every type of floats has a 1, and some have no 0.
-  clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
-  return finite, jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
 
 
 def _over_examples(
@@ -287,6 +268,50 @@ def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
     )
 
   return gradients
+
+
+def _apart_gradient(unit: Unit, flow: ParamFlow) -> Callable:
+  """Returns a function (operands, cotangents) -> (finite, gradient [*leaf] of ONE example, for each
+  leaf of the unit), under which vmap mixes no examples.
+
+  In a computation that mixes examples, such as a grouped convolution with zeros between its groups,
+  NaN of one example reaches the others. So if an example's arrays are not finite, all their numbers
+  become 1, since 0 times a finite number is 0. Its gradient is then wrong, and has to be replaced
+  by NaN: `finite` is False. `finite` is None if nothing mixes.
+  """
+  gradients = _one_gradient(unit, flow)
+  if all(map(_keeps_apart, unit.sites)):
+    return lambda data, cotangents: (None, gradients(data, cotangents))
+
+  def of_harmless(data, cotangents):
+    seen = (data, cotangents)
+    numbers = filter(equations.is_float, jax.tree.leaves(seen))
+    known = [jnp.all(jnp.isfinite(x)) for x in numbers]
+    finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
+    # Every type of floats has a 1, and some have no 0.
+    clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
+    harmless = jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
+    return finite, gradients(*harmless)
+
+  return of_harmless
+
+
+def _keeps_apart(site: Site) -> bool:
+  """Returns whether the gradients of single examples at a site are formed apart.
+
+  A grouped convolution may mix them: where a compiler carries it out with zeros between the groups,
+  NaN of one example reaches the others.
+  """
+  form = row_forms.find(site)
+  if form is not None:
+    return form.one_hot or _by_rows(site, form)
+  if site.eqn is None or site.name == chosen_products.NAME:
+    return True
+  inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
+  names = {site.name, *(eqn.primitive.name for eqn in inner)}
+  # The rule of a custom derivative may hold a convolution.
+  custom = any(name.startswith("custom_") for name in names)
+  return not custom and "conv_general_dilated" not in names
 
 
 def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
@@ -455,24 +480,6 @@ def gradient_of(
   return held if unit.rule is Rule.GRADIENT else _of_product(unit, flow, held)
 
 
-def _keeps_apart(site: Site) -> bool:
-  """Returns whether the gradients of single examples at a site are formed apart.
-
-  A grouped convolution may mix them: where a compiler carries it out with zeros between the groups,
-  NaN of one example reaches the others.
-  """
-  form = row_forms.find(site)
-  if form is not None:
-    return form.one_hot or _by_rows(site, form)
-  if site.eqn is None or site.name == chosen_products.NAME:
-    return True
-  inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
-  names = {site.name, *(eqn.primitive.name for eqn in inner)}
-  # The rule of a custom derivative may hold a convolution.
-  custom = any(name.startswith("custom_") for name in names)
-  return not custom and "conv_general_dilated" not in names
-
-
 def _of_product(unit: Unit, flow: ParamFlow, product: jax.Array) -> tuple[jax.Array, ...]:
   """Returns the gradient of each leaf of the unit, from a product as it is held, [N, K, P]."""
   # All sites of the leaf share this one matrix, so it is converted back through the first site.
@@ -507,6 +514,7 @@ class RowReader:
     self, units: Sequence[Unit], recorded: Recorded, kept: Sequence[Norms | None]
   ):
     self.recorded = recorded
+    self.kept = kept
     self._lanes: dict[int, jax.Array] = {}  # by the array's identity
     if made_for.platform() != "tpu":
       return
@@ -559,7 +567,7 @@ def _one_by_one(
   the gradient whose norm was taken. So the gradient is formed again, and scaled down where it
   exceeds that norm.
   """
-  gradients = _one_gradient(unit, flow)
+  gradients = _apart_gradient(unit, flow)
   data, cotangents, depth = _arrays([unit], recorded)
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
@@ -570,12 +578,10 @@ def _one_by_one(
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
-  apart = all(map(_keeps_apart, unit.sites))
-
   def clipped_term(data, cotangents, factors, longest):
     # An example that is not finite has factors of 0.
-    seen = (data, cotangents) if apart else _harmless((data, cotangents))[1]
-    return tuple(map(_held_to, gradients(*seen), factors, longest))
+    _, grads = gradients(data, cotangents)
+    return tuple(map(_held_to, grads, factors, longest))
 
   def body(total, part):
     terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
