@@ -6,9 +6,7 @@ computes an epsilon, for example, does not load the models.
 
 from typing import TYPE_CHECKING
 
-from dpjax import _lazy, _moved
-
-_moved.install()
+from dpjax import _lazy
 
 if TYPE_CHECKING:
   from dpjax import accounting as accounting

@@ -15,8 +15,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dpjax import _moved
-
 # Names of all lazy packages: package -> public name -> (module, name in that module).
 _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
@@ -106,7 +104,7 @@ def attach(
     folder = pathlib.Path(file).parent
     if (folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists():
       return importlib.import_module(f"{package}.{name}")
-    return _moved.attribute(package, name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
   def names() -> list[str]:
     return sorted({*vars(module), *_LISTED[package]})

@@ -67,9 +67,6 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # folder of a sweep stands for all of its runs
   python -m launch.account --runs=runs/first,runs/second
 
-  # published formulas beside the true epsilon: some claim too small an epsilon, some waste noise
-  python -m launch.account --compare_documents --out=/tmp/documents
-
 noise_multiplier is (std of the noise on the sum) / l2_clip_norm under every neighbouring relation.
 The number that is solved for is rounded so that its target holds. Each epsilon is rounded up.
 """
@@ -86,7 +83,6 @@ from absl import flags
 
 from dpjax import accounting, sampling, solve, validate
 from dpjax.accounting import overflow, trade_off_files
-from dpjax.experiments.checks import documents
 from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
@@ -181,10 +177,6 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("bool", "statement", False, "print the guarantee in words")
   folders = "instead: folders of finished runs, whose cost together is printed"
   flag("multi_string", "runs", None, folders)
-  printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
-  flag("bool", "compare_documents", False, printed)
-  folder = "with --compare_documents: directory for documents.csv and .png"
-  flag("string", "out", None, folder)
 
 
 def questions(values: Any) -> list[Question]:
@@ -548,37 +540,9 @@ def statement(answer: Question) -> str:
   )
 
 
-def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the true epsilon. Writes files if `out` is set."""
-  others = [name for name in _QUESTION_FLAGS if values[name].present]
-  if others:
-    raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
-  _check_out("out", values)
-  rows = documents.compare(values.delta)
-  print(documents.table(rows))
-  counts = {name: sum(row.verdict == name for row in rows) for name in documents.VERDICTS}
-  print(
-    f"delta {accounting.upper(values.delta)}; "
-    + ", ".join(f"{count} {name}" for name, count in counts.items())
-    + "; unsound: the truth is worse than promised"
-  )
-  if values.out is not None:
-    for path in documents.write(rows, values.out, values.delta):
-      print(f"wrote {path}")
-
-
-def _check_out(name: str, values: Any) -> None:
-  if values[name].value is not None:
-    validate.folder(**{name: values[name].value})
-
-
 def show_runs(values: Any) -> None:
   """Prints the cost of each finished run, of all together, and the joint guarantee in words."""
-  given = [
-    name
-    for name in (*_QUESTION_FLAGS, "out", "compare_documents")
-    if values[name].present and name != "statement"
-  ]
+  given = [name for name in _QUESTION_FLAGS if values[name].present and name != "statement"]
   if given:
     raise UserError("does not go with --runs, whose folders say everything", field=given[0])
   # Imported here, since few calls ask about finished runs.
@@ -600,13 +564,12 @@ def show_runs(values: Any) -> None:
 
 def _check_companions(values: Any) -> None:
   """Raises UserError for a flag whose companion is missing, or a --curve that is no usable path."""
-  if values.out is not None:
-    raise UserError("goes with --compare_documents only", field="out")
   present = [name for name in bounded.FLAGS if values[name].present]
   if present and values.sampler not in solve.BOUNDED:
     samplers = " or ".join(solve.BOUNDED)
     raise UserError(f"{present[0]}: goes with sampler={samplers} only")
-  _check_out("curve", values)
+  if values.curve is not None:
+    validate.folder(curve=values.curve)
 
 
 def _write_trade_offs(
@@ -638,13 +601,10 @@ def _write_trade_offs(
 
 
 def main() -> None:
-  """Prints what the flags ask for: the cost of finished runs, the comparison of documents, or
-  answers."""
+  """Prints what the flags ask for: the cost of finished runs, or answers."""
   values = flags.FLAGS
   if values.runs is not None:
     return show_runs(values)
-  if values.compare_documents:
-    return compare_documents(values)
   return answer_questions(values)
 
 

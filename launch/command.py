@@ -24,7 +24,6 @@ COMMANDS = {
   "check": "test the parts of a run on your own config before it costs",
   "list": "models, data, samplers, optimizers, attacks by name",
   "plot": "draw a CSV file of results again",
-  "leaderboard": "write an entry for the board of private image runs",
   "prepare": "write a tensorflow-datasets data set",
   "pate": "train a student from noisy votes of teachers",
   "distill": "train a private teacher and a small student",

@@ -43,7 +43,7 @@ def test_the_import_alone_loads_no_room_and_no_array_library():
   modules = _imported("import dpjax")
   assert not _tops(modules) & {*_HEAVY, "jax", "flax", "scipy", "numpy", "dp_accounting"}
   own = {module for module in modules if module.startswith("dpjax")}
-  assert own == {"dpjax", "dpjax._lazy", "dpjax._moved"}  # names, and old ones
+  assert own == {"dpjax", "dpjax._lazy"}
 
 
 def test_no_room_but_relevance_loads_it_or_what_draws_reads_and_saves():

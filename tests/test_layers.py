@@ -7,7 +7,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"validate", "_moved"},
+  {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
   {"columns", "branches", "standard_kernels"},

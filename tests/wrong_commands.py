@@ -31,11 +31,6 @@ SOUND = {
   "audit": ("--only=Laplace --minutes=.1 --out=OUT", "--all --twins --out=OUT"),
   "benchmark": ("--suite=accounting --out=OUT", "--suite=gradients --out=OUT"),
   "check": ("--config=configs/quickstart.py --workdir=OUT",),
-  "leaderboard": (
-    "results/cifar10_patches --out=OUT/entry.yml --name=patches --authors=researcher",
-    "results/cifar10_vgg_96 --out=OUT/entry.yml --name=features --authors=researcher "
-    "--public_data=ImageNet-1K --venue_date=2026-05-31 --metric=test_accuracy",
-  ),
   "list": ("models samplers", "attacks"),
   "peers": (
     "--config=configs/quickstart.py --workdir=OUT --coordinator=127.0.0.1:0 --num_processes=1 "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dpjax import _moved, validate
+from dpjax import validate
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -75,7 +75,6 @@ declare("none", Proved(RELATIONS))
 declare("unproved", NOTHING_PROVED)
 
 
-@_moved.rename_keywords(law="sampler")
 def proved_for(sampler: str) -> Proved:
   """Returns the row of the table of proofs for the sampling scheme named `sampler`.
 
@@ -87,7 +86,6 @@ def proved_for(sampler: str) -> Proved:
   return PROVED[sampler]
 
 
-@_moved.rename_keywords(law="sampler")
 def accountants_for(sampler: str, neighboring_relation: str) -> tuple[str, ...]:
   """Returns the accountants that prove an epsilon for a sampling scheme under a relation.
 

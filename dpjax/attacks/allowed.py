@@ -184,11 +184,6 @@ class Judged(NamedTuple):
   allowed: tuple[float, float]  # allowed TPR at both ends of the FPR's interval
   verdict: str
 
-  @property
-  def found(self) -> roc.RateAtFpr:
-    """The old name of `rate`, for one release."""
-    return self.rate
-
 
 class Judgement(NamedTuple):
   """Verdict on an attack, "below", "above" or "cannot tell", with the rates behind it."""

@@ -8,9 +8,9 @@ its import path, `--config.attack=mine:SignFlip --config.attack.factor=3`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from dpjax import _moved, validate
+from dpjax import validate
 
 if TYPE_CHECKING:
   from dpjax.attacks.poisoning import Poisoning
@@ -46,12 +46,6 @@ class AttackSettings:
   colludes: ClassVar[bool] = False
   deals_records: ClassVar[bool] = False
   unread: ClassVar[tuple[str, ...]] = ()
-  # Old name of `section`, for one release.
-  room = _moved.OldName("section")
-
-  def __init_subclass__(cls, **options: Any) -> None:
-    super().__init_subclass__(**options)
-    _moved.rename_attributes(cls, room="section")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _moved, trees, validate
+from dpjax import trees, validate
 from dpjax.attacks import signals
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Interval, counted
@@ -180,7 +180,6 @@ class Agreement(NamedTuple):
     return self.count / self.total
 
 
-@_moved.rename_keywords(found="guesses")
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:

@@ -34,7 +34,7 @@ import numpy as np
 from scipy import stats
 from scipy.spatial import distance
 
-from dpjax import _moved, validate
+from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -146,7 +146,6 @@ def dense_leakage(
   return _scored(score, len(units), num_null, seed)
 
 
-@_moved.rename_keywords(found="recovered")
 def recovered_leakage(
   truth: HostArray, recovered: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:

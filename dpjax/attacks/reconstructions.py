@@ -23,7 +23,7 @@ import numpy as np
 from scipy import ndimage, optimize
 from scipy.spatial import distance
 
-from dpjax import _moved, validate
+from dpjax import validate
 from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -57,7 +57,6 @@ def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarra
   return a, b
 
 
-@_moved.rename_keywords(found="recovered")
 def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns the mean squared error of each record: [B, ...] -> [B].
 
@@ -68,7 +67,6 @@ def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
   return np.mean((a - b).reshape(len(a), -1) ** 2, axis=1)
 
 
-@_moved.rename_keywords(found="recovered")
 def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the peak signal-to-noise ratio of each record, 10 * log10(data_range^2 / MSE): [B], dB.
 
@@ -80,7 +78,6 @@ def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
     return 10 * np.log10(data_range**2 / mse(truth, recovered))
 
 
-@_moved.rename_keywords(found="recovered")
 def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the structural similarity of each image [B, H, W, C]: [B], at most 1.
 
@@ -119,7 +116,6 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
   return np.mean(inside, axis=(1, 2, 3))
 
 
-@_moved.rename_keywords(found="recovered")
 def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Returns the perceptual distance of images [B, H, W, C]: [B], 0 for equal images.
 
@@ -166,7 +162,6 @@ class Fidelity(NamedTuple):
   lpips: np.ndarray | None  # [B] if `perceptual` was asked for
 
 
-@_moved.rename_keywords(found="recovered")
 def fidelity(
   truth: HostArray,
   recovered: HostArray,
@@ -193,7 +188,6 @@ def fidelity(
   )
 
 
-@_moved.rename_keywords(found="recovered")
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
@@ -218,7 +212,6 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   return optimize.linear_sum_assignment(np.log(np.maximum(squares, floor)))[1]
 
 
-@_moved.rename_keywords(found="recovered")
 def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
   """Returns bool [B]: whether the candidate nearest to each reconstruction is the true one.
 
@@ -292,7 +285,6 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
   return tuple(rows)
 
 
-@_moved.rename_keywords(found="recovered")
 def picture(
   truth: HostArray,
   recovered: HostArray,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _moved, metrics
+from dpjax import metrics
 from dpjax.data import Dataset
 from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
@@ -73,8 +73,6 @@ class Inputs:
   trainer: train.Trainer | None = None  # runs trainings; None: `train.in_one_go`
   # Cache for model 1 of the paper and its relevance, which several jobs may share; see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
-  # `streams` is the old name of `keys`, kept for one release. The constructor takes it, too.
-  streams = _moved.OldName("keys")
 
   @property
   def size(self) -> int:
@@ -222,10 +220,6 @@ class RecordNoise(NamedTuple):
   clip_after: float | None = None  # noisy entries are cut to [-clip_after, clip_after]
   # Transformation of records [n, *shape] before the noise. The proof of the noise needs it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
-
-
-# The constructor is wrapped here, since the dataclass decorator writes it.
-Inputs.__init__ = _moved.rename_keywords(streams="keys")(Inputs.__init__)
 
 
 class Outcome(NamedTuple):

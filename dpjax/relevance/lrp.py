@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _moved, trees, validate
+from dpjax import trees, validate
 from dpjax.relevance import tape as tapes
 from dpjax.relevance.tape import Cell, Node, NodeKind, Tape
 from dpjax.types import Array, HostArray, Params
@@ -133,7 +133,6 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
   return Relevance(scores, logits, start.sum(axis=1))
 
 
-@_moved.rename_keywords(found="scored")
 def conservation_gap(scored: Relevance) -> Array:
   """Returns the gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), where start is
   `scored.start`.

@@ -21,7 +21,7 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from dpjax import _moved, validate
+from dpjax import validate
 from dpjax.accounting.proved import Proved, proved_for
 from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
@@ -50,11 +50,6 @@ class Sizing(NamedTuple):
   neighboring_relation: str = ""  # of the guarantee; "" if none is requested
   unit: str = "example"  # what one row is, for messages
   may_leave: int = 0  # largest number of records that an audit leaves out at random
-
-  @property
-  def slots(self) -> int:
-    """Returns `padded_batch_size`, under its old name, for one release."""
-    return self.padded_batch_size
 
 
 class _ProofOfScheme:
@@ -106,14 +101,10 @@ class Sampler(abc.ABC):
   scheme: ClassVar[str] = "unproved"
   # Relations under which the event is true, and accountants that prove an epsilon of the event.
   proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
-  # Old names of `scheme` and `padded_batch_size`, kept for one release.
-  law: ClassVar[Any] = _moved.OldName("scheme")
-  slots: ClassVar[Any] = _moved.OldName("padded_batch_size")
 
   def __init_subclass__(cls, **options: Any) -> None:
     """Keeps scheme and proof consistent: a class that defines one does not inherit the other."""
     super().__init_subclass__(**options)
-    _moved.rename_attributes(cls, law="scheme", slots="padded_batch_size")
     # An inherited proof belongs to another scheme, so only the class's own attributes count.
     stated = cls.__dict__
     if "scheme" not in stated and ("name" in stated or "proof" in stated):
@@ -463,7 +454,6 @@ def once(seed: int) -> np.random.Generator:
   return generator(seed, 0, 0)
 
 
-@_moved.rename_keywords(slots="padded_batch_size")
 def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.ndarray]:
   """Pads indices to `padded_batch_size`; returns (indices, mask). Padding repeats index 0.
 

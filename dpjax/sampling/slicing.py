@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dpjax import _moved, validate
+from dpjax import validate
 from dpjax.sampling.samplers import pad
 
 
-@_moved.rename_keywords(slots="padded_batch_size")
 def rows_of_slice(padded_batch_size: int, count: int) -> int:
   """Returns the number of rows of each of `count` slices of a batch with `padded_batch_size` rows.
 
@@ -22,7 +21,6 @@ def rows_of_slice(padded_batch_size: int, count: int) -> int:
   return -(-padded_batch_size // count)
 
 
-@_moved.rename_keywords(slots="padded_batch_size")
 def slices(
   indices: np.ndarray, padded_batch_size: int, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _moved, gradients, trees, validate
+from dpjax import gradients, trees, validate
 from dpjax.noise.state import changed, check_count, checksum, is_sound, next_checksum
 from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
@@ -31,7 +31,6 @@ class AccumulateState(NamedTuple):
   checksum: Any = None  # uint32, of slices; None is refused
 
 
-@_moved.rename_keywords(slots="padded_batch_size")
 def accumulate(
   tx: optax.GradientTransformation,
   *,

@@ -100,7 +100,7 @@ def test_code_that_does_not_exist_is_refused():
 )
 def test_what_the_launcher_runs_has_settings_with_defaults(attack):
   kind = attack.find_settings()
-  assert issubclass(kind, AttackSettings) and kind().room in ("train", "federate")
+  assert issubclass(kind, AttackSettings) and kind().section in ("train", "federate")
   assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
 
 

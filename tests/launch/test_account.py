@@ -540,7 +540,6 @@ def test_replacing_under_random_allocation_has_no_poisson_beside_it():
     (["--runs=/nowhere/run"], ["runs", "/nowhere/run", "there is none"]),
     (["--runs="], ["runs=''", "there is none"]),
     (["--runs=/a,/b", "--epsilon=2"], ["epsilon", "does not go with --runs"]),
-    (["--runs=/a", "--compare_documents"], ["compare_documents", "--runs"]),
   ],
 )
 def test_wrong_folders_of_runs_are_one_line(arguments, words):

@@ -13,7 +13,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import _moved, accounting, noise, validate
+from dpjax import accounting, noise, validate
 from dpjax.accounting import (
   Budget,
   BudgetExceeded,
@@ -35,9 +35,6 @@ _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
-
-# Old names are kept for one release, because users' kinds of runs use them.
-__getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 
 @dataclasses.dataclass(frozen=True)

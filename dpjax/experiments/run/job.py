@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from dpjax import _moved, trees, validate
 from dpjax import parallel as processes
+from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
@@ -75,22 +75,6 @@ class Phase(NamedTuple):
   planned: Callable[[], Result] = dict
   # Function from (state, facts of the guarantee, rows of metrics) to other parts of result.json.
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
-
-  @property
-  def promise(self) -> Guarantee | None:
-    """The old name of `guarantee`, for one release."""
-    return self.guarantee
-
-  @property
-  def phase(self) -> str:
-    """The old name of `subfolder`, for one release."""
-    return self.subfolder
-
-
-# The constructor is wrapped here, because a named tuple generates it.
-Phase.__new__ = _moved.rename_keywords(promise="guarantee", phase="subfolder")(
-  Phase.__new__
-)
 
 
 class RunOutcome(NamedTuple):

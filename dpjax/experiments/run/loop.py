@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dpjax import _moved, names, noise, run_code, trees
+from dpjax import names, noise, run_code, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
@@ -55,11 +55,6 @@ from dpjax.validate import UserError, Verbatim, first_line
 
 if TYPE_CHECKING:
   from dpjax.experiments.run import row_hooks
-
-# Old names are kept for one release, because users' kinds of runs import them.
-__getattr__ = _moved.names_of_module(
-  __name__, Work="Phase", Play="Schedule", Fit="TrainPhase", Ended="RunOutcome"
-)
 
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)

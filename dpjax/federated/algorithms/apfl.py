@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _moved, trees, validate
+from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.described import algorithm
@@ -40,7 +40,6 @@ class Personal(NamedTuple):
     return self.local.key
 
 
-@_moved.rename_keywords(own="personal")
 def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
   """Returns alpha * personal + (1 - alpha) * shared, the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)

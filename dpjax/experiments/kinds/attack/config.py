@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from dpjax import _moved, models
+from dpjax import models
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
@@ -155,10 +155,6 @@ class AttackParts(NamedTuple):
   measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
 
 
-# Old names of an attack's functions, accepted for one release.
-_OLD_PARTS = {"phase": "work", "measured": "found"}
-
-
 def parts_of(config: AttackConfig) -> AttackParts:
   """Returns the functions that carry out the attack.
 
@@ -171,15 +167,10 @@ def parts_of(config: AttackConfig) -> AttackParts:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  parts = {}
-  for part in AttackParts._fields:
-    old = _OLD_PARTS.get(part, part)
-    if not hasattr(module, part) and hasattr(module, old):
-      _moved.warn(f"{module.__name__}.{old}", f"{module.__name__}.{part}", stacklevel=3)
-    parts[part] = getattr(module, part, getattr(module, old, None))
-  if None in parts.values():
+  parts = AttackParts(*(getattr(module, part, None) for part in AttackParts._fields))
+  if None in parts:
     raise UserError(wanted, field="attack", value=name)
-  return AttackParts(**parts)
+  return parts
 
 
 def _check_train(train: TrainConfig) -> None:

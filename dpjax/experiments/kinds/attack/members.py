@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from dpjax import _moved, attacks, auditing, data, trees
+from dpjax import attacks, auditing, data, trees
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
@@ -60,10 +60,6 @@ class Targets(NamedTuple):
   train: Any  # (index of a group) -> its trained models
   guarantee: Guarantee
   facts: dict[str, Any]  # fields on privacy from a given target's result.json; else {}
-
-
-# Users' attacks import `MeasuredAttack` by its old name, which works for one release.
-__getattr__ = _moved.names_of_module(__name__, Found="MeasuredAttack")
 
 
 class MeasuredAttack(NamedTuple):
