@@ -2,7 +2,6 @@
 
   python -m launch.audit --all
   python -m launch.audit --only=Laplace --minutes=1 --out=runs/laplace
-  python -m launch.audit --all --twins
   python -m launch.audit --final_model=mnist --epsilon=10 --models=1000
 
 Each mechanism, sampler, private transform, federated algorithm and relevance method is run
@@ -13,11 +12,6 @@ table.csv (every game) and result.json. Their `ceiling` is the bound that perfec
 would have shown; a claim above it CANNOT be refuted by so few draws. Stop it at any time; the
 same command goes on with what is left. Ten minutes on two cores by default. Exit code 1 if a
 claim is refuted.
-
---twins plays every row against broken twins of its subject: a tenth of the noise, twice the
-clip norm, every record counted twice, one key for two draws. The row's own games must refute
-each of them. Writes twins.csv and twins.json to --out; exit code 1 if one is missed. All of
-them: about half an hour on two cores.
 
 --final_model audits trainings that release their final parameters alone: many models of a data
 set, trained from worst-case initial parameters (--initial) with a target record and without it.
@@ -32,7 +26,7 @@ import sys
 
 from absl import flags
 
-from dpjax.experiments.checks import broken_twins, long_games, many_models
+from dpjax.experiments.checks import long_games, many_models
 from dpjax.validate import UserError
 from launch import app
 
@@ -43,7 +37,6 @@ flags.DEFINE_string("only", "", "Attack one group (mechanisms, samplers, transfo
                     "or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0, upper_bound=2**62 - 1)
-flags.DEFINE_bool("twins", False, "Play broken twins, which must be refuted.")
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
 flags.DEFINE_float("epsilon", 10.0, "Claimed by those trainings.", lower_bound=0.0)
 flags.DEFINE_integer(
@@ -54,7 +47,7 @@ flags.DEFINE_string("out", "runs/audits", "Directory for table.md, table.csv, re
 
 
 _OF_FINAL_MODELS = ("epsilon", "models", "initial")
-_OF_GAMES = ("all", "only", "minutes", "twins")
+_OF_GAMES = ("all", "only", "minutes")
 
 
 def _refuse(names: tuple[str, ...], reason: str) -> None:
@@ -82,24 +75,8 @@ def audit_final_models() -> None:
     app.fail("the claim is refuted by the final model alone", code=1)
 
 
-def play_twins() -> None:
-  """Plays the twins that have no row yet, and prints those that no game refuted. If there are any,
-  the process ends with exit code 1."""
-  options = flags.FLAGS
-  _refuse(("minutes",), "is of the claims, must not be given with --twins")
-  settings = broken_twins.TwinSettings(options.only, options.seed)
-  rows = broken_twins.run(settings, options.out)
-  missed = broken_twins.missed(rows)
-  print(f"{len(rows) - len(missed)} of {len(rows)} broken twins are refuted")
-  print(f"wrote {options.out}/twins.csv, twins.json")
-  for line in missed:
-    print(f"NOT REFUTED: {line}")
-  if missed:
-    app.fail(f"{len(missed)} of {len(rows)} broken twins are not refuted", code=1)
-
-
 def main() -> None:
-  """Plays games against claims or broken twins, or audits final models, as the flags say."""
+  """Plays games against claims, or audits final models, as the flags say."""
   options = flags.FLAGS
   if options.final_model:
     return audit_final_models()
@@ -109,10 +86,7 @@ def main() -> None:
       "give --all, or --only=NAME, and not both", field="only", value=options.only
     )
   try:
-    if options.twins:
-      play_twins()
-    else:
-      play_claims()
+    play_claims()
   except KeyboardInterrupt:
     print(f"stopped; the same command goes on (out {options.out})", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)

@@ -28,7 +28,10 @@ SOUND = {
     "--epsilon=3 --delta=1e-5 --sampling_prob=.01 --num_steps=1000",
     "--noise_multiplier=1.1 --delta=1e-5 --sampling_prob=.01 --num_steps=1000 --tradeoff",
   ),
-  "audit": ("--only=Laplace --minutes=.1 --out=OUT", "--all --twins --out=OUT"),
+  "audit": (
+    "--only=Laplace --minutes=.1 --out=OUT",
+    "--final_model=mnist --models=20 --out=OUT",
+  ),
   "benchmark": ("--suite=accounting --out=OUT", "--suite=gradients --out=OUT"),
   "check": ("--config=configs/quickstart.py --workdir=OUT",),
   "list": ("models samplers", "attacks"),

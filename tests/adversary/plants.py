@@ -1,6 +1,6 @@
 """What must be refuted: subtle twins of everything that has a game, with half of the noise or so.
 
-The plain ones, with a tenth of it, stand in `dpjax.auditing.games.twins`.
+The plain ones, with a tenth of it, stand in `tests/adversary/twins.py`.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import secure
-from dpjax.auditing.games import twins
 from dpjax.federated import compression
+from tests.adversary import twins
 
 # What is drawn / what is stated, by package, or by package and kind of subject.
 _NOISE = {

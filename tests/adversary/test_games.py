@@ -13,14 +13,14 @@ import pytest
 import dpjax.federated
 from dpjax import mechanisms, secure
 from dpjax.accounting.discrete import DistributedNoise
-from dpjax.auditing.games import CONFIDENCE, Claim, Game, play, registry, twins
+from dpjax.auditing.games import CONFIDENCE, Claim, Game, play, registry
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import game as game_module
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import secure as secure_games
 from dpjax.auditing.games.game import linear
 from dpjax.validate import UserError
-from tests.adversary import plants
+from tests.adversary import plants, twins
 
 _DRAWS = {
   "mechanisms": 3000,

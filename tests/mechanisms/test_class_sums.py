@@ -8,10 +8,11 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.auditing.games import game, twins
+from dpjax.auditing.games import game
 from dpjax.auditing.games import mechanisms as games
 from dpjax.mechanisms import ClassSums
 from dpjax.validate import UserError
+from tests.adversary import twins
 
 _UNIT = 2.0**-38
 
