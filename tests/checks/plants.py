@@ -36,7 +36,6 @@ from dpjax.experiments.checks import (
 )
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
-from dpjax.plan import Plan
 from dpjax.types import Algorithm
 
 STEPS = 150
@@ -884,18 +883,6 @@ def _promise(**changes: Any) -> Callable[[Any], Any]:
   return broken
 
 
-class _Cheap(Plan):
-  """Charges nine steps in ten."""
-
-  def event(self, steps=None):
-    return super().event(int(0.9 * (self.num_steps if steps is None else steps)))
-
-
-def _nine_in_ten(sound):
-  named = {f.name: getattr(sound.plan, f.name) for f in dataclasses.fields(sound.plan)}
-  return sound._replace(plan=_Cheap(**named))
-
-
 def _plan(**changes: Any) -> Callable[[Any], Any]:
   return lambda sound: sound._replace(plan=dataclasses.replace(sound.plan, **changes))
 
@@ -911,7 +898,6 @@ def _wider_relation(sound):
 
 
 _CHARGES = {
-  "nine_steps_in_ten_charged": (charges.agreement, _nine_in_ten),
   "plan_of_fewer_steps": (charges.stated, _plan(num_steps=STEPS - 1)),
   "plan_of_a_larger_delta": (charges.stated, _plan(delta=2e-5)),
   "sampler_rate_understated": (batches.sampler_law, _another_sampler),

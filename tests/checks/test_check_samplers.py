@@ -6,9 +6,10 @@ import pytest
 
 from configs import quickstart
 from dpjax import sampling
-from dpjax.experiments.checks import batches, charges
+from dpjax.experiments.checks import batches
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
+from tests.checks import second_accountant
 
 
 def _subject(sampler, relation):
@@ -38,7 +39,7 @@ def shuffled():
 def test_sound_samplers_pass(truncated, shuffled):
   for subject in (truncated, shuffled):
     assert batches.sampler_law(subject).passed
-    assert charges.agreement(subject).passed
+    assert second_accountant.agrees(subject.plan)
 
 
 def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):

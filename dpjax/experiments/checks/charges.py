@@ -10,15 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
-from dp_accounting.rdp import RdpAccountant
-from scipy import special, stats
+from scipy import stats
 
-from dpjax import accounting, auditing, data, gradients, noise, sampling, transforms, trees
+from dpjax import accounting, auditing, data, gradients, noise, trees
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiments.config.fields import to_dict
@@ -26,7 +23,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
-from dpjax.types import ClippedSum, NeighboringRelation
+from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
 # Number of steps that `own_sum` compares at least, for a model of any size, if the run has them.
@@ -53,206 +50,8 @@ _RECORDS = 500
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
-# Renyi orders above 40 are left out if 2 x order / noise multiplier exceeds this number.
-_FARTHEST = 60.0
 # Relative tolerance between two computations of one epsilon, which round losses differently.
 _EPSILON_SLACK = 0.01
-
-
-def _derived_epsilon(subject: Subject) -> float | None:
-  """Returns epsilon, derived a second time from public fields of the plan, by the accountants of
-  dp_accounting; None if this file has no second derivation for the plan."""
-  plan: Any = subject.plan
-  scheme = plan.sampler.scheme
-  if scheme == "fixed_size" and plan.neighboring_relation == "replace_one":
-    return _epsilon_of_exchange(plan)
-  by_rdp = plan.accountant == "rdp" and scheme != "truncated_poisson"
-  # The default interval is too wide for a small epsilon.
-  interval = min(1e-4, 1e-3 * plan.epsilon())
-  accountant = (
-    RdpAccountant
-    if by_rdp
-    else functools.partial(PLDAccountant, value_discretization_interval=interval)
-  )
-  relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
-  if plan.sampler.participation is not None:
-    counted, event, times = accountant(), *_event_of_matrix(plan)
-  elif scheme == "shuffled":  # a Gaussian for each epoch, begun ones too
-    times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
-    counted = accountant()
-    event = dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
-  elif scheme in _SAMPLED:
-    event = _SAMPLED[scheme](plan.sampler, _multiplier(plan))
-    times = plan.num_steps
-    counted = accountant(neighboring_relation=relation)
-  else:
-    return None
-  counted.compose(event, times)
-  # The PLD accountant under replace_one reads multipliers relative to the clip norm.
-  by_norm = scheme in _SAMPLED and not by_rdp
-  for level in _levels_before(plan):
-    event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
-    counted.compose(event, len(plan.statistics.vectors))
-  return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
-
-
-_SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
-  "poisson": lambda s, z: dpa.PoissonSampledDpEvent(s.prob, dpa.GaussianDpEvent(z)),
-  "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
-    s.num_examples, s.prob, s.capacity, z
-  ),
-  # Under add_or_remove_one a joining record pushes another one out. So the pair is that of a
-  # Poisson sample whose sum moves by 2 C.
-  "fixed_size": lambda s, z: dpa.PoissonSampledDpEvent(
-    s.batch_size / s.num_examples, dpa.GaussianDpEvent(z / 2)
-  ),
-}
-
-
-def _epsilon_of_exchange(plan: Any) -> float | None:
-  """Returns epsilon of a plan that draws without replacement, under replace_one.
-
-  Returns None for a plan with statistics, whose cost is not composed with such batches here.
-  """
-  if plan.statistics is not None:
-    return None
-  shift = 2 / _multiplier(plan)
-  outcomes = _exchanged_outcomes(plan.sampler.batch_size / plan.sampler.num_examples, shift)
-  delta = plan.accounted_delta(plan.delta)
-  steps = plan.num_steps
-  if plan.accountant == "rdp":
-    return _epsilon_by_rdp(*outcomes, shift=shift, delta=delta, num_steps=steps)
-  # Losses are rounded up by .4 of the interval on average, and roundings of all steps add up.
-  interval = min(1e-4, _EPSILON_SLACK * plan.epsilon() / plan.num_steps)
-  return _epsilon_by_pld(*outcomes, interval=interval, delta=delta, num_steps=steps)
-
-
-def _exchanged_outcomes(prob: float, shift: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns log-probabilities of many outcomes under both neighbours, where a record is exchanged.
-
-  `dpjax.accounting.exchanged_sample` has the proof of this pair. With r(x) = (1 - q) + q N(shift) /
-  N(0), each x with r(x) > 1 makes two outcomes: one with densities N(0) and r N(0) under the two
-  neighbours, and its mirror image. Each other outcome is as likely under one as under the other.
-
-  Args:
-    prob: q, the chance that one record is in the batch.
-    shift: 2 / noise multiplier.
-
-  Returns:
-    Two arrays [outcomes]. Their probabilities sum to 1 each, up to the rounding of cells.
-  """
-  # Renyi moments of order a have their peak near a * shift; see `_epsilon_by_rdp`.
-  points = np.linspace(shift / 2, max(_FARTHEST + 12, 41 * shift), 80_001)
-  middle = (points[1:] + points[:-1]) / 2
-  width = math.log(points[1] - points[0])
-  low = stats.norm.logpdf(middle) + width
-  # log1p(-1) is -inf: every record is in every batch.
-  with np.errstate(divide="ignore"):
-    stays_out = np.log1p(-prob)
-  high = np.logaddexp(
-    stays_out + low, math.log(prob) + stats.norm.logpdf(middle, shift) + width
-  )
-  alike = math.log(max(1.0 - np.exp(low).sum() - np.exp(high).sum(), 1e-300))
-  return np.r_[high, low, alike], np.r_[low, high, alike]
-
-
-def _epsilon_by_rdp(
-  upper: np.ndarray, lower: np.ndarray, *, shift: float, delta: float, num_steps: int
-) -> float:
-  """Returns epsilon of a pair of discrete distributions, from its Renyi divergences."""
-  orders = np.array(
-    [order for order in RdpAccountant().orders if order <= 40 or order * shift <= _FARTHEST]
-  )
-  moments = [special.logsumexp(order * upper + (1 - order) * lower) for order in orders]
-  divergences = np.array(moments) / (orders - 1) * num_steps
-  return float(dpa.rdp.compute_epsilon(orders.tolist(), divergences.tolist(), delta)[0])
-
-
-def _epsilon_by_pld(
-  upper: np.ndarray, lower: np.ndarray, *, interval: float, delta: float, num_steps: int
-) -> float:
-  """Returns epsilon of a pair of discrete distributions, from its privacy loss."""
-  # Outcomes with a probability below e^-60 under both neighbours have no weight beside delta.
-  likely = np.maximum(upper, lower) > -60
-  numbers = range(int(likely.sum()))
-  one_step = privacy_loss_distribution.from_two_probability_mass_functions(
-    dict(zip(numbers, lower[likely])), dict(zip(numbers, upper[likely])),
-    value_discretization_interval=interval,
-  )  # fmt: skip
-  return float(one_step.self_compose(num_steps).get_epsilon_for_delta(delta))
-
-
-def _levels_before(plan: Any) -> list[float]:
-  """Returns noise multipliers, relative to the sensitivity, of what is released for one vector of
-  the statistics: its noisy sum, and its private median if it has one. Returns [] without
-  statistics."""
-  statistics = plan.statistics
-  if statistics is None:
-    return []
-  levels = [statistics.noise_multiplier / _exchanged(plan)]
-  if not statistics.clip_norms:
-    levels.append(
-      -0.5 / float(stats.norm.ppf(1 / (1 + math.exp(statistics.median_epsilon))))
-    )
-  return levels
-
-
-def _multiplier(plan: Any) -> float:
-  z = plan.noise_multiplier
-  rule = plan.l2_clip_norm.rule
-  # Slack clipping needs no correction: gradient and slack together are within the clip norm.
-  if not isinstance(rule, transforms.AdaptiveClipping):
-    return z
-  # Adaptive clipping also releases a count of sensitivity 1/2.
-  return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
-
-
-def _exchanged(plan: Any) -> int:
-  """Returns the sensitivity in clip norms: 2 under replace_one, else 1."""
-  return 2 if plan.neighboring_relation == "replace_one" else 1
-
-
-def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
-  """Returns (event, number of times that the event is composed) for bounded participation, from the
-  dense strategy matrix C."""
-  shape = plan.noise_shape
-  matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
-  matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
-  apart, cyclic, prob = plan.sampler.participation
-  turns = 1 if prob == 1 else -(-plan.num_steps // apart)
-  if prob < 1:  # an event is one turn, in which an example uses one column
-    sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
-  else:
-    sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
-  event = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / _exchanged(plan))
-  return (event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)), turns
-
-
-def agreement(subject: Subject) -> Row:
-  """Tests that sampler, relation and accountant fit together, and that epsilon follows from public
-  fields."""
-  name = "accountant agrees"
-  plan = subject.plan
-  if not plan.is_private:
-    return not_applicable(name, "no epsilon is claimed")
-  if sampling.assumption(plan.sampler):
-    why = f"the event of {type(plan.sampler).__name__} is its author's; see its proof"
-    return not_applicable(name, why)
-  relations = plan.sampler.proof.relations
-  if plan.neighboring_relation not in relations:
-    allowed = ", ".join(relations) or "no relation"
-    why = f"{type(plan.sampler).__name__} is proved under {allowed} only"
-    return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
-  derived = _derived_epsilon(subject)
-  claimed = plan.epsilon()
-  if derived is None:
-    return not_applicable(
-      name, f"sampler={plan.sampler.scheme} is not derived a second time"
-    )
-  off = abs(claimed - derived) / max(derived, 1e-12)
-  shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
-  detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
-  return row(name, off, _EPSILON_SLACK, f"relative difference: {detail}")
 
 
 def overflow(subject: Subject) -> Row:
@@ -444,14 +243,10 @@ def stated(subject: Subject) -> Row:
     spent = accounting.upper(plan.delta)
     why = f"delta {spent}, stated {guarantee.delta}, asked for {config.privacy.delta}"
     return Row(name, False, math.inf, 0.0, why)
-  derived = _derived_epsilon(subject)
-  if derived is None or sampling.assumption(plan.sampler):
-    return not_applicable(
-      name, f"sampler={plan.sampler.scheme} is not derived a second time"
-    )
+  charged = plan.epsilon()
   asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
   epsilons = [*_stated_epsilons(subject), *asked]
-  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
+  short = [(charged / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
   worst, where = max(short)
   detail = f"relative, what is missing from one of {len(epsilons)} epsilons: {where}"
   return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
@@ -706,7 +501,6 @@ def white_box_audit(subject: Subject) -> Row:
 CHECKS: tuple[Callable[[Subject], Row], ...] = (
   own_sum,
   divisor,
-  agreement,
   stated,
   overflow,
   key_reuse,
