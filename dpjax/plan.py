@@ -159,21 +159,19 @@ class Plan:
     # The product is the noise that is drawn, so it must not round to 0 or infinity.
     if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    proof = self.sampler.proof
-    name = type(self.sampler).__name__
-    tightest = proof.accountants[0]
-    object.__setattr__(self, "accountant", self.accountant or tightest)
-    accounting.check_accountant(self.accountant)
-    relation = proof.checked_relation(str(self.neighboring_relation), name)
+    relation = self.sampler.checked_relation(str(self.neighboring_relation))
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
+    known = self.sampler.accountants(relation)
+    object.__setattr__(self, "accountant", self.accountant or known[0])
+    accounting.check_accountant(self.accountant)
+    if self.accountant not in known:
+      raise UserError(
+        f"has no analysis of {type(self.sampler).__name__}; use "
+        f"accountant={' or '.join(map(repr, known))}",
+        field="accountant",
+        value=self.accountant,
+      )
     self._check_shape()
-    accounting.check_event(
-      proof,
-      self._event_at(0),
-      relation=relation,
-      accountant=self.accountant,
-      name=name,
-    )
 
   def _check_shape(self) -> None:
     shape = self.noise_shape
@@ -994,7 +992,7 @@ class Plan:
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
-      accountants=self.sampler.proof.accountants_under(self.neighboring_relation),
+      accountants=self.sampler.accountants(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=transforms.noise_in_words(

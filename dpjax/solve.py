@@ -27,6 +27,19 @@ UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
 
+def proved_for(sampler: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the relations, default first, and the accountants that are proved for one of SAMPLERS.
+
+  >>> proved_for("truncated_poisson"), proved_for("fixed_size")[0]
+  ((('replace_special',), ('pld',)), ('replace_one', 'add_or_remove_one'))
+  """
+  if sampler == EVERYBODY:
+    return accounting.RELATIONS, accounting.ACCOUNTANTS
+  kind = sampling.SAMPLERS[sampler]
+  made: Any = kind(**kind.small[0])
+  return kind.relations, made.accountants(made.proved_under[0])
+
+
 class Question(NamedTuple):
   """Settings of a run. Without an `attack`, one of the first four fields is None: the unknown.
 

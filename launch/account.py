@@ -188,7 +188,7 @@ def questions(values: Any) -> list[Question]:
   _check_counts(values)
   num_selected = _for_sampler(values, "num_selected")
   prob = _sampling_prob(values)
-  proved = accounting.proved_for(values.sampler)
+  relations, accountants = solve.proved_for(values.sampler)
   by = values.accountant
   question = Question(
     epsilon=values.epsilon,
@@ -198,8 +198,8 @@ def questions(values: Any) -> list[Question]:
     delta=values.delta,
     sampler=values.sampler,
     num_examples=values.num_examples,
-    neighboring_relation=values.neighboring_relation or proved.relations[0],
-    accountants=proved.accountants if by == "both" else (by,),
+    neighboring_relation=values.neighboring_relation or relations[0],
+    accountants=accountants if by == "both" else (by,),
     capacity=_for_sampler(values, "capacity"),
     num_selected=num_selected,
   )
@@ -420,9 +420,9 @@ def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
   if answer.can_overflow:
     cost = solve.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(cost)))
-  allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
   # Shows Poisson sampling with the same expected batches beside a sampler in passes.
-  if answer.steps_per_pass > 1 and by in allowed:
+  proved = answer.neighboring_relation in sampling.PoissonSampler.relations
+  if answer.steps_per_pass > 1 and proved:
     poisson = answer._replace(sampler="poisson")
     rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
   if zcdp:

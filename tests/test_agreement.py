@@ -111,7 +111,7 @@ def test_p42_only_public_sizes_are_fields():
   prints it."""
   for sampler in _SAMPLERS.values():
     if sampler.only_size is not None:
-      assert _ADD not in sampler.proof.relations
+      assert _ADD not in sampler.proved_under
   assert not hasattr(_SAMPLERS["poisson"], "num_examples")
 
 

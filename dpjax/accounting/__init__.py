@@ -107,16 +107,12 @@ if TYPE_CHECKING:
   from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
   from dpjax.accounting.monte_carlo import min_sep_epsilon as min_sep_epsilon
   from dpjax.accounting.proved import ACCOUNTANTS as ACCOUNTANTS
-  from dpjax.accounting.proved import PROVED as PROVED
   from dpjax.accounting.proved import RELATIONS as RELATIONS
-  from dpjax.accounting.proved import Proved as Proved
-  from dpjax.accounting.proved import accountants_for as accountants_for
-  from dpjax.accounting.proved import proved_for as proved_for
   from dpjax.accounting.statement import NOTHING as NOTHING
   from dpjax.accounting.statement import delta_warning as delta_warning
   from dpjax.accounting.statement import privacy_statement as privacy_statement
+  from dpjax.accounting.supported import accountants_for as accountants_for
   from dpjax.accounting.supported import check_accountant as check_accountant
-  from dpjax.accounting.supported import check_event as check_event
   from dpjax.accounting.text import by_name as by_name
   from dpjax.accounting.text import lower as lower
   from dpjax.accounting.text import upper as upper

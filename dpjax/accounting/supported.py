@@ -15,7 +15,7 @@ from dpjax.accounting.event_kinds.kind import (
   merged_parts,
   parts,
 )
-from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE, Proved
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
 from dpjax.validate import UserError, Verbatim
 
 
@@ -81,8 +81,8 @@ def in_two(steps: Parts, neighboring_relation: str) -> bool:
   if neighboring_relation != REPLACE:
     return False
   kinds = {part: kind_of(part) for part in steps}
-  schemes = [kind.scheme for kind in kinds.values() if kind.replaced_in_two]
-  if not schemes:
+  names = [kind.name for kind in kinds.values() if kind.replaced_in_two]
+  if not names:
     return False
   for part, kind in kinds.items():
     # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
@@ -90,26 +90,27 @@ def in_two(steps: Parts, neighboring_relation: str) -> bool:
     if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
       raise UserError(
         f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
-        field="sampler",
-        value=Verbatim(f"{schemes[0]} with neighboring_relation='replace_one'"),
+        field="event",
+        value=Verbatim(f"{names[0]} with neighboring_relation='replace_one'"),
       )
   return True
 
 
 def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> None:
   kind = kind_of(part)
-  scheme, proof = kind.row_of(part)
-  if neighboring_relation not in proof.relations:
+  relations = kind.relations_of(part)
+  if neighboring_relation not in relations:
     raise UserError(
-      f"it is accounted under {' or '.join(proof.relations)}",
-      field="sampler",
-      value=Verbatim(f"{scheme} with neighboring_relation={neighboring_relation!r}"),
+      f"it is accounted under {' or '.join(relations)}",
+      field="event",
+      value=Verbatim(f"{kind.name} with neighboring_relation={neighboring_relation!r}"),
     )
-  if accountant not in proof.accountants:
+  accountants = kind.accountants_of(part)
+  if accountant not in accountants:
     raise UserError(
-      f"has no such analysis; use accountant={' or '.join(map(repr, proof.accountants))}",
-      field="sampler",
-      value=Verbatim(f"{scheme} with accountant={accountant!r}"),
+      f"has no such analysis; use accountant={' or '.join(map(repr, accountants))}",
+      field="event",
+      value=Verbatim(f"{kind.name} with accountant={accountant!r}"),
     )
   for inner in kind.repeated(part):
     inner_kind = kind_of(inner)
@@ -118,47 +119,27 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
     if neighboring_relation == REPLACE and inner_kind.replaced_in_two:
       raise UserError(
         "is not proved for the best of several runs",
-        field="sampler",
-        value=Verbatim(f"{inner_kind.scheme} with neighboring_relation='replace_one'"),
+        field="event",
+        value=Verbatim(f"{inner_kind.name} with neighboring_relation='replace_one'"),
       )
     _check_supported(inner, neighboring_relation, accountant)
 
 
-def check_event(
-  proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
-) -> None:
-  """Raises UserError if the event of a sampler lacks a proof for the relation or the accountant.
+def accountants_for(event: DpEvent, neighboring_relation: str) -> tuple[str, ...]:
+  """Returns the accountants that prove an epsilon for an event under a relation, tightest first.
 
-  Args:
-    proof: the sampler's row of the table of proofs.
-    event: event of one step, as the sampler states it.
-    relation: neighboring relation of the guarantee.
-    accountant: name of an accountant; an unknown name is reported elsewhere.
-    name: name of the sampler, for the message.
-
-  >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
-  >>> check_event(Proved(("replace_one",), ("rdp",)), event,
-  ...   relation="replace_one", accountant="pld", name="FixedSizeSampler")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: accountant='pld': has no analysis of FixedSizeSampler; use ...
+  >>> noise = dpa.GaussianDpEvent(1.0)
+  >>> accountants_for(dpa.SampledWithoutReplacementDpEvent(9, 3, noise), "replace_one")
+  ('pld', 'rdp')
+  >>> accountants_for(dpa.PoissonSampledDpEvent(0.1, noise), "replace_one")
+  ()
   """
-  rows = dict(kind_of(part).row_of(part) for part in parts(event))
-  if accountant not in ACCOUNTANTS or event == dpa.NonPrivateDpEvent():
-    return
-  for scheme, row in rows.items():
-    if relation not in row.relations:
-      raise UserError(
-        f"the event of {name}, {scheme}, is accounted under {' or '.join(row.relations)}",
-        field="neighboring_relation",
-        value=relation,
-      )
-  proofs = [proof, *rows.values()]
-  # An accountant needs a proof in the row of the sampler and in the rows of all parts of its event.
-  known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
-  if accountant not in known:
-    ways = " or ".join(map(repr, known))
-    hint = f"use accountant={ways}" if known else f"it is accounted as {', '.join(rows)}"
-    raise UserError(
-      f"has no analysis of {name}; {hint}", field="accountant", value=accountant
+  return tuple(
+    by
+    for by in ACCOUNTANTS
+    if all(
+      neighboring_relation in kind_of(part).relations_of(part)
+      and by in kind_of(part).accountants_of(part)
+      for part in parts(event)
     )
+  )

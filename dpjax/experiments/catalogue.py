@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dpjax import accounting, auditing, models, names, sampling, training
+from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.data import image_folders, npz, prepared, tables, text_files
@@ -143,19 +144,20 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
   """Returns a section of samplers, each with its proved relations, and accountants for them."""
 
   def line(kind: type[sampling.Sampler]) -> str:
-    by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
+    sampler = kind(**kind.small[0])
+    by = " or ".join(sampler.accountants(sampler.proved_under[0]))
+    by = f"{', '.join(kind.relations)} by {by}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
   return Section(where, lambda: {name: line(kind) for name, kind in table.items()})
 
 
 def _accountants() -> Rows:
-  rows = {name: row for name, row in accounting.PROVED.items() if row.relations}
+  kinds = {name: kind for name, kind in KINDS.items() if kind.relations}
 
   def line(by: str) -> str:
-    return (
-      f"proves: {', '.join(name for name, row in rows.items() if by in row.accountants)}"
-    )
+    events = (name for name, kind in kinds.items() if by in kind.accountants)
+    return f"proves: {', '.join(events)}"
 
   return {by: line(by) for by in accounting.ACCOUNTANTS}
 

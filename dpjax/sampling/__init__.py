@@ -52,6 +52,3 @@ if TYPE_CHECKING:
   )
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
-
-# Importing the registry declares all proofs, which a user's sampler may name by `scheme`.
-from dpjax.sampling import registry as _registry  # noqa: F401

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   PaddedSampler,
@@ -36,7 +36,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
   """
 
   name: ClassVar[str] = "balls_in_bins"
-  proof: ClassVar[Proved] = Proved((ADD, ZERO, REPLACE))
+  relations: ClassVar[tuple[str, ...]] = (ADD, ZERO, REPLACE)
   used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   takes_whole_passes: ClassVar[bool] = True

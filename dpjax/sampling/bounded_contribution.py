@@ -10,7 +10,6 @@ from dpjax.accounting.event_kinds.bounded_contribution import (
   BoundedContributionKind,
   bounded_contribution_event,
 )
-from dpjax.accounting.proved import Proved
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.samplers import DpEvent
 
@@ -37,7 +36,7 @@ class BoundedContributionSampler(PoissonSampler):
   """
 
   name: ClassVar[str] = "bounded_contribution"
-  proof: ClassVar[Proved] = BoundedContributionKind.proof
+  relations: ClassVar[tuple[str, ...]] = BoundedContributionKind.relations
   used_for: ClassVar[tuple[str, ...]] = ()
   answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.proved import REPLACE, ZERO, Proved
+from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   Participation,
@@ -39,7 +39,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   """
 
   name: ClassVar[str] = "cyclic"
-  proof: ClassVar[Proved] = Proved((ZERO, REPLACE))
+  relations: ClassVar[tuple[str, ...]] = (ZERO, REPLACE)
   used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
   takes_whole_passes: ClassVar[bool] = True
   small: ClassVar[Any] = ({"steps_per_pass": 2, "num_examples": 4},)

@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.proved import ADD, ZERO, Proved
+from dpjax.accounting.proved import ADD, ZERO
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -45,7 +45,7 @@ class CyclicPoissonSampler(PaddedSampler):
   """
 
   name: ClassVar[str] = "cyclic_poisson"
-  proof: ClassVar[Proved] = Proved((ADD, ZERO))
+  relations: ClassVar[tuple[str, ...]] = (ADD, ZERO)
   used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
   options: ClassVar[tuple[str, ...]] = ("capacity", "separation")
   small: ClassVar[Any] = ({"prob": 0.5, "num_groups": 2, "capacity": 5},)

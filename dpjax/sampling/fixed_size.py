@@ -10,23 +10,10 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
-from dpjax.accounting.proved import ADD, REPLACE, Proved
+from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError
-
-
-class ProofOfSize:
-  """Descriptor of `proof`. On an object it keeps only the relation that fits `size_is_public`."""
-
-  def __init__(self, proof: Proved):
-    self.proof = proof
-
-  def __get__(self, sampler: Any, kind: type[Any]) -> Proved:
-    if sampler is None:
-      return self.proof
-    relations = (REPLACE,) if sampler.size_is_public else (ADD,)
-    return self.proof._replace(relations=relations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +40,7 @@ class FixedSizeSampler(SizedSampler):
   """
 
   name: ClassVar[str] = "fixed_size"
-  proof: ClassVar[Proved] = ProofOfSize(FixedSizeKind.proof)  # type: ignore[assignment]
+  relations: ClassVar[tuple[str, ...]] = FixedSizeKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
@@ -98,6 +85,10 @@ class FixedSizeSampler(SizedSampler):
     del times
     # A batch holds a whole number of examples, so only multiples of 1 / num_examples are possible.
     return whole_batch_size(prob, num_examples) / num_examples
+
+  @property
+  def proved_under(self) -> tuple[str, ...]:
+    return (REPLACE,) if self.size_is_public else (ADD,)
 
   @property
   def padded_batch_size(self) -> int:

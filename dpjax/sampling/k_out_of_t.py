@@ -11,7 +11,6 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
-from dpjax.accounting.proved import Proved
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   DpEvent,
@@ -52,7 +51,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   """
 
   name: ClassVar[str] = "k_out_of_t"
-  proof: ClassVar[Proved] = KOutOfTKind.proof
+  relations: ClassVar[tuple[str, ...]] = KOutOfTKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   options: ClassVar[tuple[str, ...]] = ("capacity", "num_selected")
   takes_whole_passes: ClassVar[bool] = True

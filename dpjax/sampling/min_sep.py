@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
@@ -73,7 +73,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   """
 
   name: ClassVar[str] = "min_sep"
-  proof: ClassVar[Proved] = Proved((ADD, ZERO, REPLACE))
+  relations: ClassVar[tuple[str, ...]] = (ADD, ZERO, REPLACE)
   used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
   options: ClassVar[tuple[str, ...]] = ("capacity", "separation")
   answers: ClassVar[str] = "simulated"

@@ -10,7 +10,6 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.poisson import PoissonSampledKind
-from dpjax.accounting.proved import Proved
 from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
 
 
@@ -28,7 +27,7 @@ class PoissonSampler(PaddedSampler):
   """
 
   name: ClassVar[str] = "poisson"
-  proof: ClassVar[Proved] = PoissonSampledKind.proof
+  relations: ClassVar[tuple[str, ...]] = PoissonSampledKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"

@@ -9,7 +9,6 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
-from dpjax.accounting.proved import Proved
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   DpEvent,
@@ -46,7 +45,7 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
   """
 
   name: ClassVar[str] = "random_allocation"
-  proof: ClassVar[Proved] = event_kind.RandomAllocationKind.proof
+  relations: ClassVar[tuple[str, ...]] = event_kind.RandomAllocationKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   takes_whole_passes: ClassVar[bool] = True

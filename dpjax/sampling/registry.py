@@ -1,7 +1,6 @@
 """All samplers of dpjax; a config may name those whose `used_for` is not empty.
 
-A sampler's class defines all that is known of it. Lists by use, and the samplers' rows in
-`dpjax.accounting.PROVED`, are derived from the classes.
+A sampler's class defines all that is known of it. Lists by use are derived from the classes.
 
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
@@ -23,7 +22,6 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 
 from __future__ import annotations
 
-from dpjax.accounting.proved import declare
 from dpjax.sampling.balls_in_bins import BallsInBinsSampler
 from dpjax.sampling.bounded_contribution import BoundedContributionSampler
 from dpjax.sampling.cyclic import CyclicSampler
@@ -55,11 +53,6 @@ _ALL: tuple[type[Sampler], ...] = (
   BoundedContributionSampler,
 )
 SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
-
-for _kind in _ALL:
-  # `UserSampler` uses the scheme of Poisson sampling, whose row exists already.
-  if _kind.scheme == _kind.name:
-    declare(_kind.name, _kind.proof)
 
 
 def used_for(purpose: str) -> dict[str, type[Sampler]]:

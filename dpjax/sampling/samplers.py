@@ -22,7 +22,8 @@ import numpy as np
 from scipy import stats
 
 from dpjax import validate
-from dpjax.accounting.proved import Proved, proved_for
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS
+from dpjax.accounting.supported import accountants_for
 from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
 
@@ -52,13 +53,6 @@ class Sizing(NamedTuple):
   may_leave: int = 0  # largest number of records that an audit leaves out at random
 
 
-class _ProofOfScheme:
-  """Descriptor of the default `proof`: the row of `accounting.PROVED` for the class's `scheme`."""
-
-  def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
-    return proved_for(kind.scheme if sampler is None else sampler.scheme)
-
-
 def check_apart(sampling_prob: float, steps: int) -> None:
   """Raises UserError for a rate above 1 / steps: an example joins at most once in `steps` steps."""
   if sampling_prob * steps > 1 + 1e-9:
@@ -72,8 +66,9 @@ def check_apart(sampling_prob: float, steps: int) -> None:
 class Sampler(abc.ABC):
   """Base class of samplers. Methods that are not abstract claim no privacy by default.
 
-  Subclasses are frozen dataclasses whose fields are public. A subclass that states an event needs
-  a proof: its own `proof`, or a `scheme` that is the name of a row of `accounting.PROVED`.
+  Subclasses are frozen dataclasses whose fields are public. A subclass that states an event says in
+  `relations` under which relations the event is true of its draws. Which accountants have an
+  analysis follows from the event.
 
   Attributes:
     name: name in `registry.SAMPLERS` and in configs; "" for a user's own sampler.
@@ -86,6 +81,7 @@ class Sampler(abc.ABC):
     steps_alike: whether every step has the same event.
     can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
     small: settings for 4 examples, with which `auditing.games` try to tell neighbours apart.
+    relations: relations under which the event is true, default first; see `proved_under`.
   """
 
   name: ClassVar[str] = ""
@@ -98,19 +94,66 @@ class Sampler(abc.ABC):
   steps_alike: ClassVar[bool] = True
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
-  scheme: ClassVar[str] = "unproved"
-  # Relations under which the event is true, and accountants that prove an epsilon of the event.
-  proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
+  relations: ClassVar[tuple[str, ...]] = ()
 
-  def __init_subclass__(cls, **options: Any) -> None:
-    """Keeps scheme and proof consistent: a class that defines one does not inherit the other."""
-    super().__init_subclass__(**options)
-    # An inherited proof belongs to another scheme, so only the class's own attributes count.
-    stated = cls.__dict__
-    if "scheme" not in stated and ("name" in stated or "proof" in stated):
-      cls.scheme = cls.name or cls.__name__
-    if "scheme" in stated and "proof" not in stated:
-      cls.proof = Sampler.__dict__["proof"]
+  @property
+  def proved_under(self) -> tuple[str, ...]:
+    """Returns the relations under which this object's event is true; () if nothing is proved.
+
+    By default they are those of its class. Some depend on a field, such as `size_is_public`."""
+    return self.relations
+
+  def checked_relation(self, asked: str) -> str:
+    """Returns the relation that is asked for, or for "" the default relation.
+
+    Raises:
+      UserError: the relation is unknown, or has no proof although other relations have one.
+
+    >>> from dpjax.sampling import FixedSizeSampler
+    >>> FixedSizeSampler(batch_size=2, num_examples=4).checked_relation("")
+    'replace_one'
+    """
+    proved = self.proved_under
+    relation = asked or (*proved, ADD)[0]
+    validate.one_of(RELATIONS, neighboring_relation=relation)
+    if proved and relation not in proved:
+      raise UserError(
+        f"{type(self).__name__} is proved only under {', '.join(proved)}",
+        field="neighboring_relation",
+        value=relation,
+      )
+    return relation
+
+  def accountants(self, neighboring_relation: str) -> tuple[str, ...]:
+    """Returns the accountants that have an analysis of its Gaussian steps, tightest first.
+
+    Without an event it is all of them: a run may name either, and none proves anything.
+
+    Raises:
+      UserError: the event is accounted under other relations only, or by no accountant.
+
+    >>> from dpjax.sampling import TruncatedPoissonSampler
+    >>> sampler = TruncatedPoissonSampler(prob=0.5, capacity=8, num_examples=20)
+    >>> sampler.accountants("replace_special")
+    ('pld',)
+    """
+    event = self.event(dp_accounting.GaussianDpEvent(1.0))
+    if event is None:
+      return ACCOUNTANTS
+    if not self.proved_under:
+      raise UserError(
+        "states an event; its `relations` must say under which relations it is true",
+        field="sampler",
+        value=Verbatim(type(self).__name__),
+      )
+    known = accountants_for(event, neighboring_relation)
+    if not known:
+      raise UserError(
+        f"nobody accounts for the event of {type(self).__name__} under it",
+        field="neighboring_relation",
+        value=neighboring_relation,
+      )
+    return known
 
   @classmethod
   def sized(cls, size: Sizing) -> Sampler:

@@ -8,25 +8,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.proved import NOTHING_PROVED, REPLACE, ZERO, Proved
+from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.samplers import DpEvent, PassSampler, Sizing, generator
 from dpjax.validate import UserError
-
-
-class _WhereSizeIsPublic:
-  """Descriptor that returns `value`, or `otherwise` on a sampler without a public `num_examples`.
-
-  It is no attribute of the object: `assumption` counts a proof set on an object as a user's own.
-  """
-
-  def __init__(self, value: Any, *, otherwise: Any):
-    self.value = value
-    self.otherwise = otherwise
-
-  def __get__(self, sampler: ShuffledSampler | None, kind: type) -> Any:
-    is_public = sampler is None or sampler.num_examples is not None
-    return self.value if is_public else self.otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +43,7 @@ class ShuffledSampler(PassSampler):
   """
 
   name: ClassVar[str] = "shuffled"
-  scheme: ClassVar[str] = _WhereSizeIsPublic("shuffled", otherwise="unproved")  # type: ignore[assignment]
-  proof: ClassVar[Proved] = _WhereSizeIsPublic(  # type: ignore[assignment]
-    Proved((REPLACE, ZERO)), otherwise=NOTHING_PROVED
-  )
+  relations: ClassVar[tuple[str, ...]] = (REPLACE, ZERO)
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   relation_must_be_named: ClassVar[bool] = True
   small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
@@ -90,9 +72,13 @@ class ShuffledSampler(PassSampler):
   @classmethod
   def sized(cls, size: Sizing) -> Self:
     batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-    is_proved = size.neighboring_relation in cls.proof.relations
+    is_proved = size.neighboring_relation in cls.relations
     # Under other relations nothing is proved, so the size of the data stays private.
     return cls(batch_size, size.num_examples if is_proved else None)
+
+  @property
+  def proved_under(self) -> tuple[str, ...]:
+    return () if self.num_examples is None else self.relations
 
   @property
   def padded_batch_size(self) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
-from dpjax.accounting.proved import Proved
 from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError, Verbatim
 
@@ -38,7 +37,7 @@ class TruncatedPoissonSampler(SizedSampler):
   """
 
   name: ClassVar[str] = "truncated_poisson"
-  proof: ClassVar[Proved] = TruncatedPoissonKind.proof
+  relations: ClassVar[tuple[str, ...]] = TruncatedPoissonKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"

@@ -19,7 +19,6 @@ class UserSampler(PoissonSampler):
   """
 
   name: ClassVar[str] = "users"
-  scheme: ClassVar[str] = PoissonSampler.name
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"

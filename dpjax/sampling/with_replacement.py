@@ -11,8 +11,7 @@ from dpjax.accounting.event_kinds.with_replacement import (
   WithReplacementKind,
   with_replacement_event,
 )
-from dpjax.accounting.proved import Proved
-from dpjax.sampling.fixed_size import FixedSizeSampler, ProofOfSize
+from dpjax.sampling.fixed_size import FixedSizeSampler
 from dpjax.sampling.samplers import DpEvent, generator
 
 
@@ -31,7 +30,7 @@ class WithReplacementSampler(FixedSizeSampler):
   """
 
   name: ClassVar[str] = "with_replacement"
-  proof: ClassVar[Proved] = ProofOfSize(WithReplacementKind.proof)  # type: ignore[assignment]
+  relations: ClassVar[tuple[str, ...]] = WithReplacementKind.relations
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   small: ClassVar[Any] = (
     {"batch_size": 3, "num_examples": 4, "size_is_public": True},

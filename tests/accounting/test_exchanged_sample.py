@@ -281,5 +281,7 @@ def test_fixed_and_poisson_steps_compose_under_the_relation_that_both_have():
   assert accounting.epsilon(chosen, delta=1e-6, accountant="rdp") > accounting.epsilon(
     both, delta=1e-6, accountant="rdp"
   )
-  with pytest.raises(UserError, match="poisson with neighboring_relation='replace_one'"):
+  with pytest.raises(
+    UserError, match="poisson_sampled with neighboring_relation='replace_one'"
+  ):
     accounting.epsilon(both, delta=1e-6, neighboring_relation="replace_one")

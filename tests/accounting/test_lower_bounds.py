@@ -136,10 +136,6 @@ def _samplers(prob):
   yield sampling.MinSepSampler(prob, 2, 6, _N + 1)
 
 
-def _accountants(sampler):
-  return accounting.proved_for(sampler.scheme).accountants
-
-
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(prob=st.floats(0.02, 1.0), z=st.floats(0.5, 3.0), log_delta=st.floats(-7, -2))
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
@@ -149,9 +145,9 @@ def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
     "a sampler needs an entry of _ATTACKS and a line of _samplers"
   )
   for sampler in _samplers(prob):
-    for relation in sampler.proof.relations:
+    for relation in sampler.proved_under:
       pair, spread, releases = _ATTACKS[type(sampler)](sampler, relation == "replace_one")
-      for accountant in _accountants(sampler):
+      for accountant in sampler.accountants(relation):
         plan = Plan(
           sampler=sampler, noise_multiplier=z, l2_clip_norm=1.0, normalize_by=1.0,
           num_steps=6, delta=10**log_delta, neighboring_relation=relation,

@@ -28,7 +28,7 @@ _EVENTS = {
 def test_rho_bounds_the_renyi_curve(name, relation):
   event = accounting.composed(_EVENTS[name], 3)
   if name == "poisson" and relation == "replace_one":
-    with pytest.raises(UserError, match="poisson with neighboring_relation"):
+    with pytest.raises(UserError, match="poisson_sampled with neighboring_relation"):
       accounting.zcdp(event, neighboring_relation=relation)
     return
   rho = accounting.zcdp(event, neighboring_relation=relation)

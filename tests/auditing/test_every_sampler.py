@@ -54,7 +54,7 @@ def _every_sampler():
 _PAIRS = [
   pytest.param(sampler, relation, id=f"{type(sampler).__name__}-{relation}")
   for sampler in _every_sampler()
-  for relation in sampler.proof.relations
+  for relation in sampler.proved_under
 ]
 _JOINING = pytest.param(
   sampling.FixedSizeSampler(30, _N, size_is_public=False),

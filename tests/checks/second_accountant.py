@@ -35,7 +35,7 @@ def agrees(plan: Any) -> bool:
 def derived_epsilon(plan: Any) -> float | None:
   """Returns epsilon, derived from public fields of the plan by the accountants of dp_accounting;
   None if this file has no second derivation for the plan."""
-  scheme = plan.sampler.scheme
+  scheme = "poisson" if plan.sampler.name == "users" else plan.sampler.name
   if scheme == "fixed_size" and plan.neighboring_relation == "replace_one":
     return _epsilon_of_exchange(plan)
   by_rdp = plan.accountant == "rdp" and scheme != "truncated_poisson"

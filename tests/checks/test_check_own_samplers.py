@@ -22,7 +22,7 @@ _N = 60
 class PartSampler(sampling.SizedSampler):
   """Four of the first half: charged so, or as if drawn from all."""
 
-  scheme: ClassVar[str] = "fixed_size"
+  relations: ClassVar[tuple[str, ...]] = ("replace_one",)
   num_examples: int = _N
   pool: int = _N // 2
   charged: int = _N // 2
@@ -124,8 +124,7 @@ class HalfKind(accounting.EventKind):
   name = "half"
   event = HalfDpEvent
   fields = ("noise_multiplier",)
-  scheme = "half"
-  proof = accounting.Proved(("replace_special",))
+  relations = ("replace_special",)
 
   def elements(self, event):
     return kind.with_noise(event.noise_multiplier, HalfDpEvent)
@@ -167,7 +166,7 @@ class HalfKind(accounting.EventKind):
 class RoundRobinSampler(sampling.SizedSampler):
   """Fixed blocks take turns; of a block each example is dropped with probability 1/2."""
 
-  proof: ClassVar[accounting.Proved] = HalfKind.proof
+  relations: ClassVar[tuple[str, ...]] = HalfKind.relations
   steps_alike: ClassVar[bool] = False
   num_examples: int = _N
   steps_per_event: int = 5
@@ -193,7 +192,7 @@ class RoundRobinSampler(sampling.SizedSampler):
 
 @pytest.fixture
 def round_robin():
-  tables = (kind.KINDS, kind._KIND_OF, accounting.PROVED)
+  tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
   accounting.register(HalfKind())
   yield RoundRobinSampler()
@@ -237,26 +236,25 @@ def test_what_has_no_law_is_not_said_to_be_unsampled():
   assert batches.sampler_law(silent).detail == "no epsilon is claimed"
 
 
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (
-      {"accountant": "pld"},
-      "^accountant='pld': has no analysis of PartSampler; use .*'rdp'",
-    ),
-    ({"neighboring_relation": "replace_special"}, "PartSampler is proved only under"),
-  ],
-)
-def test_what_cannot_count_a_sampler_names_the_sampler(changes, message, monkeypatch):
-  row = dpjax.accounting.Proved(("replace_one",), ("rdp",))
-  monkeypatch.setitem(dpjax.accounting.PROVED, "fixed_size", row)
-  with pytest.raises(UserError, match=message):
-    _subject(PartSampler(), **changes)
+def test_what_cannot_count_a_sampler_names_the_sampler():
+  with pytest.raises(UserError, match="PartSampler is proved only under"):
+    _subject(PartSampler(), neighboring_relation="replace_special")
+  truncated = sampling.TruncatedPoissonSampler(0.5, 8, _N)
+  with pytest.raises(
+    UserError, match="has no analysis of TruncatedPoissonSampler"
+  ) as caught:
+    _subject(truncated, accountant="rdp")
+  assert (caught.value.field, caught.value.value) == ("accountant", "rdp")
 
 
-def test_an_event_that_its_row_does_not_allow_is_refused_by_the_samplers_name(monkeypatch):
-  row = dpjax.accounting.Proved(("replace_special",))
-  monkeypatch.setitem(dpjax.accounting.PROVED, "part", row)
-  monkeypatch.setattr(PartSampler, "scheme", "part")
-  with pytest.raises(UserError, match="the event of PartSampler, fixed_size, is accounted"):
+def test_relations_that_the_event_does_not_have_are_refused(monkeypatch):
+  monkeypatch.setattr(PartSampler, "relations", ("replace_special",))
+  with pytest.raises(UserError, match="nobody accounts for the event of PartSampler"):
     _subject(PartSampler())
+
+
+def test_an_event_without_relations_is_refused(monkeypatch):
+  monkeypatch.setattr(PartSampler, "relations", ())
+  with pytest.raises(UserError, match="states an event") as caught:
+    _subject(PartSampler())
+  assert caught.value.field == "sampler"

@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting
-from dpjax.accounting import Ledger, Proved
+from dpjax.accounting import Ledger
 from dpjax.auditing.games import play, registry, samplers
 from dpjax.validate import UserError
 
@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpjax.accounting import Proved
 from dpjax.sampling import samplers
 
 
@@ -29,7 +28,7 @@ class HalvesSampler(samplers.Sampler):
   """A coin decides which half of the examples takes part."""
 
   name: ClassVar[str] = "halves"
-  proof: ClassVar[Proved] = Proved(("replace_special", "replace_one"))
+  relations: ClassVar[Any] = ("replace_special", "replace_one")
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   small: ClassVar[Any] = ({"num_examples": 4},)
 
@@ -106,43 +105,19 @@ def test_its_games_are_found_and_played(halves):
   assert results and not any(one.refuted for one in results)
 
 
-def test_a_sampler_may_name_the_row_that_is_its_proof(halves, monkeypatch):
-  monkeypatch.delattr(halves, "proof")
-  row = Proved(("replace_special",), ("rdp",))
-  monkeypatch.setitem(accounting.PROVED, "halves", row)
-  assert _plan(halves(8)).accountant == "rdp"
-
-
-def test_a_scheme_of_its_own_inherits_no_proof():
-  class Cut(dpjax.PoissonSampler):
-    scheme = "truncated_poisson"
-
-  class Renamed(dpjax.PoissonSampler):
-    name = "renamed"
-    proof = Proved(("replace_one",))
-
-  assert Cut(0.5, 8).proof.relations == ("replace_special",)
-  assert Renamed(0.5, 8).scheme == "renamed"
-  assert (
-    dpjax.PoissonSampler(0.5, 8).proof.relations == dpjax.PoissonSampler.proof.relations
-  )
-
-
-def test_without_a_row_nothing_is_proved(halves, monkeypatch):
-  monkeypatch.delattr(halves, "proof")
-  monkeypatch.setattr(halves, "scheme", "halves")
-  with pytest.raises(UserError, match="sampler='halves'"):
+def test_without_relations_nothing_is_proved(halves, monkeypatch):
+  monkeypatch.delattr(halves, "relations")
+  with pytest.raises(UserError) as caught:
     _plan(halves(8))
-  monkeypatch.setattr(halves, "scheme", dpjax.sampling.Sampler.scheme)
+  assert caught.value.field == "sampler"
   monkeypatch.setattr(halves, "event", dpjax.sampling.Sampler.event)
   assert not _plan(halves(8)).is_private
 
 
-def test_a_proof_that_is_set_on_an_object_is_the_word_of_who_set_it():
+def test_relations_that_are_set_on_an_object_are_the_word_of_who_set_them():
   sampler = dpjax.ShuffledSampler(2, 4)
   assert not dpjax.sampling.assumption(sampler)
-  vars(sampler)["proof"] = Proved(accounting.RELATIONS)
+  vars(sampler)["relations"] = accounting.RELATIONS
   assert dpjax.sampling.assumption(sampler)
   without = dpjax.ShuffledSampler(2)
-  assert (without.scheme, without.proof.relations) == ("unproved", ())
-  assert not dpjax.sampling.assumption(without)
+  assert without.proved_under == () and not dpjax.sampling.assumption(without)

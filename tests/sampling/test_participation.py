@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax import accounting, sampling
+from dpjax import sampling
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -137,7 +137,7 @@ def test_the_partition_is_apart_from_the_steps_coins():
 
 def test_p13_relations_and_events_are_declared():
   cyclic, balls, poisson, min_sep = _samplers(5, 40)
-  proved = lambda sampler: accounting.proved_for(sampler.scheme).relations
+  proved = lambda sampler: sampler.proved_under
   add_remove = NeighboringRelation.ADD_OR_REMOVE_ONE
   assert add_remove not in proved(cyclic)  # one example more moves the others
   for sampler in (balls, poisson, min_sep):

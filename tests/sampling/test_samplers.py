@@ -82,7 +82,7 @@ def test_p13_each_sampler_declares_its_event_or_none():
   fixed = sampling.FixedSizeSampler(3, 10).event(_INNER)
   assert fixed == dp_accounting.SampledWithoutReplacementDpEvent(10, 3, _INNER)
   assert sampling.ShuffledSampler(3).event(_INNER) is None
-  assert sampling.ShuffledSampler(3).scheme == "unproved"
+  assert sampling.ShuffledSampler(3).proved_under == ()
 
 
 def test_p12_a_draw_above_capacity_raises_and_is_never_cut():

@@ -93,11 +93,11 @@ def test_the_sampler_does_what_the_bound_assumes():
 
 def test_without_a_public_size_there_is_no_event():
   sampler = sampling.ShuffledSampler(batch_size=3)
-  assert sampler.scheme == "unproved" and sampler.event(dpa.GaussianDpEvent(1.0)) is None
+  assert sampler.proved_under == () and sampler.event(dpa.GaussianDpEvent(1.0)) is None
   assert sampler.event_at(0, dpa.GaussianDpEvent(1.0)) is None
   with pytest.raises(UserError, match="num_examples=None"):
     _ = sampler.steps_per_epoch
-  assert accounting.accountants_for("shuffled", "add_or_remove_one") == ()
+  assert "add_or_remove_one" not in sampling.ShuffledSampler.relations
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax import accounting, sampling
+from dpjax import sampling
 from dpjax.validate import UserError
 
 _SAMPLER = sampling.TruncatedPoissonSampler(prob=0.4, capacity=4, num_examples=10)
@@ -36,7 +36,7 @@ def test_sizes_are_a_cut_binomial_and_the_kept_ones_uniform():
 def test_p12_the_event_is_never_plain_poisson_and_needs_gaussian_noise():
   event = _SAMPLER.event(dp_accounting.GaussianDpEvent(1.5))
   assert event == dp_accounting.TruncatedSubsampledGaussianDpEvent(10, 0.4, 4, 1.5)
-  assert accounting.proved_for(_SAMPLER.scheme).relations == ("replace_special",)
+  assert _SAMPLER.proved_under == ("replace_special",)
   with pytest.raises(UserError, match="Gaussian noise only"):
     _SAMPLER.event(dp_accounting.LaplaceDpEvent(1.0))
 

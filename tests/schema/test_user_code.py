@@ -77,7 +77,7 @@ def own_poisson(num_examples, sampling_prob):
 
 @dataclasses.dataclass(frozen=True)
 class NoRelations(OwnPoisson):
-  scheme = "unproved"
+  relations = ()
 
 
 def no_relations(num_examples, sampling_prob):
@@ -89,7 +89,7 @@ class Everybody(sampling.Sampler):
   """All examples in every step, without amplification."""
 
   num_examples: int
-  scheme = "none"
+  relations = ("add_or_remove_one", "replace_one", "replace_special")
 
   @property
   def padded_batch_size(self):
@@ -158,7 +158,7 @@ def test_a_step_that_draws_an_example_twice_is_found():
 
 
 def test_an_event_needs_relations():
-  with pytest.raises(UserError, match="privacy.sampler=.*scheme"):
+  with pytest.raises(UserError, match="privacy.sampler=.*relations"):
     build.assemble(_central(privacy__sampler=f"{__name__}:no_relations"))
 
 

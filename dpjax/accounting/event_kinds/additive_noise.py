@@ -9,7 +9,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, with_noise
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower
 
 Noise = TypeVar("Noise", dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
@@ -23,7 +23,7 @@ class AdditiveNoiseKind(EventKind[Noise]):
   """
 
   fields = ("noise_multiplier",)
-  proof = Proved(RELATIONS)
+  relations = RELATIONS
   event: ClassVar[type[dpa.GaussianDpEvent] | type[dpa.LaplaceDpEvent]]
   distribution: ClassVar[str]
 

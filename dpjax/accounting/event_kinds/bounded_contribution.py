@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, with_noise
-from dpjax.accounting.proved import ZERO, Proved
+from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -47,8 +47,8 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   name = "bounded_contribution"
   event = BoundedContributionDpEvent
   fields = ("sampling_probability", "max_contribution", "noise_multiplier")
-  scheme = "bounded_contribution"
-  proof = Proved((ZERO,), ("pld",))
+  relations = (ZERO,)
+  accountants = ("pld",)
 
   def elements(self, event: BoundedContributionDpEvent) -> Iterable[tuple[DpEvent, int]]:
     # These constructors check the numbers.

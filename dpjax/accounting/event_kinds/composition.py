@@ -8,7 +8,7 @@ import dp_accounting as dpa
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 
 
 class NoOpKind(EventKind[dpa.NoOpDpEvent]):
@@ -26,7 +26,7 @@ class NonPrivateKind(EventKind[dpa.NonPrivateDpEvent]):
 
   name = "non_private"
   event = dpa.NonPrivateDpEvent
-  proof = Proved(RELATIONS)
+  relations = RELATIONS
 
   def elements(self, event: dpa.NonPrivateDpEvent) -> Iterable[tuple[DpEvent, int]]:
     return [(event, 1)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, with_noise
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower
 
 
@@ -38,8 +38,8 @@ class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
   name = "discrete_gaussian"
   event = DiscreteGaussianDpEvent
   fields = ("noise_multiplier",)
-  scheme = "discrete Gaussian noise"
-  proof = Proved(RELATIONS, ("rdp",))
+  relations = RELATIONS
+  accountants = ("rdp",)
 
   def elements(self, event: DiscreteGaussianDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.non_negative(noise_multiplier=event.noise_multiplier)

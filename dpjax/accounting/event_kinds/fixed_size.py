@@ -20,7 +20,7 @@ from dpjax.accounting.event_kinds.kind import (
   sampled,
 )
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
-from dpjax.accounting.proved import ADD, REPLACE, Proved
+from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.validate import UserError
 
 # Largest number of records, which must fit into a signed integer of 64 bits.
@@ -80,8 +80,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
 
   name = "sampled_without_replacement"
   event = dpa.SampledWithoutReplacementDpEvent
-  scheme = "fixed_size"
-  proof = Proved((REPLACE, ADD))
+  relations = (REPLACE, ADD)
 
   def under_add_or_remove_one(self, part: dpa.SampledWithoutReplacementDpEvent) -> DpEvent:
     # A joining record takes the place of another record, so the sum moves by up to 2 C.

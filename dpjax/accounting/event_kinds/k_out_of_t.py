@@ -49,8 +49,7 @@ class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   name = "k_out_of_t"
   event = KOutOfTDpEvent
   fields = ("num_steps", "num_selected", "noise_multiplier")
-  scheme = "k_out_of_t"
-  proof = RandomAllocationKind.proof
+  relations = RandomAllocationKind.relations
   replaced_in_two = True
 
   def elements(self, event: KOutOfTDpEvent) -> Iterable[tuple[DpEvent, int]]:

@@ -24,7 +24,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.proved import PROVED, Proved, declare
+from dpjax.accounting.proved import ACCOUNTANTS
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dpa.DpEvent
@@ -58,8 +58,9 @@ class EventKind(Generic[Event]):
     name: name of the kind in JSON.
     event: class of the events.
     fields: names of the event's fields that JSON holds, in the order of the event's constructor.
-    scheme: name of the row of `dpjax.accounting.PROVED` that holds `proof`.
-    proof: relations and accountants that have a proof.
+    relations: neighbouring relations under which the cost is proved; () for a kind whose events are
+      taken apart.
+    accountants: accountants that have an analysis, tightest first.
     rdp_relation: relation for which dp_accounting is asked for the Renyi curve. Noise is already
       relative to the sensitivity, so the relation matters only if the curve itself depends on the
       relation.
@@ -72,8 +73,8 @@ class EventKind(Generic[Event]):
   name: ClassVar[str]
   event: ClassVar[type[DpEvent]]
   fields: ClassVar[tuple[str, ...]] = ()
-  scheme: ClassVar[str] = "none"
-  proof: ClassVar[Proved]
+  relations: ClassVar[tuple[str, ...]] = ()
+  accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
   rdp_relation: ClassVar[str] = "ADD_OR_REMOVE_ONE"
   selects: ClassVar[bool] = False
   replaced_in_two: ClassVar[bool] = False
@@ -107,14 +108,15 @@ class EventKind(Generic[Event]):
     """
     raise NotImplementedError
 
-  def rows(self) -> dict[str, Proved]:
-    """Returns scheme -> proof: the rows of this kind in `accounting.PROVED`; {} without a proof."""
-    return {self.scheme: self.proof} if hasattr(self, "proof") else {}
-
-  def row_of(self, part: Event) -> tuple[str, Proved]:
-    """Returns the scheme and the proof of one elementary event."""
+  def relations_of(self, part: Event) -> tuple[str, ...]:
+    """Returns the relations under which one elementary event is proved."""
     del part
-    return self.scheme, self.proof
+    return self.relations
+
+  def accountants_of(self, part: Event) -> tuple[str, ...]:
+    """Returns the accountants that have an analysis of one elementary event, tightest first."""
+    del part
+    return self.accountants
 
   def repeated(self, part: Event) -> Iterable[DpEvent]:
     """Returns the events that the part repeats, by default none. Each one needs a proof."""
@@ -210,10 +212,6 @@ KINDS: dict[str, EventKind[Any]] = {}
 _KIND_OF: dict[type, EventKind[Any]] = {}
 
 
-# Schemes of user-defined kinds. A user may register these schemes again.
-_USERS_SCHEMES: set[str] = set()
-
-
 def register(*kinds: EventKind[Any]) -> None:
   """Adds kinds to the table in which all accountants look up events.
 
@@ -221,8 +219,8 @@ def register(*kinds: EventKind[Any]) -> None:
   epsilon from it is reported as claimed by you, not as proved.
 
   Raises:
-    UserError: an object that is no `EventKind`; or a name, a class of events or a scheme of dpjax
-      itself. Otherwise your claim would take the place of a proof of dpjax.
+    UserError: an object that is no `EventKind`; or a name or a class of events of dpjax itself.
+      Otherwise your claim would take the place of a proof of dpjax.
   """
   for kind in kinds:
     if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
@@ -237,25 +235,8 @@ def register(*kinds: EventKind[Any]) -> None:
           field="kind",
           value=Verbatim(f"{type(kind).__name__} ({known.name})"),
         )
-    rows = kind.rows()
-    if is_user_defined(kind):
-      # A kind that defines no scheme has the scheme "none", for no amplification. It must not
-      # change the row of this scheme.
-      rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
-      taken = [
-        scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
-      ]
-      if taken:
-        raise UserError(
-          "dpjax has a proof of its own for it; choose another name",
-          field="scheme",
-          value=taken[0],
-        )
-      _USERS_SCHEMES.update(rows)
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
-    for scheme, proof in rows.items():
-      declare(scheme, proof)
 
 
 def is_user_defined(kind: EventKind[Any]) -> bool:

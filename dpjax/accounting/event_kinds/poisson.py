@@ -20,11 +20,8 @@ from dpjax.accounting.event_kinds.kind import (
   sampled,
 )
 from dpjax.accounting.event_kinds.laplace import sampled_laplace_pld
-from dpjax.accounting.proved import ADD, ZERO, Proved
+from dpjax.accounting.proved import ADD, ZERO
 from dpjax.accounting.text import upper
-
-_OF_LAPLACE = "poisson of Laplace noise"
-_PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
 
 
 class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
@@ -37,8 +34,7 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
   name = "poisson_sampled"
   event = dpa.PoissonSampledDpEvent
   fields = ("sampling_probability", "event")
-  scheme = "poisson"
-  proof = Proved((ADD, ZERO))
+  relations = (ADD, ZERO)
 
   def elements(self, event: dpa.PoissonSampledDpEvent) -> Iterable[tuple[DpEvent, int]]:
     prob = event.sampling_probability
@@ -51,13 +47,8 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
       lambda inner: dpa.PoissonSampledDpEvent(prob, inner),
     )
 
-  def rows(self) -> dict[str, Proved]:
-    return {self.scheme: self.proof, _OF_LAPLACE: _PROOF_OF_LAPLACE}
-
-  def row_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, Proved]:
-    if isinstance(part.event, dpa.LaplaceDpEvent):
-      return _OF_LAPLACE, _PROOF_OF_LAPLACE
-    return self.scheme, self.proof
+  def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
+    return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
 
   def pld(
     self, part: dpa.PoissonSampledDpEvent, interval: float

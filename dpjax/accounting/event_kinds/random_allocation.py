@@ -19,7 +19,7 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   with_noise,
 )
-from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.validate import UserError
 
 # Largest number of steps of a pass: integers up to this are exact in float64.
@@ -47,8 +47,7 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   name = "random_allocation"
   event = RandomAllocationDpEvent
   fields = ("num_steps", "noise_multiplier")
-  scheme = "random_allocation"
-  proof = Proved((ADD, ZERO, REPLACE))
+  relations = (ADD, ZERO, REPLACE)
   replaced_in_two = True
 
   def elements(self, event: RandomAllocationDpEvent) -> Iterable[tuple[DpEvent, int]]:

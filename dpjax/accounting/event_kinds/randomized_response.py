@@ -10,7 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, zcdp_of_pure
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
 # Epsilon below which the formula of `pure_dp_event` would round too much.
@@ -27,7 +27,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
   name = "randomized_response"
   event = dpa.RandomizedResponseDpEvent
   fields = ("noise_parameter", "num_buckets")
-  proof = Proved(RELATIONS)
+  relations = RELATIONS
   # Randomised response is defined by two values of one record, so dp_accounting analyses it for
   # replacement.
   rdp_relation = "REPLACE_ONE"

@@ -22,7 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
   merged_parts,
   rdp_of,
 )
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
 
@@ -32,8 +32,8 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
   name = "repeat_and_select"
   event = RepeatAndSelectDpEvent
   fields = ("event", "mean", "shape")
-  scheme = "the best of several runs"
-  proof = Proved(RELATIONS, ("rdp",))
+  relations = RELATIONS
+  accountants = ("rdp",)
   selects = True
 
   def to_json(self, event: RepeatAndSelectDpEvent) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
-from dpjax.accounting.proved import REPLACE, ZERO, Proved
+from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.accounting.text import lower
 
 
@@ -40,8 +40,8 @@ class SkellamKind(EventKind[SkellamDpEvent]):
   name = "skellam"
   event = SkellamDpEvent
   fields = ("variance", "l2_sensitivity", "l1_sensitivity")
-  scheme = "Skellam noise in shares"
-  proof = Proved((ZERO, REPLACE), ("rdp",))
+  relations = (ZERO, REPLACE)
+  accountants = ("rdp",)
 
   def elements(self, event: SkellamDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.positive(**{name: getattr(event, name) for name in self.fields})

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.kind import ORDERS, EventKind
-from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import lower, upper
 
 
@@ -29,13 +29,11 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   event = SmoothSensitivityDpEvent
   fields = ("beta", "noise_multiplier", "neighboring_relation")
 
-  def rows(self) -> dict[str, Proved]:
-    return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
+  accountants = ("rdp",)
 
-  def row_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, Proved]:
+  def relations_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, ...]:
     # A smooth sensitivity holds for one relation alone, so the event is never converted.
-    scheme = f"smooth sensitivity ({part.neighboring_relation})"
-    return scheme, self.rows()[scheme]
+    return (part.neighboring_relation,)
 
   def elements(self, event: SmoothSensitivityDpEvent) -> list[tuple[dpa.DpEvent, int]]:
     validate.positive(beta=event.beta, noise_multiplier=event.noise_multiplier)

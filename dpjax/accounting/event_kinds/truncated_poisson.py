@@ -17,7 +17,7 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   with_noise,
 )
-from dpjax.accounting.proved import ZERO, Proved
+from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -47,8 +47,8 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     "truncated_batch_size",
     "noise_multiplier",
   )
-  scheme = "truncated_poisson"
-  proof = Proved((ZERO,), ("pld",))
+  relations = (ZERO,)
+  accountants = ("pld",)
 
   def elements(
     self, event: dpa.TruncatedSubsampledGaussianDpEvent

@@ -10,7 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
 from dpjax.accounting.event_kinds.fixed_size import SampleKind, fixed_size_event
 from dpjax.accounting.event_kinds.kind import DpEvent, kind_of, noise_multiplier_of
-from dpjax.accounting.proved import ADD, REPLACE, Proved
+from dpjax.accounting.proved import ADD, REPLACE
 
 
 class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
@@ -22,8 +22,8 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
 
   name = "sampled_with_replacement"
   event = dpa.SampledWithReplacementDpEvent
-  scheme = "with_replacement"
-  proof = Proved((REPLACE, ADD), ("pld",))
+  relations = (REPLACE, ADD)
+  accountants = ("pld",)
 
   def under_add_or_remove_one(
     self, part: dpa.SampledWithReplacementDpEvent

@@ -210,5 +210,4 @@ NO_CLAIM = {
   "epsilon_of_zcdp": _ANY,
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
   "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
-  "check_event": "refuses events that nobody can account for",
 }

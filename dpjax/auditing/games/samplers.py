@@ -67,7 +67,7 @@ def _games(
     delta=_DELTA,
     **options,
   )
-  relations = sampler.proof.relations
+  relations = sampler.proved_under
   cases = [(relation, 0.0, MUCH) for relation in relations]
   cases.append((relations[0], -1.0, LITTLE))
   games = []

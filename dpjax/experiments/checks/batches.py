@@ -261,7 +261,7 @@ def sampler_law(subject: Subject) -> Row:
   n = len(subject.train)
   if subject.plan.sampler.participation is not None:
     return _participation(subject, name, n)
-  if subject.plan.sampler.scheme == "shuffled":
+  if isinstance(subject.plan.sampler, sampling.ShuffledSampler):
     return _once_an_epoch(subject, name, n)
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):

@@ -166,12 +166,11 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
         f"its unit is one {built.unit}, but a row of these data is one {size.unit}"
       )
     event = built.event(accounting.gaussian_event(1.0))
-    relations = built.proof.relations
+    relations = built.proved_under
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(
-        "event() must return a DpEvent, with a `proof`, or with `scheme` the row of "
-        "accounting.PROVED, that says under which relations it is true, or None, not "
-        f"{event!r:.60} with scheme {built.scheme!r}"
+        "event() must return a DpEvent, with `relations` under which it is true, or None, not "
+        f"{event!r:.60} with relations {relations!r}"
       )
     # One draw is made now, so that a bad sampler is refused before the first step.
     sampling.taken(built, size.num_examples, seed=0, step=0)

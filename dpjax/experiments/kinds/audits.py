@@ -75,8 +75,8 @@ class AuditClaim:
     """Returns the claim of a plan. If nothing is proved for its sampler, canaries replace
     records. This also suits samplers that depend on the number of examples."""
     # Without a proof for the sampler no relation is proved, so replacement is chosen.
-    known = plan.sampler.scheme != "unproved"
-    relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
+    is_proved = bool(plan.sampler.proved_under)
+    relation = plan.neighboring_relation if is_proved else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
     return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
 

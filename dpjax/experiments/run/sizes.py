@@ -23,7 +23,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   """
   if kind is None or kind.relation_must_be_named:
     return ADD_OR_REMOVE_ONE
-  return kind.proof.relations[0]
+  return kind.relations[0]
 
 
 def stated(real: int, declared: int | None, *, relation: str) -> int | None:

@@ -96,8 +96,7 @@ def mechanism(
     return None
   if sampler is not None:
     asked = config.privacy.neighboring_relation
-    name = type(sampler).__name__
-    relation = sampler.proof.checked_relation(asked, name)
+    relation = sampler.checked_relation(asked)
   numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
     mechanism_class = getattr(mechanisms, _MECHANISMS[type(chosen)])

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import data, gradients, mechanisms, metrics, sampling, validate
+from dpjax import accounting, data, gradients, mechanisms, metrics, sampling, validate
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
@@ -59,7 +59,7 @@ class WholeData(sampling.UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  scheme: ClassVar[str] = "none"
+  relations: ClassVar[tuple[str, ...]] = accounting.RELATIONS
 
   capacity: int
 

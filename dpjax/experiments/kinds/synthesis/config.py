@@ -165,7 +165,7 @@ def check(config: SynthesisConfig) -> None:
         field="release",
         value=True,
       )
-    if config.neighboring_relation not in PoissonSampler.proof.relations:
+    if config.neighboring_relation not in PoissonSampler.relations:
       raise UserError(
         "must be 'add_or_remove_one' with method='wgan_gp', whose batches are Poisson samples; "
         "method='kernel_mean' takes both",
