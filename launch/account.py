@@ -189,6 +189,12 @@ def questions(values: Any) -> list[Question]:
   num_selected = _for_sampler(values, "num_selected")
   prob = _sampling_prob(values)
   relations, accountants = solve.proved_for(values.sampler)
+  if (values.neighboring_relation or relations[0]) not in relations:
+    raise UserError(
+      f"must be {' or '.join(relations)} for sampler={values.sampler}",
+      field="neighboring_relation",
+      value=values.neighboring_relation,
+    )
   by = values.accountant
   question = Question(
     epsilon=values.epsilon,

@@ -153,7 +153,9 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
 
 
 def _accountants() -> Rows:
-  kinds = {name: kind for name, kind in KINDS.items() if kind.relations}
+  kinds = {
+    name: kind for name, kind in KINDS.items() if kind.relations and name != "non_private"
+  }
 
   def line(by: str) -> str:
     events = (name for name, kind in kinds.items() if by in kind.accountants)

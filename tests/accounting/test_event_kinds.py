@@ -103,7 +103,7 @@ def test_it_may_be_registered_again_and_dpjaxs_own_may_not_be_taken_over(twice):
 def test_every_kind_says_what_accountants_ask_of_it():
   for name, row in kind.KINDS.items():
     assert row.name == name and row.__doc__ and event_kinds.__doc__
-    if name == "non_private" or not (row.relations or name == "smooth_sensitivity"):
+    if name == "non_private" or not row.relations:
       continue
     stated = vars(type(row)).keys() | vars(type(row).__mro__[1]).keys()
     assert {"elements", "describe"} <= stated, name

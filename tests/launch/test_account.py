@@ -99,7 +99,7 @@ def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
         "--sampling_prob=.1",
         "--neighboring_relation=replace_one",
       ],
-      "poisson with neighboring_relation='replace_one'",
+      "neighboring_relation='replace_one': must be add_or_remove_one",
     ),
   ],
 )

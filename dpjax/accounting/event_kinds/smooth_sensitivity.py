@@ -29,6 +29,7 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   event = SmoothSensitivityDpEvent
   fields = ("beta", "noise_multiplier", "neighboring_relation")
 
+  relations = RELATIONS
   accountants = ("rdp",)
 
   def relations_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, ...]:
