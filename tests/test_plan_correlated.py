@@ -298,7 +298,7 @@ def test_wrong_combinations_are_named(changes, match):
 
 
 def test_a_factor_of_nothing_is_named():
-  with pytest.raises(UserError, match=r"noise_schedule\[23\]=0.0"):
+  with pytest.raises(UserError, match=r"schedule\[23\]=0.0"):
     _shape(schedule=(1.0,) * 23 + (0.0,))
 
 

@@ -274,7 +274,7 @@ def client_noise(
 
   The result may be used with `dp_mean`, which clips the noisy message once more and adds noise.
   """
-  gradients.Clip(l2_clip_norm).check_finite()
+  gradients.Clip.of(l2_clip_norm).check_finite()
   validate.non_negative(noise_multiplier=noise_multiplier)
   std = noise_multiplier * l2_clip_norm
 

@@ -149,36 +149,42 @@ class Clip:
 
   def __post_init__(self):
     if isinstance(self.rule, str):
-      validate.one_of(RULES, clipping=self.rule)
+      validate.one_of(RULES, rule=self.rule)
       object.__setattr__(self, "rule", RULES[self.rule]())
     if not isinstance(self.rule, ClipRule):
       raise UserError(
         f"must be a ClipRule, or one of {', '.join(RULES)}",
-        field="clipping",
+        field="rule",
         value=self.rule,
       )
-    object.__setattr__(self, "schedule", validate.several(clip_schedule=self.schedule))
-    validate.factors(clip_schedule=self.schedule)
+    object.__setattr__(self, "schedule", validate.several(schedule=self.schedule))
+    validate.factors(schedule=self.schedule)
     unbounded = self.rule.may_be_unbounded
-    self._check_norms(validate.positive_or_inf if unbounded else validate.positive)
+    self._check_norms("norms", validate.positive_or_inf if unbounded else validate.positive)
 
   @classmethod
-  def of(cls, clip: ClipLike) -> Clip:
-    """Returns the given clip, or the flat clip for a number or a tree."""
-    return clip if isinstance(clip, Clip) else cls(clip)
+  def of(cls, clip: ClipLike, rule: ClipRule = Flat()) -> Clip:
+    """Returns the given clip; for a number or a tree, `l2_clip_norm`, the clip by `rule`."""
+    if isinstance(clip, Clip):
+      return clip
+    try:
+      return cls(clip, rule)
+    except UserError as error:
+      # The caller wrote no `norms`.
+      raise error.of(field=error.field.replace("norms", "l2_clip_norm", 1)) from None
 
-  def _check_norms(self, check: Any) -> None:
+  def _check_norms(self, name: str, check: Any) -> None:
     # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
     # refused. False equals 0 but is no number, so the check below refuses it.
     is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
     leaves = jax.tree.leaves(self.norms)
     active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
-      check(l2_clip_norm=self.norms)
+      check(**{name: self.norms})
     for leaf in active:
-      check(l2_clip_norm=leaf)
+      check(**{name: leaf})
       if not math.isinf(leaf):
-        check_norm(l2_clip_norm=leaf)
+        check_norm(**{name: leaf})
     self.rule.check(max(active))
 
   def check_steps(self, num_steps: int) -> None:
@@ -191,7 +197,7 @@ class Clip:
 
   def check_finite(self) -> None:
     """Raises UserError unless every bound is finite."""
-    self._check_norms(validate.positive)
+    self._check_norms("l2_clip_norm", validate.positive)
 
   @property
   def is_one_number(self) -> bool:

@@ -35,12 +35,12 @@ class NoiseShape:
   shares: Any = None
 
   def __post_init__(self):
-    object.__setattr__(self, "schedule", validate.several(noise_schedule=self.schedule))
+    object.__setattr__(self, "schedule", validate.several(schedule=self.schedule))
     if self.correlation is not None and not hasattr(self.correlation, "multiply"):
       raise UserError(
         "must be a strategy, or None", field="correlation", value=self.correlation
       )
-    validate.factors(noise_schedule=self.schedule)
+    validate.factors(schedule=self.schedule)
 
   @property
   def by_step(self) -> bool:

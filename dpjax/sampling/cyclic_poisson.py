@@ -55,7 +55,7 @@ class CyclicPoissonSampler(PaddedSampler):
   capacity: int
 
   def __post_init__(self):
-    validate.probability(sampling_prob=self.prob)
+    validate.probability(prob=self.prob)
     validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
 
   @classmethod

@@ -85,7 +85,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   capacity: int
 
   def __post_init__(self):
-    validate.probability(sampling_prob=self.prob)
+    validate.probability(prob=self.prob)
     validate.integer_at_least(
       1, min_sep=self.min_sep, num_steps=self.num_steps, capacity=self.capacity
     )

@@ -37,7 +37,7 @@ class PoissonSampler(PaddedSampler):
   capacity: int
 
   def __post_init__(self):
-    validate.probability(sampling_prob=self.prob)
+    validate.probability(prob=self.prob)
     validate.integer_at_least(1, capacity=self.capacity)
 
   @classmethod

@@ -51,7 +51,7 @@ class TruncatedPoissonSampler(SizedSampler):
   num_examples: int
 
   def __post_init__(self):
-    validate.probability(sampling_prob=self.prob)
+    validate.probability(prob=self.prob)
     validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
 
   @classmethod

@@ -243,8 +243,7 @@ def adaptive_clip_and_noise(
   # Imported here, since configs import this module and do not need `beside_noise`.
   from dpjax.transforms import beside_noise
 
-  is_clip = isinstance(l2_clip_norm, gradients.Clip)
-  whole = l2_clip_norm if is_clip else gradients.Clip(l2_clip_norm, AdaptiveClipping())
+  whole = gradients.Clip.of(l2_clip_norm, AdaptiveClipping())
   clip = checked_clip(whole, noise_multiplier, normalize_by, key)
   adaptive = whole.rule
   if not isinstance(adaptive, AdaptingClip):

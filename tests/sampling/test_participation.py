@@ -205,9 +205,9 @@ def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float
     (lambda: sampling.CyclicSampler(5, 4), "steps_per_pass=5: must be <= num_examples=4"),
     (lambda: sampling.CyclicSampler(2, 4).draw(5, seed=0, step=0), "the data have 5"),
     (lambda: sampling.BallsInBinsSampler(0, 4), "num_bins=0"),
-    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "sampling_prob=1.5"),
+    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "prob=1.5"),
     (lambda: sampling.CyclicPoissonSampler(0.5, 0, 4), "num_groups=0"),
-    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "sampling_prob=0.0"),
+    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "prob=0.0"),
     (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "min_sep=0"),
     (
       lambda: sampling.MinSepSampler(0.5, 2, 4, 4).draw(4, seed=0, step=4),

@@ -120,8 +120,8 @@ def test_p42_the_data_size_is_an_argument_not_a_field():
 @pytest.mark.parametrize(
   ("make", "match"),
   [
-    (lambda: sampling.PoissonSampler(1.5, 4), r"sampling_prob=1.5: must be in \(0, 1\]"),
-    (lambda: sampling.PoissonSampler(0, 4), "sampling_prob=0"),
+    (lambda: sampling.PoissonSampler(1.5, 4), r"prob=1.5: must be in \(0, 1\]"),
+    (lambda: sampling.PoissonSampler(0, 4), "prob=0"),
     (lambda: sampling.PoissonSampler(0.1, 0), "capacity=0"),
     (lambda: sampling.FixedSizeSampler(5, 4), "batch_size=5: must be <= num_examples=4"),
     (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "the data have 5"),
@@ -152,6 +152,6 @@ def test_an_example_cannot_take_part_more_often_than_its_separation_allows(kind)
     Sizing(prob, num_examples=100, num_steps=50, separation=10, padded_batch_size=99)
   )
   assert ask(0.1).rate == pytest.approx(0.1)
-  with pytest.raises(UserError, match="sampling_prob=0.5: must be <= 0.1") as caught:
+  with pytest.raises(UserError, match="prob=0.5: must be <= 0.1") as caught:
     ask(0.5)
   assert "\n" not in str(caught.value)

@@ -51,7 +51,7 @@ def test_p15_p16_no_repeats_and_a_function_of_seed_and_step():
 @pytest.mark.parametrize(
   ("make", "match"),
   [
-    (lambda: sampling.TruncatedPoissonSampler(1.5, 4, 9), "sampling_prob=1.5"),
+    (lambda: sampling.TruncatedPoissonSampler(1.5, 4, 9), "prob=1.5"),
     (lambda: sampling.TruncatedPoissonSampler(0.5, 0, 9), "capacity=0"),
     (lambda: sampling.TruncatedPoissonSampler(0.5, 4, 9.5), "num_examples=9.5"),
     (lambda: _SAMPLER.draw(11, seed=0, step=0), "the data have 11"),

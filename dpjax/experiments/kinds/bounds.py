@@ -89,11 +89,15 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
     raise error.of(field=name, value=fields.get(config, name)) from error
 
 
-def dotted(error: UserError, config: Any) -> UserError:
-  """Returns an error in which a field's dotted name replaces its plain name.
+# Arguments of the core whose field in a config has another name.
+_FIELD_OF_ARGUMENT = {"norms": "l2_clip_norm", "rule": "clipping", "prob": "sampling_prob"}
 
-  Exactly one field of the config must have the error's name and value. Otherwise the error is
-  returned unchanged.
+
+def dotted(error: UserError, config: Any) -> UserError:
+  """Returns an error in which the dotted name of a config's field replaces that of an argument.
+
+  Exactly one field of the config must have the argument's name, or that of `_FIELD_OF_ARGUMENT`,
+  and its value. Otherwise the error is returned unchanged.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
@@ -102,10 +106,12 @@ def dotted(error: UserError, config: Any) -> UserError:
   >>> print(dotted(error, TrainConfig()))
   delta=2.0: must be in (0, 1)
   """
+  name = _FIELD_OF_ARGUMENT.get(error.field, error.field)
+  named_so = error.of(field=name)
   paths = [
     leaf.path
     for leaf in fields.leaves(config)
-    if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
+    if named_so.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
   # With two fields of this name and value, either name could point to the wrong field.
   return error.of(field=paths[0]) if len(paths) == 1 else error
