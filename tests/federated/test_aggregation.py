@@ -12,7 +12,6 @@ from scipy import stats
 from dpjax import sampling, transforms
 from dpjax.federated import (
   aggregation,
-  algorithms,
   central,
   client_noise,
   dp_mean,
@@ -21,6 +20,7 @@ from dpjax.federated import (
   local_training,
   weighted_mean,
 )
+from dpjax.federated.client import Received
 from dpjax.gradients import Clip
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -216,7 +216,7 @@ def _noisy_messages(ids, key=0, width=4_000, scale=100.0):
   )
   cohort = from_batches([np.ones((1, width), np.float32)] * len(ids))
   cohort = cohort._replace(ids=np.array(ids))
-  received = algorithms.Received(jnp.zeros(width))
+  received = Received(jnp.zeros(width))
   context = execution.Context(received, None, None, jax.random.key(key), None)
   run = execution.loop_clients()(client, None)
   return np.asarray(run(context, cohort).sent.message["delta"])
