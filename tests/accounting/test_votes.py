@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_the_proved_epsilon_is_above_that_of_the_labels_themselves(counts, times
       assert np.maximum(p - math.exp(epsilon) * q, 0).sum() <= 1e-3
 
 
-def _sorted_histograms(num_teachers, num_classes, most=None):
+def _sorted_histograms(num_teachers, num_classes, most=None) -> list[tuple[int, ...]]:
   """All votes, up to the names of the classes, from many for one class to few."""
   most = num_teachers if most is None else min(most, num_teachers)
   if num_classes == 1:
@@ -224,7 +225,7 @@ def test_smooth_sensitivity_covers_the_published_cost_of_all_votes_of_a_poll(
   """Brute force over all votes: the local sensitivity at each distance, and beta-smoothness."""
   assert votes.conditions_hold(std=std, num_classes=num_classes, order=order)
   every = _sorted_histograms(num_teachers, num_classes)
-  near = {
+  near: Any = {
     counts: {tuple(sorted(other, reverse=True)) for other in _neighbours(counts)}
     for counts in every
   }
