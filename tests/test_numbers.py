@@ -139,6 +139,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| composition | what happens |",
   ),
   "docs/design/README.md": ("| note | about |",),
+  "docs/design/formulas.md": (  # measured once, as it says
+    "| formula | condition that was not met | before | now |",
+    "| formula | where | source | conditions | held against | largest |",
+    "| formula | where | source | conditions | held against |",
+  ),
   "docs/design/noise_and_keys.md": ("| noise | reads | reaches |",),
   "docs/index.md": (
     "| file in `runs/quickstart` | what it is |",

@@ -118,7 +118,8 @@ class TradeOff(NamedTuple):
 
     Each pair gives two lines, and the curve is the largest value of all lines at each rate. So the
     curve is straight between two corners, and straight lines between the corners are the proved
-    bound itself. Lines that matter only at rates below 1e-12 are left out, which claims less.
+    bound itself, also where a delta rises with epsilon. Lines that matter only at rates below 1e-12
+    are left out, which claims less.
 
     >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
     >>> [values.round(4).tolist() for values in pair.points()]  # slopes -4 and -1 / 4
@@ -152,7 +153,9 @@ class TradeOff(NamedTuple):
     # matter in float64.
     last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
     useful = self.epsilons[:last] <= 40
-    for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
+    # A delta that holds at one epsilon holds at every larger one, too.
+    deltas = np.minimum.accumulate(self.deltas)[:last][useful]
+    for x, y in zip(np.exp(self.epsilons[:last][useful]), deltas):
       while len(kept) > 1:
         (x0, y0), (x1, y1) = kept[-2:]
         if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):

@@ -10,8 +10,9 @@ another higher by one. `orders` are Renyi orders above 1, and `std` is the stand
 noise on each count.
 
 Source: Papernot, Song, Mironov, Raghunathan, Talwar and Erlingsson 2018, arXiv:1802.08908.
-Theorems and algorithms below have the numbers of this paper. Values agree with the authors' code
-(tensorflow/privacy, research/pate_2018) to 1e-9.
+Theorems and algorithms below have the numbers of this paper. Bounds on one answer agree with the
+authors' code (tensorflow/privacy, research/pate_2018) to 1e-9. The cost of a release does not: see
+`SmoothSensitivity`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special, stats
 
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Number of points at which the conditions of algorithm 3 are checked.
+# Number of points at which the conditions of algorithm 3 are checked, on each side of its q1.
 _CHECKED = 2_000
-# Smallest log probability that is used. The log of the smallest normal float64 is -708.
-_LEAST_LOG = -700.0
+# Largest number whose exponential is used, below that of the largest float64, 709.
+_LARGEST_LOG = 700.0
 
 
 def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> float:
@@ -174,26 +175,21 @@ def _log_1m_exp(x: float) -> float:
 # --- smooth sensitivity
 
 
+def _cost(log_q: float, std: float, order: float) -> float:
+  """Returns the cost of one answer: the number that a run publishes, and nothing else."""
+  return float(gaussian_votes_rdp(log_q, std, [order])[0])
+
+
 @functools.lru_cache(maxsize=4096)
 def _log_q0(std: float, order: float) -> float:
-  """Returns the log of the probability q from which on the data-independent bound is used.
+  """Returns the least log probability q from which on the cost is the data-independent bound.
 
   Here q is the chance of another answer than the likely one. Raises UserError if none is found."""
-
-  def excess(log_q: float) -> float:
-    return float(_theorem_6(log_q, std, np.array([order]))[0]) - order / std**2
-
-  top = min(-((1 + 1 / std) ** 2), -(((order - 0.99) / std) ** 2), -1 / std**2)
-  if not _applies(top, std, np.array([order]))[0]:
-    raise UserError(
-      f"the data-dependent bound has no proof at the noise std={std:g}",
-      field="order",
-      value=order,
-    )
-  if excess(top) < 0:
-    return top
-  low = 2 * top
-  while excess(low) > 0:
+  independent = order / std**2
+  low = -1e-3
+  high = 0.0
+  while _cost(low, std, order) >= independent:
+    high = low
     low *= 1.5
     if low < -10_000:
       raise UserError(
@@ -201,28 +197,24 @@ def _log_q0(std: float, order: float) -> float:
         field="order",
         value=order,
       )
-  root: Any = optimize.brentq(excess, low, top)
-  return float(root)
-
-
-def _cost(log_q: float, std: float, order: float) -> float:
-  """Returns the smaller bound on one answer's Renyi divergence: theorem 6 or order / std^2."""
-  if log_q >= _log_q0(std, order):
-    return order / std**2
-  return max(0.0, float(_theorem_6(log_q, std, np.array([order]))[0]))
+  # Theorem 6 may still be better where its range ends. So this is a bisection for the place at
+  # which the cost stops to depend on q, not for a root.
+  while low < (middle := (low + high) / 2) < high:
+    if _cost(middle, std, order) < independent:
+      low = middle
+    else:
+      high = middle
+  return high
 
 
 def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
   """Returns the bound on log q, the log chance of another answer, after one teacher's vote changed.
 
   With `by` 1 the likely answer becomes less likely, with `by` -1 more likely."""
-  others = num_classes - 1
+  shift = math.log(num_classes - 1)
   # This is proposition 7 for gaps that are two votes wider or narrower, in all pairs at once.
-  height = special.erfcinv(2 * math.exp(max(log_q, _LEAST_LOG)) / others) - by / std
-  if height > 20:
-    # From about 27 on erfc is below the smallest float64, but its logarithm is in range.
-    return float(math.log(others) + stats.norm.logsf(height * math.sqrt(2)))
-  return min(0.0, math.log(others / 2 * special.erfc(height)))
+  height = special.ndtri_exp(log_q - shift) + by * math.sqrt(2) / std
+  return min(0.0, float(special.log_ndtr(height)) + shift)
 
 
 def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
@@ -249,7 +241,7 @@ def votes_sensitivity(
     order: Renyi order of the cost.
 
   Returns:
-    Bounds, [num_teachers]. Entry d holds for all votes that a change by d teachers can give. It
+    Bounds, [num_teachers + 1]. Entry d holds for all votes that a change by d teachers can give. It
     bounds the difference between the cost of these votes and the cost of a neighbour.
 
   Raises:
@@ -268,7 +260,7 @@ def votes_sensitivity(
   log_q1 = _moved(log_q0, std, num_classes, -1)
   log_q = log_prob_of_others(votes, std)
   plateau = _local(log_q1, std, num_classes, order)
-  sensitivities = np.full(num_teachers, plateau)
+  sensitivities = np.full(num_teachers + 1, plateau)
   if log_q1 <= log_q <= log_q0:
     return sensitivities
   sensitivities[0] = _local(log_q, std, num_classes, order)
@@ -290,9 +282,9 @@ def votes_sensitivity(
 
 @functools.lru_cache(maxsize=64)
 def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
-  """Returns whether conditions C5 and C6 of algorithm 3 hold at 2,000 probabilities q.
+  """Returns whether conditions C5 and C6 of algorithm 3 hold at 4,000 probabilities q.
 
-  The cost must not fall as q rises to q0. The change of the cost by one teacher must not fall as q
+  The cost must not fall as q rises. The change of the cost by one teacher must not fall as q
   rises to q1. The paper, too, checks both conditions numerically: neither is proved for all
   settings.
 
@@ -306,11 +298,10 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
     steps = np.diff(values)
     return bool((steps >= -1e-12 * np.abs(values[:-1])).all())
 
-  lowest = max(4 * log_q1, _LEAST_LOG / 2)
-  costs = [_cost(q, std, order) for q in np.linspace(lowest, log_q0 - 1e-9, _CHECKED)]
+  low = np.linspace(4 * log_q1, log_q1, _CHECKED)
+  costs = [_cost(q, std, order) for q in (*low, *np.linspace(log_q1, 0.0, _CHECKED))]
   changes = [
-    _cost(_moved(q, std, num_classes, 1), std, order) - _cost(q, std, order)
-    for q in np.linspace(lowest, log_q1, _CHECKED)
+    _cost(_moved(q, std, num_classes, 1), std, order) - _cost(q, std, order) for q in low
   ]
   return rises(costs) and rises(changes)
 
@@ -319,8 +310,29 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
 class SmoothSensitivity:
   """Gaussian noise for publishing a number about votes, relative to its smooth sensitivity.
 
-  Guarantee: Renyi DP of every order in (1, 1 / (2 beta)), under a relation by which one record
-  changes one teacher. Source: theorem 23 (after Nissim, Raskhodnikova and Smith 2007).
+  Guarantee: Renyi DP of every order in (1, 1 / (1 - e^(-2 beta))), under a relation by which one
+  record changes one teacher. It is exact: no smaller divergence holds for every number with such
+  noise.
+
+  Proof. The smooth sensitivities of two neighbours differ by a factor t of at most e^beta, and
+  their numbers by at most the smaller of the two (Nissim, Raskhodnikova and Smith 2007). In units
+  of the smaller one times z, the noise multiplier, the outputs are N(0, s^2) and N(d, r^2) with
+  d <= 1 / z. Let a be the order and v = (1 - a) s^2 + a r^2. The divergence of two Gaussians is
+
+    a d^2 / (2 v) + log(r / s) + log(r^2 / v) / (2 (a - 1)),   infinite where v <= 0,
+
+  so the largest shift d is the worst. Let u = t^2 - 1 >= 0. The first output is the wider one
+  (s = t, r = 1, v = 1 - (a - 1) u), or the narrower one (s = 1, r = t, v = 1 + a u). The shift's
+  term is larger for the wider one, and rises with u. The terms of the widths, times 2 (a - 1), are
+  0 at u = 0. Their derivatives in u are
+
+    a (a - 1) u / ((1 + u) (1 - (a - 1) u))   and   a (a - 1) u / ((1 + u) (1 + a u)).
+
+  Both are >= 0, and the first is the larger. So the worst pair of every order has the wider output
+  first and t = e^beta. No ratio in between is worse.
+
+  The formula of Papernot et al. 2018, theorem 23, is another one. It is smaller than the divergence
+  of this pair at orders above about 1 + 1 / (4 beta).
 
   Args:
     beta: rate > 0; the sensitivity at distance d is multiplied by e^(-beta d).
@@ -342,12 +354,16 @@ class SmoothSensitivity:
     return float(np.max(local * discounts))
 
   def rdp(self, orders: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns the Renyi divergence at each order; infinite where no bound is proved."""
+    """Returns the largest Renyi divergence of two neighbours at each order; it may be infinite."""
     orders = _orders(orders)
     rdp = np.full(len(orders), math.inf)
-    inside = orders * 2 * self.beta < 1
+    # v of the proof is 1 - widths. The factor covers the rounding of widths, which matters as v
+    # goes to 0.
+    widths = (orders - 1) * math.expm1(min(2 * self.beta, _LARGEST_LOG)) * (1 + 1e-15)
+    inside = widths < 1
     order = orders[inside]
-    rdp[inside] = order * math.exp(2 * self.beta) / self.noise_multiplier**2 + (
-      -0.5 * np.log1p(-2 * order * self.beta) + self.beta * order
-    ) / (order - 1)
+    narrowed = np.log1p(-widths[inside])
+    rdp[inside] = order / (2 * self.noise_multiplier**2 * np.exp(narrowed)) - (
+      self.beta + narrowed / (2 * (order - 1))
+    )
     return rdp

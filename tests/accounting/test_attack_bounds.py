@@ -137,6 +137,20 @@ def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
   assert drawn <= 1 - float(_gaussian_tpr(mu, fpr)) + 1e-12
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+  epsilons=st.lists(st.integers(0, 600), min_size=2, max_size=6, unique=True),
+  deltas=st.lists(st.floats(1e-9, 0.6), min_size=6, max_size=6),
+)
+def test_lines_between_the_corners_are_the_bound_of_pairs_in_any_order(epsilons, deltas):
+  """Also where a larger epsilon has a larger delta, which no profile has."""
+  pairs = accounting.TradeOff(np.sort(epsilons) / 100, np.array(deltas[: len(epsilons)]))
+  alphas, betas = pairs.points()
+  rates = np.linspace(0, 1, 301)
+  drawn = np.interp(rates, alphas, betas)
+  np.testing.assert_allclose(drawn, 1 - pairs.true_positive_rate(rates), atol=1e-12)
+
+
 _RUN = accounting.composed(
   accounting.poisson_sampled_event(accounting.gaussian_event(0.8), sampling_prob=0.3), 4
 )

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,11 +59,6 @@ _SENSITIVITIES = [
     [0.0, 0.0, 0.0, 0.0, 0.0006699072431377868], 0.00024892191669683984,
   ),
 ]  # fmt: skip
-_RELEASES = [
-  (0.02, 8.0, 4.0, 0.1207762379111539),
-  (0.01, 20.0, 14.0, 0.059111049476784),
-  (0.03, 3.0, 1.5, 0.36128343722880124),
-]
 
 
 @pytest.mark.parametrize("counts, std, log_q, label, check", _PUBLISHED)
@@ -84,10 +80,41 @@ def test_the_authors_values_of_sensitivities(counts, std, order, local, smooth):
   assert release.sensitivity(found) == pytest.approx(smooth, rel=1e-6)
 
 
-@pytest.mark.parametrize("beta, noise, order, rdp", _RELEASES)
-def test_the_authors_values_of_a_release(beta, noise, order, rdp):
-  found = votes.SmoothSensitivity(beta, noise).rdp([order, 0.5 / beta])
-  assert found[0] == pytest.approx(rdp, rel=1e-9) and found[1] == math.inf
+def _renyi(order, one, other):
+  """Renyi divergence of two Gaussians (mean, standard deviation), by quadrature on logarithms."""
+  (mean, wide), (shift, narrow) = one, other
+  # Of the exponent order log p + (1 - order) log q, a parabola.
+  bend = order / wide**2 + (1 - order) / narrow**2
+  if bend <= 0:
+    return math.inf
+  middle = (order * mean / wide**2 + (1 - order) * shift / narrow**2) / bend
+  x = middle + np.linspace(-14, 14, 20_001) / math.sqrt(bend)
+  exponent = order * stats.norm.logpdf(x, mean, wide)
+  exponent = exponent + (1 - order) * stats.norm.logpdf(x, shift, narrow)
+  top = exponent.max()
+  return (top + math.log(np.trapezoid(np.exp(exponent - top), x))) / (order - 1)
+
+
+@pytest.mark.parametrize("beta", [1e-9, 1e-3, 0.02, 0.3, 2.0])
+@pytest.mark.parametrize("noise", [0.05, 8.0, 1e3])
+def test_a_release_costs_the_divergence_of_the_worst_of_all_pairs_that_it_allows(
+  beta, noise
+):
+  """Ratios of smooth sensitivities from e^-beta to e^beta, and shifts up to the smaller one."""
+  release = votes.SmoothSensitivity(beta, noise)
+  last = -1 / math.expm1(-2 * beta)
+  orders = np.array([1 + (last - 1) * share for share in (1e-3, 0.1, 0.5, 0.9, 0.999)])
+  orders = np.append(orders[orders < 1e4], 1.5 if last > 1.5 else 1 + (last - 1) / 7)
+  claimed = release.rdp(orders)
+  for order, bound in zip(orders, claimed, strict=True):
+    pairs = [
+      ((0.0, noise), (share * min(1, ratio), noise * ratio))
+      for ratio in np.exp(beta * np.array([-1.0, -0.9, -0.4, 0.0, 0.4, 0.9, 1.0]))
+      for share in (0.0, 0.6, 1.0)
+    ]
+    exact = max(_renyi(order, *pair) for pair in pairs)
+    assert exact == pytest.approx(bound, rel=1e-8, abs=1e-12), order
+  assert release.rdp([last * (1 + 1e-9) + 1e-6])[0] == math.inf
 
 
 @functools.cache
@@ -163,43 +190,77 @@ def test_the_proved_epsilon_is_above_that_of_the_labels_themselves(counts, times
       assert np.maximum(p - math.exp(epsilon) * q, 0).sum() <= 1e-3
 
 
-def test_smooth_sensitivity_covers_every_neighbour_of_all_votes_that_are_possible():
-  """Brute force over all votes of 14 teachers for 3 classes."""
-  num_teachers = 14
-  std = 1.5
-  order = 2.0
-  assert votes.conditions_hold(std=std, num_classes=3, order=order)
-  every = [
-    (a, b, num_teachers - a - b)
-    for a in range(num_teachers + 1)
-    for b in range(num_teachers + 1 - a)
+def _sorted_histograms(num_teachers, num_classes, most=None) -> list[tuple[int, ...]]:
+  """All votes, up to the names of the classes, from many for one class to few."""
+  most = num_teachers if most is None else min(most, num_teachers)
+  if num_classes == 1:
+    return [(num_teachers,)] if num_teachers <= most else []
+  return [
+    (first, *rest)
+    for first in range(most, -1, -1)
+    for rest in _sorted_histograms(num_teachers - first, num_classes - 1, first)
   ]
 
-  def cost(counts):
-    log_q = votes.log_prob_of_others(counts, std)
-    return float(votes.gaussian_votes_rdp(log_q, std, [order])[0])
 
-  costs = {counts: cost(counts) for counts in every}
-  local = {
-    counts: max(abs(costs[counts] - costs[other]) for other in _neighbours(counts))
+# The noise is small, so that small polls are clear. At .7 and .8 theorem 6 ends while it is
+# still the better bound.
+_POLLS = [
+  (num_teachers, num_classes, std, order)
+  for num_teachers, num_classes in ((1, 2), (2, 2), (3, 3), (20, 2), (9, 3), (7, 4))
+  for std, order in (
+    (0.8, 1.5),
+    (0.7, 1.2),
+    (1.0, 2.0),
+    (1.5, 1.01),
+    (2.0, 2.0),
+    (4.0, 4.0),
+  )
+]
+
+
+@pytest.mark.parametrize("num_teachers, num_classes, std, order", _POLLS)
+def test_smooth_sensitivity_covers_the_published_cost_of_all_votes_of_a_poll(
+  num_teachers, num_classes, std, order
+):
+  """Brute force over all votes: the local sensitivity at each distance, and beta-smoothness."""
+  assert votes.conditions_hold(std=std, num_classes=num_classes, order=order)
+  every = _sorted_histograms(num_teachers, num_classes)
+  near: Any = {
+    counts: {tuple(sorted(other, reverse=True)) for other in _neighbours(counts)}
     for counts in every
   }
-  assert max(local.values()) > 0.01
+  costs = {
+    counts: votes.gaussian_votes_rdp(votes.log_prob_of_others(counts, std), std, [order])[0]
+    for counts in every
+  }
+  true = {
+    counts: max(abs(costs[counts] - costs[other]) for other in near[counts])
+    for counts in every
+  }
   release = votes.SmoothSensitivity(beta=0.1, noise_multiplier=1.0)
   smooth = {}
   for counts in every:
     stated = votes.votes_sensitivity(
       counts, num_teachers=num_teachers, std=std, order=order
     )
+    assert len(stated) == num_teachers + 1
     smooth[counts] = release.sensitivity(stated)
-    for other in every:
-      distance = int(np.abs(np.subtract(counts, other)).sum()) // 2
-      if distance < num_teachers:
-        assert local[other] <= stated[: distance + 1].max() + 1e-12, (counts, other)
+    within = {counts}
+    for distance in range(num_teachers + 1):
+      most = max(true[other] for other in within)
+      # Rounding of the cost, which is at most order / std^2.
+      assert most <= stated[: distance + 1].max() + 1e-13 * order / std**2
+      within = within.union(*(near[other] for other in within))
   for counts in every:
-    for other in _neighbours(counts):
+    for other in near[counts]:
       # beta-smooth: what makes noise of this scale private.
       assert smooth[counts] <= math.exp(0.1) * smooth[other] * (1 + 1e-12)
+
+
+def test_the_brute_force_sees_costs_that_move():
+  found = [votes.gaussian_votes_rdp(votes.log_prob_of_others((20 - k, k), 1.5), 1.5, [2.0])
+           for k in range(11)]  # fmt: skip
+  assert np.ptp(found) > 0.3
 
 
 def test_conditions_fail_where_the_paper_does_not_prove_them():

@@ -141,7 +141,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
   local = sum(
     votes.votes_sensitivity(row, num_teachers=12, std=std, order=4.0) for row in counts
   )
-  smooth = np.max(local * np.exp(-0.02 * np.arange(12)))
+  smooth = np.max(local * np.exp(-0.02 * np.arange(13)))
   drawn = [
     vote_costs.published(config, counts, jax.random.key(seed))["published_cost"]["rdp"]
     for seed in range(60)

@@ -23,7 +23,7 @@ class SmoothSensitivityDpEvent(dpa.DpEvent):
 
 
 class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
-  """The accounting of noise by smooth sensitivity (arXiv:1802.08908, theorem 23)."""
+  """The accounting of noise by smooth sensitivity, by the exact divergence of the worst pair."""
 
   name = "smooth_sensitivity"
   event = SmoothSensitivityDpEvent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated
 
 from dpjax.experiments.config import common, rules
@@ -91,7 +92,7 @@ class PateConfig:
     bool, "publish that cost by smooth sensitivity, and pay for it; of gnmax"
   ] = False
   cost_order: Annotated[
-    float, "Renyi order of the published cost, from 1 to 1 / (2 cost_beta)"
+    float, "Renyi order of the published cost, from 1 to 1 / (1 - e^(-2 cost_beta))"
   ] = 14.0
   cost_beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
   cost_noise: Annotated[
@@ -181,9 +182,11 @@ def check(config: PateConfig) -> None:
       field="publish_cost",
       value=True,
     )
-  if config.publish_cost and not 1 < config.cost_order < 0.5 / config.cost_beta:
+  last_order = -1 / math.expm1(-2 * config.cost_beta)
+  if config.publish_cost and not 1 < config.cost_order < last_order:
     raise UserError(
-      f"must be between 1 and 1 / (2 cost_beta) = {0.5 / config.cost_beta:g}",
+      "must be between 1 and the last order at which the release has a bound, "
+      f"1 / (1 - e^(-2 cost_beta)) = {last_order:g}",
       field="cost_order",
       value=config.cost_order,
     )

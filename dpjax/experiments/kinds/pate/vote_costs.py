@@ -173,7 +173,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
       value=order,
     )
   cost = 0.0
-  local = np.zeros(config.num_teachers)
+  local = np.zeros(config.num_teachers + 1)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
   for row in counts:
     # A cost depends only on the sorted counts, so the costs of equal counts are computed once.
