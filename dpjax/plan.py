@@ -89,9 +89,10 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), since the cost depends on that bound.
-    statistics: private statistics, computed once on the same data before the first step. Their
-      cost is part of the first step's cost, so `epsilon(steps=0)` does not include it. They may
-      use the key of `transform`, or another one.
+    statistics: private statistics, computed once on the same data before the first step. What
+      a run costs includes them, also at 0 steps: `epsilon(steps=0)` is their cost alone. In the
+      events of single steps they are part of the first one. They may use the key of `transform`,
+      or another one.
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
@@ -439,8 +440,11 @@ class Plan:
     return NonPrivateDpEvent() if event is None else event
 
   def event(self, steps: int | None = None) -> DpEvent:
-    """Returns the event of `steps` steps (default: all)."""
-    return self._event_of(range(self._steps(steps)))
+    """Returns the event of `steps` steps (default: all), and of the statistics before them."""
+    steps = self._steps(steps)
+    if not steps and self.statistics is not None:
+      return self.statistics.event(self.neighboring_relation)
+    return self._event_of(range(steps))
 
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
@@ -1007,7 +1011,7 @@ class Plan:
         self.num_steps,
         scaling=self.scaling,
       ),
-      statistics=self.statistics.statement(unit) if self.statistics and steps != 0 else "",
+      statistics=self.statistics.statement(unit) if self.statistics else "",
       epsilon_kind="claimed" if self.assumptions else "proved",
     )
 
