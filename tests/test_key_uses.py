@@ -4,8 +4,6 @@
 keys have split(key, n)[i] == fold_in(key, i), so a number that two places choose may make one key.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,23 +11,16 @@ import optax
 import pytest
 
 import dpjax
-from configs import quickstart
-from configs.fed import quickstart as fed_quickstart
 from dpjax import mechanisms, noise, training
 from dpjax.data import from_arrays
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
-from dpjax.experiments.kinds.distillation.config import DistillationConfig
-from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import experiment, secure_table
+from dpjax.experiments.sweeps import experiment
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.training import augment
 from tests import key_recorder
+from tests.runs import small_configs
 
 
 def test_every_number_is_above_all_that_is_counted():
@@ -157,136 +148,47 @@ def test_no_two_uses_of_a_notebook_share_a_key(name):
 
 # --- every kind of run
 
-
-def _sides(classes, size=300):
-  """Private and public images whose classes are bright at different rows."""
-  rng = np.random.default_rng(0)
-  parts = []
-  for count in (size, 100):
-    y = rng.integers(0, classes, count)
-    x = 0.2 * rng.random((count, 4, 4, 1))
-    x[np.arange(count), y] += 0.7
-    x = x.astype(np.float32)
-    parts.append(from_arrays(x, y, num_classes=classes, nominal_size=size))
-  return tuple(parts)
-
-
-_CENTRAL = {
-  "data.limit": 200,
-  "model.name": "linear",
-  "model.options": {},
-  "num_steps": 4,
-  "eval_every": 2,
-  "checkpoint_every": 2,
-  "privacy.sampling_prob": 0.2,
-  "privacy.epsilon": None,
-  "privacy.noise_multiplier": 2.0,
-  "diagnostics": False,
-}
-_FTRL = {"privacy.method": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
-_MEANS = {"name": "private_statistics", "noise_multiplier": 2.0}
-_FED = {
-  "num_rounds": 2,
-  "eval_every": 2,
-  "checkpoint_every": 2,
-  "data.limit": 150,
-  "partition.num_clients": 30,
-  "clients_per_round": 6.0,
-  "local.batch_size": 4,
-  "local.epochs": 1,
-  "privacy.delta": 1e-3,
-  "privacy.epsilon": None,
-  "privacy.noise_multiplier": 1.0,
-}
-
-
-def _central(**changes):
-  return fields.replace_all(quickstart.get_config(), {**_CENTRAL, **changes}), None
-
-
-def _least_squares(**changes):
-  least = {"model.name": "linear", "data.limit": 200, "privacy.method": "least_squares"}
-  return fields.replace_all(
-    TrainConfig(), {**least, "privacy.epsilon": 4.0, **changes}
-  ), None
-
-
-def _fed(**changes):
-  return fields.replace_all(fed_quickstart.get_config(), {**_FED, **changes}), None
-
-
-def _pate(**changes):
-  base = {"num_teachers": 12, "teacher_capacity": 50, "num_pool": 60, "num_queries": 6}
-  base |= {"pool_is_public": True, "num_components": 6, "eval_every": 3, "delta": 1e-5}
-  return PateConfig(**{**base, **changes}), _sides(3)
-
-
-def _distill(**changes):
-  base = {"num_pool": 50, "teacher_hidden": 4, "student_hidden": 4, "batch_size": 100}
-  base |= {"epochs": 1, "eval_every": 2, **changes}
-  if changes.get("method") != "joint":
-    base |= {"pool_is_public": True, "student_batch": 16}
-  return DistillationConfig(**base), _sides(2)
-
-
-def _synthesis(**changes):
-  base = {"epsilon": 2.0, "per_class": 5, "num_latents": 4, "hidden": 8}
-  base |= {"learning_rate": 0.02, "num_samples": 20}
-  return SynthesisConfig(**{**base, **changes}), _sides(2)
-
-
-def _relevance(**changes):
-  base = RelevanceConfig(
-    data=DataConfig(name="digits", limit=100),
-    model=ModelConfig(name="mlp", options={"features": (8,)}),
-    num_epochs=1,
-    batch_size=50,
-    epsilons=[2.0],
-  )
-  return dataclasses.replace(base, **changes), None
-
-
-def _secure(**changes):
-  (point,) = secure_table.points(fields.replace_all(SecureConfig(), changes))
-  return point.config, None
-
-
-_GAN = WassersteinGan(batch_size=100, epochs=1, critic_hidden=4, critic_steps=2)
 _RUNS = {
-  "train": lambda: _central(),
-  "train vmap": lambda: _central(grad_method="vmap"),
-  "train sgd": lambda: _central(
+  "train": lambda: small_configs.central(),
+  "train vmap": lambda: small_configs.central(grad_method="vmap"),
+  "train sgd": lambda: small_configs.central(
     **{
       "privacy.method": "sgd",
       "privacy.noise_multiplier": None,
       "privacy.l2_clip_norm": 1.0,
     }
   ),
-  "train dp_ftrl": lambda: _central(**_FTRL),
-  "train least_squares": lambda: _least_squares(),
-  "train least_squares statistics": lambda: _least_squares(
-    **{"privacy.normalization": _MEANS}
+  "train dp_ftrl": lambda: small_configs.central(**small_configs.FTRL),
+  "train least_squares": lambda: small_configs.least_squares(),
+  "train least_squares statistics": lambda: small_configs.least_squares(
+    **{"privacy.normalization": small_configs.MEANS}
   ),
-  "train statistics": lambda: _central(**{"privacy.normalization": _MEANS}),
-  "train dropout": lambda: _central(
+  "train statistics": lambda: small_configs.central(
+    **{"privacy.normalization": small_configs.MEANS}
+  ),
+  "train dropout": lambda: small_configs.central(
     **{"model.name": "mlp", "model.options": {"features": (8,), "dropout": 0.3}}
   ),
-  "train audit": lambda: _central(**{"audit.enabled": True, "audit.num_canaries": 20}),
-  "train release": lambda: _central(release=True, diagnostics=True),
-  "federate": lambda: _fed(),
-  "federate both": lambda: _fed(**{"privacy.method": "both"}),
-  "federate scaffold": lambda: _fed(algorithm="scaffold"),
-  "federate release": lambda: _fed(release=True),
-  "pate": lambda: _pate(),
-  "pate cost": lambda: _pate(publish_cost=True, std=20.0),
-  "distill": lambda: _distill(),
-  "distill joint": lambda: _distill(method="joint", student_rate=0.5),
-  "synthesize": lambda: _synthesis(num_frequencies=8, side=2, num_steps=100),
-  "synthesize gan": lambda: _synthesis(method=_GAN),
-  "relevance": lambda: _relevance(),
-  "relevance adlm": lambda: _relevance(method="adlm"),
-  "relevance dpsgd": lambda: _relevance(method="dpsgd"),
-  "secure": lambda: _secure(protocol="plain", **{"task.num_clients": 3, "task.length": 8}),
+  "train audit": lambda: small_configs.central(
+    **{"audit.enabled": True, "audit.num_canaries": 20}
+  ),
+  "train release": lambda: small_configs.central(release=True, diagnostics=True),
+  "federate": lambda: small_configs.federated(),
+  "federate both": lambda: small_configs.federated(**{"privacy.method": "both"}),
+  "federate scaffold": lambda: small_configs.federated(algorithm="scaffold"),
+  "federate release": lambda: small_configs.federated(release=True),
+  "pate": lambda: small_configs.pate(),
+  "pate cost": lambda: small_configs.pate(publish_cost=True, std=20.0),
+  "distill": lambda: small_configs.distillation(),
+  "distill joint": lambda: small_configs.distillation(method="joint", student_rate=0.5),
+  "synthesize": lambda: small_configs.synthesis(num_frequencies=8, side=2, num_steps=100),
+  "synthesize gan": lambda: small_configs.synthesis(method=small_configs.GAN),
+  "relevance": lambda: small_configs.relevance(),
+  "relevance adlm": lambda: small_configs.relevance(method="adlm"),
+  "relevance dpsgd": lambda: small_configs.relevance(method="dpsgd"),
+  "secure": lambda: small_configs.secure(
+    protocol="plain", **{"task.num_clients": 3, "task.length": 8}
+  ),
 }
 
 
