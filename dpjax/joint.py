@@ -366,7 +366,8 @@ class JointPlan:
   def event(self, steps: Mapping[str, int] | None = None) -> DpEvent:
     """Returns the event of all parts together.
 
-    `steps`: name -> how often that part ran; a part that is not named counts in full."""
+    `steps`: name -> how often that part ran; a part that is not named counts in full. The
+    statistics of a plan are part of its event, also at 0 steps."""
     return accounting.joined(
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
@@ -593,7 +594,8 @@ class JointPlan:
     return starts
 
   def spent(self, ledger: accounting.Ledger, delta: float | None = None) -> SpentBudget:
-    """Returns the cost of what was charged, which may be less than what was planned.
+    """Returns the cost of what was charged, which may be less than what was planned, and of the
+    statistics of all plans, which are released before the first charge.
 
     If you decided by looking at releases which parts to skip, quote `epsilon()` instead: it covers
     every choice.
@@ -626,8 +628,11 @@ class JointPlan:
     `event`."""
     counts = self._counts(steps)
     event = self.event(steps)
+    # The statistics of a plan are released before its first step.
+    before = lambda part: ", its statistics" if getattr(part, "statistics", None) else ""
     ran = ", ".join(
-      f"{name} ({count} of {self.allowed(name)})" for name, count in counts.items()
+      f"{name} ({count} of {self.allowed(name)}{before(self.parts[name])})"
+      for name, count in counts.items()
     )
     return accounting.privacy_statement(
       event,

@@ -89,9 +89,10 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), since the cost depends on that bound.
-    statistics: private statistics, computed once on the same data before the first step. Their
-      cost is part of the first step's cost, so `epsilon(steps=0)` does not include it. They may
-      use the key of `transform`, or another one.
+    statistics: private statistics, computed once on the same data before the first step. What
+      a run costs includes them, also at 0 steps: `epsilon(steps=0)` is their cost alone. In the
+      events of single steps they are part of the first one. They may use the key of `transform`,
+      or another one.
     scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
       before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
@@ -131,6 +132,12 @@ class Plan:
     # If delta were a half-precision number, the share of it for overflow would round to 0.
     object.__setattr__(self, "delta", float(self.delta))
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
+    if not hasattr(self.sampler, "proof"):
+      raise UserError(
+        "must be a sampler, such as dpjax.PoissonSampler(prob=..., capacity=...)",
+        field="sampler",
+        value=Verbatim(f"{self.sampler!r:.60}"),
+      )
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None and not isinstance(
       self.statistics, mechanisms.noisy_means.NoisyMeans
@@ -156,9 +163,6 @@ class Plan:
       statistics=self.statistics,
       scaling=self.scaling,
     )
-    # The product is the noise that is drawn, so it must not round to 0 or infinity.
-    if self.noise_multiplier:
-      validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     relation = self.sampler.checked_relation(str(self.neighboring_relation))
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     known = self.sampler.accountants(relation)
@@ -437,8 +441,11 @@ class Plan:
     return NonPrivateDpEvent() if event is None else event
 
   def event(self, steps: int | None = None) -> DpEvent:
-    """Returns the event of `steps` steps (default: all)."""
-    return self._event_of(range(self._steps(steps)))
+    """Returns the event of `steps` steps (default: all), and of the statistics before them."""
+    steps = self._steps(steps)
+    if not steps and self.statistics is not None:
+      return self.statistics.event(self.neighboring_relation)
+    return self._event_of(range(steps))
 
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
@@ -888,7 +895,8 @@ class Plan:
     a step is split into that many consecutive batches, and each drawn example is in one of them.
 
     A UserWarning is issued if `normalize_by` is far from the expected batch size. That costs no
-    privacy, but makes updates too small or too large.
+    privacy, but makes updates too small or too large. Under add_or_remove_one the warning follows
+    from public numbers alone: the declared number of examples, or else the capacity.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
@@ -918,10 +926,10 @@ class Plan:
       # `present` is checked here, since NumPy's error would name a drawn index, which is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
+        # The number of rows may be secret, so no shape is shown.
         raise UserError(
-          f"must be a bool array [{num_examples}], one for each row of data; got "
-          f"{type(present).__name__} of shape "
-          f"{np.shape(present) if kind else None}",
+          "must be a bool array [n], one entry for each of the n rows of data; is "
+          f"{type(present).__name__} of another type or shape",
           field="data.present",
         )
     declared = getattr(data, "nominal_size", None)
@@ -930,10 +938,7 @@ class Plan:
     self.check_capacity(num_examples, declared)
     # This reads a row already, so that unreadable data are reported before any draw.
     read = indexed.reader(data, num_examples)
-    # A subset keeps the declared size of the whole data set. The divisor may fit the size of the
-    # subset or that of the whole.
-    near = num_examples if declared is None else declared
-    self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
+    self._warn_of_divisor(num_examples, declared)
 
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
@@ -946,29 +951,34 @@ class Plan:
 
     return generate()
 
-  def _warn_of_divisor(self, least: int, most: int) -> None:
-    """Warns if the divisor is far from the expected batch size for every number of examples from
-    `least` to `most`. A divisor of 1 is never warned about."""
+  def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:
+    """Warns if the divisor is far from the expected batch size, which the data, their declared
+    number of examples or the capacity determines. A divisor of 1 asks for the sum itself, so it is
+    never warned about."""
     sampler = self.sampler
-    if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
-      return
-    is_padded = isinstance(sampler, sampling.PaddedSampler)
-    sizes = (
-      (sampler.rate * least, sampler.rate * most)
-      if is_padded
-      else (sampler.padded_batch_size,) * 2
-    )
-    expected = min(max(self.normalize_by, sizes[0]), sizes[1])
-    factor = self.normalize_by / expected
-    # Divisor 1 asks for the sum itself, not for a mean.
     if self.normalize_by == 1:
       return
+    if isinstance(sampler, sampling.FixedSizeSampler):
+      least = most = sampler.padded_batch_size
+    elif not isinstance(sampler, sampling.PaddedSampler):
+      return
+    elif self.neighboring_relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
+      # The divisor may fit the size of a subset, or that of the whole, which is declared.
+      sizes = (num_examples, num_examples if declared is None else declared)
+      least, most = sampler.rate * min(sizes), sampler.rate * max(sizes)
+    elif declared is not None:
+      least = most = sampler.rate * declared
+    else:
+      # The number of examples is secret, and the warning must not follow from it. What is known is
+      # that no batch is above the capacity.
+      least, most = 0.0, float(sampler.padded_batch_size)
+    factor = self.normalize_by / min(max(self.normalize_by, least), most)
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
-      name = type(sampler).__name__
       word = "small" if factor > 1 else "large"
       warnings.warn(
         f"normalize_by={self.normalize_by!r}: is {factor:.2g} times the expected batch size of "
-        f"{name}, so updates are that much too {word}; Plan.for_data chooses the divisor",
+        f"{type(sampler).__name__}, so updates are that much too {word}; Plan.for_data chooses the "
+        "divisor",
         stacklevel=3,
       )
 
@@ -1005,7 +1015,7 @@ class Plan:
         self.num_steps,
         scaling=self.scaling,
       ),
-      statistics=self.statistics.statement(unit) if self.statistics and steps != 0 else "",
+      statistics=self.statistics.statement(unit) if self.statistics else "",
       epsilon_kind="claimed" if self.assumptions else "proved",
     )
 

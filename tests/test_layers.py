@@ -10,7 +10,7 @@ _LAYERS = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"columns", "branches", "standard_kernels"},
+  {"columns", "branches", "standard_kernels", "key_uses"},
   {"run_code", "weight_folders"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks

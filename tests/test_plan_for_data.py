@@ -266,8 +266,21 @@ def test_without_a_seed_every_run_has_batches_of_its_own():
 @pytest.mark.parametrize(("normalize_by", "word"), [(3000, "small"), (0.3, "large")])
 def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
   sampler = sampling.PoissonSampler(prob=0.5, capacity=61)
+  plan = Plan(
+    sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5, neighboring_relation="replace_special"
+  )
   with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
-    Plan(sampler, 1.0, 1.0, normalize_by, 3, delta=1e-5).batches(_ROWS, rng=0)
+    plan.batches(_ROWS, rng=0)
+  # Where the number of rows is secret, a declared number or the capacity is compared.
+  plan = dataclasses.replace(plan, neighboring_relation="add_or_remove_one")
+  declared = dpjax.data.from_arrays(
+    _ROWS, np.zeros(len(_ROWS), int), num_classes=2, nominal_size=len(_ROWS)
+  )
+  with pytest.warns(UserWarning, match=f"normalize_by={normalize_by}: .* too {word}"):
+    plan.batches(declared, rng=0)
+  if word == "small":
+    with pytest.warns(UserWarning, match="too small"):
+      plan.batches(_ROWS, rng=0)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +304,7 @@ def test_an_odd_presence_is_one_line_and_tells_of_no_draw(present):
     num_steps=2,
     delta=1e-5,
   )
-  with pytest.raises(UserError, match=r"^data.present: must be a bool array \[10\]"):
+  with pytest.raises(UserError, match=r"^data.present: must be a bool array \[n\]"):
     list(plan.batches(data, rng=0))
 
 

@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-from dpjax import Plan, accounting, gradients, mechanisms, sampling
+from dpjax import JointPlan, Plan, accounting, gradients, mechanisms, sampling
 from dpjax.experiments.run import guarantee
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
@@ -170,13 +170,14 @@ def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
 def test_what_costs_infinitely_much_does_so_after_each_step():
   sampler = sampling.BallsInBinsSampler(num_bins=10, capacity=16)
   plan = _plan(sampler, noise_multiplier=1e-30)
-  assert plan.epsilon_curve([0, 1, 10, 20]).tolist() == [0.0, math.inf, math.inf, math.inf]
+  before, *after = plan.epsilon_curve([0, 1, 10, 20]).tolist()
+  assert 0 < before < math.inf and after == [math.inf] * 3
   assert plan.epsilon(steps=3) == math.inf
 
 
 def test_they_are_paid_with_the_first_step_and_once():
   plan = _plan(_POISSON)
-  assert not plan.steps_alike and plan.epsilon(steps=0) == 0
+  assert not plan.steps_alike
   first, later = plan.step_event(0), plan.step_event(1)
   assert first.events[0].event == plan.statistics.event() and later == plan.sum_event(0)
   ledger, said = accounting.Ledger(), guarantee.of_plan(plan, _N)
@@ -194,12 +195,34 @@ def test_they_are_paid_with_the_first_step_and_once():
   )
 
 
+@pytest.mark.parametrize("noise_multiplier", [4.0, 0.0])
+def test_what_was_released_before_the_first_step_is_in_what_was_spent(noise_multiplier):
+  """Also of a plan whose steps have no noise: its statistics have."""
+  plan = _plan(_POISSON, noise_multiplier=noise_multiplier)
+  alone = accounting.epsilon(plan.statistics.event(), delta=_DELTA)
+  spent = plan.spent(plan.transform(jax.random.key(0)).init(jnp.zeros(2)))
+  assert spent.steps == 0 and spent.epsilon == plan.epsilon(steps=0) == alone > 0
+  assert plan.epsilon_curve([0]).tolist() == [alone]
+  if noise_multiplier:
+    assert plan.privacy_profile(0)([alone])[0] >= 0.999 * _DELTA
+    assert "Before the first step" in spent.statement
+    assert f"Epsilon {accounting.upper(alone, digits=4)}"[:12] in spent.statement
+    joint = JointPlan(parts={"train": plan, "more": _plan(_POISSON)}, delta=2 * _DELTA)
+    both = joint.spent(accounting.Ledger())
+    two = accounting.joined([plan.statistics.event()] * 2)
+    assert both.steps == 0
+    assert both.epsilon == pytest.approx(
+      accounting.epsilon(two, delta=2 * _DELTA), rel=1e-3
+    )
+    assert "train (0 of 20, its statistics)" in " ".join(both.statement.split())
+
+
 def test_the_statement_names_them():
   words = " ".join(_plan(_POISSON).statement(_N).split())
   assert "1 x Gaussian noise of 5.65685 times the clip norm; 20 x" in words
   assert "Before the first step: mean and mean square of each channel" in words
   assert "other statistics fitted to the private data" in words
-  assert "Before the first step" not in _plan(_POISSON).statement(_N, 0)
+  assert "Before the first step" in _plan(_POISSON).statement(_N, 0)
   quiet = dataclasses.replace(_plan(_POISSON), statistics=None).statement(_N)
   assert "Before" not in quiet and "other statistics" not in quiet
 
@@ -239,7 +262,7 @@ def test_p25_dp_ftrl_composes_with_them(name, by):
   assert plan.epsilon() > 1.005 * alone
   assert plan.epsilon_curve([20])[0] == pytest.approx(plan.epsilon(), rel=1e-4)
   steps = [plan.epsilon(steps=t) for t in (0, 1, 10, 11, 20)]
-  assert steps[0] == 0 and steps == sorted(steps)
+  assert steps[0] > 0 and steps == sorted(steps)
   first = dpa.ComposedDpEvent([plan.statistics.event(relation), plan.sum_event(0)])
   given = dict(delta=plan.accounted_delta(_DELTA), accountant=by)
   given["neighboring_relation"] = relation

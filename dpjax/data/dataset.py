@@ -73,8 +73,9 @@ def _check_y(y: Any, n: int) -> None:
     kind = getattr(y, "dtype", type(y).__name__)
     raise UserError(f"must be an int32 NumPy array, got {kind}", field="y")
   if y.shape != (n,):
+    # The number of rows may be secret, so no message of this package shows it.
     raise UserError(
-      f"must be ({n},), one label for each row of x", field="y.shape", value=y.shape
+      "must have shape (n,), one label for each of the n rows of x", field="y"
     )
 
 
@@ -161,7 +162,7 @@ class Dataset:
         or self.present.shape != (n,)
       ):
         raise UserError(
-          f"must be a bool NumPy array [{n}], one for each row of x", field="present"
+          "must be a bool NumPy array [n], one for each row of x", field="present"
         )
       object.__setattr__(self, "present", _read_only(self.present))
 
@@ -338,9 +339,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 
   if y.shape != (len(source),) or not y.size:
     raise UserError(
-      f"must be ({len(source)},), one label for each row of x",
-      field="y.shape",
-      value=y.shape,
+      "must have shape (n,), one label for each of the n rows of x", field="y"
     )
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)

@@ -53,7 +53,7 @@ class Federation:
     ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
     num_clients = len(rows)
     if len(ids) != num_clients:
-      raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
+      raise UserError("must be one for each client", field="client_ids")
     if len(set(ids)) != len(ids):
       twice = next(name for name in ids if ids.count(name) > 1)
       raise UserError(f"{twice!r} names more than one client", field="client_ids")
@@ -145,11 +145,9 @@ def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
   flat = np.concatenate(rows)
   if flat.size and not 0 <= flat.min() <= flat.max() < num_examples:
     raise UserError(
-      f"rows from {flat.min()} to {flat.max()}: must lie in [0, {num_examples})",
+      "holds a row outside of [0, n), n the number of examples of the data set",
       field="indices",
     )
   holders = np.bincount(flat, minlength=1)
   if holders.max() > 1:
-    raise UserError(
-      f"row {holders.argmax()} is held {holders.max()} times", field="indices"
-    )
+    raise UserError("two clients, or one client twice, hold the same row", field="indices")

@@ -64,7 +64,8 @@ def by_client(
   counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
   if len(counts) != len(ids) or counts.sum() != len(dataset):
     raise UserError(
-      f"{len(ids)} ids are for {int(counts.sum())} examples, there are {len(dataset)}",
+      "must be one for each example, or with `sizes` one for each client, whose sizes add up to "
+      "the number of examples",
       field="client_ids",
     )
   if not ids:

@@ -26,15 +26,9 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.gradients import loss_checks
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
-
-# Constants that are folded into a client's key, one for each use, so that no two uses share a
-# random stream.
-OPTIMIZER_KEY = 0  # 1 is no longer used
-NOISE_KEY = 2
-ROUNDING_KEY = 3
-PERSONAL_KEY = 4
 
 
 class Received(NamedTuple):
@@ -249,7 +243,7 @@ def local_training(
   grad_fn = mean_grad(loss_fn) if grad is None else grad
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
-    tx = make_tx(client_tx, jax.random.fold_in(key, OPTIMIZER_KEY))
+    tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, key))
     opt_state = tx.init(received.params)
     if start is not None:
       opt_state = start(opt_state, received)
@@ -261,7 +255,7 @@ def local_training(
     grads = grads if adjust is None else adjust(grads, received, local)
     # The optimizer is made again in each step, from the same key: it is pure, and `local` holds
     # its state.
-    tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
+    tx = make_tx(client_tx, key_for(KeyUse.CLIENT_OPTIMIZER, local.key))
     updates, opt_state = tx.update(grads, local.opt_state, local.params, mask=mask)
     params = optax.apply_updates(local.params, updates)
     return local._replace(params=params, opt_state=opt_state).counted(mask, loss)

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.federated.client import ROUNDING_KEY, ClientAlgorithm
+from dpjax.federated.client import ClientAlgorithm
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -259,7 +260,7 @@ def compressed(
     local, left_out = carry if error_feedback else (carry, None)
     sent, memory, info = client.finish(received, local)
     wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
-    key = jax.random.fold_in(local.key, ROUNDING_KEY)
+    key = key_for(KeyUse.CLIENT_ROUNDING, local.key)
     decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
     # A client of weight 0 must send exactly 0, also if it still holds what earlier codes left out.
     counts = sent.weight > 0

@@ -30,13 +30,10 @@ from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
-
-# Number that separates the clients' random streams from the server's noise under the same key. No
-# round has this number.
-_CLIENTS = np.uint32(2**32 - 2)
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -188,7 +185,7 @@ def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
 def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
   """Returns (key of the round's clients, number of the next round). It is compiled, so that no
   constant is sent from the host."""
-  return jax.random.fold_in(jax.random.fold_in(key, _CLIENTS), round), round + 1
+  return jax.random.fold_in(key_for(KeyUse.CLIENTS, key), round), round + 1
 
 
 def federated(

@@ -190,7 +190,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   (n,) = sizes.pop()
   if n < num_shards:
     raise UserError(
-      f"must be at most the number of records, {n}", field="num_shards", value=num_shards
+      "must be at most the number of records", field="num_shards", value=num_shards
     )
   size = n // int(num_shards)
   num_shards = int(num_shards)

@@ -141,7 +141,7 @@ class ClassSums:
         field="rows",
       )
     if start != len(classes):
-      raise UserError(f"must be {len(classes)} rows, not {start}", field="rows")
+      raise UserError("must be as many as the classes", field="rows")
     return sums << least_squares.BITS
 
   def statement(self, unit: str = "example") -> str:

@@ -268,7 +268,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
   (750.0, 0.0)
   """
   if len(shares) > MAX_RECORDS:
-    raise UserError(f"at most {MAX_RECORDS} records, got {len(shares)}", field="values")
+    raise UserError(f"must be at most {MAX_RECORDS} records", field="values")
   if shares.dtype == jnp.float64:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
     fraction = summed & (2**38 - 1)

@@ -369,18 +369,18 @@ def exact_sums(
   width = math.prod(inputs.shape[1:])
   if inputs.ndim < 2 or not 1 <= width <= MAX_FEATURES:
     raise UserError(
-      f"must have shape [n, ...] with 1 to {MAX_FEATURES} features, not {inputs.shape}",
+      f"must have shape [n, ...] with 1 to {MAX_FEATURES} features, not [n, "
+      f"{', '.join(map(str, inputs.shape[1:]))}]",
       field="x",
     )
   if targets.ndim != 2 or len(targets) != len(inputs) or not targets.shape[1]:
     raise UserError(
-      f"must have shape [{len(inputs)}, targets], one row for each of x, not {targets.shape}",
+      "must have shape [n, targets], one row for each of the n rows of x",
       field="y",
     )
   if targets.shape[1] > MAX_TARGETS or len(inputs) > finite.MAX_RECORDS:
     raise UserError(
-      f"must have at most {MAX_TARGETS} columns and {finite.MAX_RECORDS} rows, not "
-      f"{targets.shape}",
+      f"must have at most {MAX_TARGETS} columns and {finite.MAX_RECORDS} rows",
       field="y",
     )
   side = width if mechanism.moment_weight else 0

@@ -19,6 +19,7 @@ from scipy import special
 
 from dpjax import accounting, validate
 from dpjax.data.rows import Rows
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.bounded import Quantile
@@ -35,9 +36,6 @@ _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
 # Spacing of a clipped vector's entries, in clip norms.
 _GRID = 2.0**-22
-# Number that is folded into the run's key for this noise. Steps are int32 >= 0, so no step has this
-# number.
-_NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS = (1e-30, 1e30)
 _MEDIAN_EPSILONS = (1e-6, 100.0)
@@ -141,13 +139,9 @@ class NoisyMeans(abc.ABC):
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
 
   def own_key(self, key: jax.Array) -> jax.Array:
-    """Returns the key of this noise, derived from a run's key. No step of the run uses it.
-
-    Steps fold in their number, an int32 >= 0. `jax.random.split` must not be used here: with JAX's
-    default keys split(key, n)[i] is fold_in(key, i), the key of step i.
-    """
+    """Returns the key of this noise, derived from a run's key. Nothing else in the run uses it."""
     finite.check_key(key)
-    return jax.random.fold_in(key, np.uint32(_NO_STEP))
+    return key_for(KeyUse.STATISTICS, key)
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
@@ -182,7 +176,7 @@ class NoisyMeans(abc.ABC):
       f"Before the first step: {what} over all {unit}s, the {count} "
       f"vectors of one {unit} clipped to {norms}, each sum with Gaussian noise of {noise} times "
       f"the norm. Charged together as Gaussian noise of {total} times the clip norm, which is "
-      "part of what is charged above, with the first step."
+      "part of what is charged above."
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees
+from dpjax.key_uses import KeyUse
 from dpjax.noise import source, threefry
 from dpjax.noise.state import NoiseState, after_draw, check_accounted, poisoned, state_at
 from dpjax.types import Array, ArrayTree
@@ -170,7 +171,8 @@ def add_gaussian(
 
 
 def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:
-  """Returns whether a key is the noise key, or the key of one of its first `num_draws` draws.
+  """Returns whether a key is the noise key, or the key of one of its first `num_draws` draws, or of
+  a use in `KeyUse`.
 
   Whoever knows one of these keys can compute noise. Under jit keys have no values, so the answer is
   False.
@@ -192,8 +194,8 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
   if not num_draws:
     return False
   # Draw t uses the key fold_in(noise_key, t). For JAX's own keys, `split` gives this key, too.
-  draws = jnp.arange(num_draws, dtype=jnp.uint32)
-  of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
+  numbers = np.append(np.arange(num_draws, dtype=np.uint32), np.array([*KeyUse], np.uint32))
+  of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(numbers)
   words_of_draws = np.asarray(jax.random.key_data(of_draws))  # [t, words]
   return bool(np.all(words_of_draws == words, axis=-1).any())
 

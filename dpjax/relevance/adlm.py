@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import noise as noise_lib
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance.settings import AdLM
 from dpjax.types import Array
 
@@ -48,7 +49,7 @@ def net(body: Any, num_classes: int) -> Net:
   def init(key: Array, x: Any) -> Any:
     params = body.init(key, x)
     h = jax.eval_shape(body.apply, params, x).shape[1]
-    unit = jax.nn.initializers.normal(1.0)(jax.random.fold_in(key, 1), (h, num_classes))
+    unit = jax.nn.initializers.normal(1.0)(key_for(KeyUse.HEAD, key), (h, num_classes))
     # This scale gives logits of about unit variance, since outputs are normalised.
     draw = unit / math.sqrt(h)
     return {

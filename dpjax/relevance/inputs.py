@@ -14,6 +14,7 @@ import numpy as np
 
 from dpjax import metrics
 from dpjax.data import Dataset
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.privacy import Privacy
@@ -102,7 +103,8 @@ class Inputs:
       index: number of the net, folded into the initial key; None: the initial key itself.
     """
     key = self.keys.init
-    key = key if index is None else jax.random.fold_in(key, index)
+    if index is not None:
+      key = jax.random.fold_in(key_for(KeyUse.PARAMETERS, key), index)
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:

@@ -115,7 +115,10 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     # A source that declares `adds_rows` may return more rows than requested, but never fewer.
     enough = adds_rows and lengths > (len(indices),)
     if lengths != (len(indices),) and not enough:
-      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
+      # Rows that came may be all rows of the data, whose number may be secret.
+      raise UserError(
+        f"{_needs(data)}, which returns other than a row for each of the indices"
+      )
   return examples
 
 

@@ -331,9 +331,9 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   right = right and np.unique(rows).size == rows.size <= sampler.padded_batch_size
   if not right or (rows.size and not 0 <= rows.min() <= rows.max() < num_examples):
     raise UserError(
-      f"draw() of step {step} must return distinct indices in [0, "
-      f"{num_examples}), at most padded_batch_size={sampler.padded_batch_size} of them, not "
-      f"{drawn!r:.60}",
+      # Neither the number of examples nor who was drawn may be shown.
+      f"draw() of step {step} must return a vector of distinct integers in [0, num_examples), at "
+      f"most padded_batch_size={sampler.padded_batch_size} of them",
       field="sampler",
       value=Verbatim(type(sampler).__name__),
     )

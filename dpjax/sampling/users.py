@@ -91,8 +91,8 @@ def group_by_user(
   ids = np.asarray(user_ids)
   if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
     raise UserError(
-      f"must be {len(data)} integers or strings, one per example (at least "
-      f"one), got shape {ids.shape} of {ids.dtype}",
+      "must be a vector of integers or strings, one per example (at least one), got "
+      f"{ids.ndim} axes of {ids.dtype}, or another length",
       field="user_ids",
     )
   # A stable sort keeps each user's examples in the order of the data, which "first" needs.

@@ -22,14 +22,15 @@ import optax
 
 from dpjax import validate
 from dpjax.gradients import loss_checks
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
 from dpjax.training.distillation import check_declared, check_public_key
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd, noise_state
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
 
-# Number that is folded into the noise key to make the secret key of the pairs.
-PAIRS = 2**32 - 1
+# Use of the noise key by which the keys of pairs are made.
+PAIRS = KeyUse.PAIRS
 
 
 class AdversarialState(NamedTuple):
@@ -144,11 +145,10 @@ def adversarial(
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
     step_key = jax.random.fold_in(public_key, state.critic.step)
     _, generator_key = jax.random.split(step_key)
-    # The keys of pairs are secret, and independent of the noise: draws of noise fold in counters
-    # below 2^31. As nobody knows the keys, the proof may assign them to examples instead of places.
-    # Then one example changes one pair. The noise key comes from the state, so that no compiled
-    # program holds it.
-    secret = jax.random.fold_in(noise_state(state.critic).key, PAIRS)
+    # The keys of pairs are secret, and independent of the noise. As nobody knows them, the proof
+    # may assign them to examples instead of places. Then one example changes one pair. The noise
+    # key comes from the state, so that no compiled program holds it.
+    secret = key_for(PAIRS, noise_state(state.critic).key)
     pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)

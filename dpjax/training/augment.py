@@ -5,17 +5,16 @@ The gradient of the average is clipped, so the privacy cost is that of one copy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import validate
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, Example, LossFn
 
-# Number that is folded into a copy's key to make the model's key. No augmentation of this module
-# draws from the model's key.
-_OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 
@@ -111,7 +110,7 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
     keys = jax.random.split(example.key, augmult)
     copies = jax.vmap(augment_fn, in_axes=(0, None))(keys, example.x)
     # Random draws of a model, such as dropout, are new for each copy.
-    model_keys = jax.vmap(lambda key: jax.random.fold_in(key, _OF_THE_MODEL))(keys)
+    model_keys = jax.vmap(functools.partial(key_for, KeyUse.MODEL))(keys)
     loss_of_copy = lambda x, key: loss_fn(params, Example(x, example.y, key))
     losses = jax.vmap(loss_of_copy)(copies, model_keys)
     return jnp.mean(losses)

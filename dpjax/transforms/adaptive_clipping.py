@@ -40,7 +40,7 @@ from dpjax import accounting, gradients, noise, trees, validate
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
 from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
-from dpjax.transforms.group_noise import noise_std
+from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -260,6 +260,7 @@ def adaptive_clip_and_noise(
 
   def init_fn(params) -> ScaledState:
     check_start(params)
+    check_drawn(std, params)
     started = noise.init(key, params)
     first = ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
     return beside_noise.turned(first)

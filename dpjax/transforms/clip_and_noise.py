@@ -29,9 +29,6 @@ def checked_clip(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
-  if noise_multiplier:
-    # The product is the standard deviation of the noise, so it must not round to 0 or infinity.
-    validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
 
 
@@ -98,7 +95,8 @@ def clip_and_noise(
       field="clip_and_noise",
     )
   if num_steps is not None:
-    validate.integer_at_least(1, num_steps=num_steps)
+    # The state counts steps by an int32.
+    validate.integer_in(1, 2**31 - 1, num_steps=num_steps)
   std = group_noise.noise_std(clip, noise_multiplier)
   shares = noise_shape.shares
   weights = group_noise.group_weights(clip, shares)
@@ -106,6 +104,7 @@ def clip_and_noise(
 
   def init_fn(params) -> NoiseState:
     check_start(params)
+    group_noise.check_drawn(std, params)
     return noise.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):

@@ -19,7 +19,7 @@ from dpjax.transforms.clipped import (
   clipped_sum,
   is_placeholder,
 )
-from dpjax.transforms.group_noise import noise_std
+from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.types import ClipLike
 
 
@@ -75,6 +75,7 @@ def clip_and_correlated_noise(
 
   def init_fn(params) -> CorrelatedNoiseState:
     check_start(params)
+    check_drawn(std, params)
     if is_placeholder(params):
       started = noise.init(key)
       return CorrelatedNoiseState(

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dpjax import gradients, validate
+from dpjax import gradients, trees, validate
+from dpjax.noise import source
 from dpjax.types import ClipLike, ClippedSum, NumberTree, Updates
 from dpjax.validate import UserError
 
@@ -123,8 +124,42 @@ def _per_group(fn: Any, tree: Any, weights: Any) -> Any:
 
 
 def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
-  """Returns the standard deviation of the noise on the weighted sum; 0 without noise."""
-  return noise_multiplier * clip.l2_bound if noise_multiplier else 0.0
+  """Returns the standard deviation of the noise on the weighted sum; 0 without noise.
+
+  Raises:
+    UserError: an infinite clip norm, or a product that overflows or vanishes.
+
+  >>> noise_std(gradients.Clip(2.0), 1.5)
+  3.0
+  """
+  if not noise_multiplier:
+    return 0.0
+  bound = clip.l2_bound
+  if not math.isfinite(bound):
+    raise UserError(
+      "must be finite where noise_multiplier > 0, for no noise covers what is not bounded",
+      field="l2_clip_norm",
+      value=bound,
+    )
+  # The product is the noise that is drawn, so it must not round to 0 or infinity.
+  std = float(noise_multiplier) * bound
+  if not 0 < std < math.inf:
+    raise UserError(
+      f"times l2_clip_norm={bound!r} must be a finite number > 0, not {std!r}",
+      field="noise_multiplier",
+      value=noise_multiplier,
+    )
+  return std
+
+
+def check_drawn(std: float, params: Any) -> None:
+  """Raises UserError if noise of this size leaves the range of the gradients' floats."""
+  for leaf in jax.tree.leaves(params):
+    # Placeholders of Optax have no type.
+    if std and hasattr(leaf, "dtype"):
+      source.check_scale(
+        std, trees.wide_dtype(leaf.dtype), "noise_multiplier * l2_clip_norm"
+      )
 
 
 def group_stds(

@@ -73,10 +73,10 @@ def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
   count = jnp.sum(mask)
 
   def too_many() -> UserError:
+    # The number of examples may be that of all data, and secret.
     return UserError(
-      f"{int(count)} examples in a step of a plan that draws at most {padded_batch_size}: "
-      "its epsilon is not theirs; take batches from plan.batches, or plan for "
-      "the larger ones",
+      f"must be of at most {padded_batch_size} examples, more than this plan ever draws, so its "
+      "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones",
       field="updates",
     )
 

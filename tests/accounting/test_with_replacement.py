@@ -212,7 +212,7 @@ def test_copies_are_allowed_to_dpjaxs_own_sampler_alone():
     num_steps=2, delta=1e-3,
   )  # fmt: skip
   assert plan.assumptions
-  with pytest.raises(UserError, match="must return distinct indices"):
+  with pytest.raises(UserError, match="must return a vector of distinct integers"):
     next(plan.batches(np.arange(8.0), rng=2))
 
 

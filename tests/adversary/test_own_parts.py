@@ -204,7 +204,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
 )
 def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
   made = _Drawn(prob=0.1, capacity=64, drawn=drawn)
-  with pytest.raises(UserError, match="must return distinct indices"):
+  with pytest.raises(UserError, match="must return a vector of distinct integers"):
     sampling.taken(made, 100, seed=0, step=3)
 
 

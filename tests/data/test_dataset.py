@@ -88,8 +88,8 @@ def test_jax_arrays_and_lists_enter_too():
 @pytest.mark.parametrize(
   ("x", "y", "says"),
   [
-    (np.zeros((2, 2)), [0], "y.shape=(1,): must be (2,)"),
-    (np.zeros((2, 2)), [[0], [1]], "y.shape=(2, 1): must be (2,)"),
+    (np.zeros((2, 2)), [0], "y: must have shape (n,)"),
+    (np.zeros((2, 2)), [[0], [1]], "y: must have shape (n,)"),
     (np.zeros((2, 2)), [0.0, 1.0], "integer class labels, got float64"),
     (np.zeros((2, 2)), [True, False], "integer class labels, got bool"),
     (np.zeros((2, 2)), ["a", "b"], "integer class labels, got <U1"),

@@ -94,8 +94,8 @@ def test_clients_agree_with_the_blocks_of_user_level_sampling():
     ([True, False, True, True], "text or integers, got True"),
     ([None, "a", "b", "c"], "got None"),
     (np.array([["a"], ["b"], ["c"], ["d"]]), "text or integers"),
-    (["a", "b", "c"], "3 ids are for 3 examples, there are 4"),
-    ([], "0 ids are for 0 examples"),
+    (["a", "b", "c"], "must be one for each example"),
+    ([], "must be one for each example"),
   ],
 )
 def test_ids_that_are_none(ids, says):
@@ -173,7 +173,7 @@ def test_arrays_of_ones_own_with_a_column_of_ids(tmp_path):
   ("changed", "says"),
   [
     ({"who_test": None}, "has no who_test"),
-    ({"who_train": ["a", "b"]}, "2 ids are for 2 examples, there are 3"),
+    ({"who_train": ["a", "b"]}, "must be one for each example"),
     ({"who_train": [1.5, 2, 2]}, "text or integers"),
     ({"y_train": [0, 1, 2]}, "outside [0, num_classes=2)"),
   ],

@@ -105,10 +105,10 @@ def test_floats_are_left_alone(x, y):
       dict(x_test=None, y_test=None, num_classes=None),
       "has no x_test, y_test (it holds x_train, y_train)",
     ),
-    (dict(y_train=np.zeros(3, int)), "train split: y.shape=(3,): must be (4,)"),
+    (dict(y_train=np.zeros(3, int)), "train split: y: must have shape (n,)"),
     (dict(x_test=np.zeros((2, 3, 3), np.uint8)), "differ in what one example is"),
     (dict(x_test=np.zeros((2, 2), int)), "float32 (2, 2, 1) and int32 (2,)"),
-    (dict(y_test=np.zeros(3, int)), "test split: y.shape=(3,): must be (2,)"),
+    (dict(y_test=np.zeros(3, int)), "test split: y: must have shape (n,)"),
     (
       dict(x_train=np.full((4, 2, 2, 1), np.nan)),
       "train split: x: every value must be fin",

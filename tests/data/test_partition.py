@@ -240,15 +240,15 @@ def test_feature_noise_grows_with_the_client():
 @pytest.mark.parametrize(
   ("indices", "ids", "says"),
   [
-    ([[0], [0]], (), "row 0 is held 2 times"),
-    ([[1, 1]], (), "row 1 is held 2 times"),
-    ([[0], [4]], (), "rows from 0 to 4: must lie in [0, 4)"),
-    ([[-1]], (), "rows from -1 to -1"),
+    ([[0], [0]], (), "hold the same row"),
+    ([[1, 1]], (), "hold the same row"),
+    ([[0], [4]], (), "a row outside of [0, n)"),
+    ([[-1]], (), "a row outside of [0, n)"),
     ([], (), "at least one client"),
     ([[0.5]], (), "vector of row numbers, got float64"),
     ([[[0]]], (), "of shape (1, 1)"),
     ([[True]], (), "got bool"),
-    ([[0], [1]], ["a"], "1 ids for 2 clients"),
+    ([[0], [1]], ["a"], "must be one for each client"),
     ([[0], [1]], ["a", "a"], "'a' names more than one client"),
   ],
 )

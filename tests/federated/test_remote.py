@@ -20,12 +20,11 @@ from dpjax.federated import (
   pmap_clients,
   vmap_clients,
 )
-from dpjax.federated import (
-  round as round_lib,
-)
+from dpjax.federated import round as round_lib
 from dpjax.federated.client import Received
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.transport import flower, remote
+from dpjax.key_uses import KeyUse
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -115,8 +114,10 @@ class World:
     as_bytes = [np.array(pair, np.uint32).tobytes() * 4 for pair in pairs]
     keys += [noise.source.key_from_bytes(data) for data in as_bytes]
     fold = jax.random.fold_in
-    once = [fold(key, n) for key in keys for n in (*range(3), round_lib._CLIENTS)]
-    twice = [fold(fold(key, round_lib._CLIENTS), r) for key in keys for r in range(3)]
+    once = [fold(key, n) for key in keys for n in (*range(3), np.uint32(KeyUse.CLIENTS))]
+    twice = [
+      fold(fold(key, np.uint32(KeyUse.CLIENTS)), r) for key in keys for r in range(3)
+    ]
     return keys + once + twice
 
   def reproduced(self):

@@ -466,7 +466,7 @@ def test_a_limit_declares_itself_and_a_part_keeps_what_was_declared():
   assert train.nominal_size == 100 and train.subset(slice(0, 99)).nominal_size == 100
   less = _own(99)
   assert build.limited(less, _plain(**{"data.limit": 100}).data).nominal_size == 100
-  with pytest.raises(UserError, match="data.limit=101: must be <= 99"):
+  with pytest.raises(UserError, match="data.limit=101: must be at most"):
     build.limited(less, _plain(**{"data.limit": 101}).data)
 
 

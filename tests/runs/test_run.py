@@ -94,7 +94,7 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
     ({"model.options": {"depth": 3}}, "depth"),
     ({"data.name": "digit"}, "digit"),
     ({"data.limit": 0}, "data.limit=0"),
-    ({"data.limit": 1438}, "data.limit=1438: must be <= 1437"),
+    ({"data.limit": 1438}, "data.limit=1438: must be at most"),
     ({"data.num_classes": 11}, "num_classes=11: 'digits' declares 10"),
     ({"num_steps": 0}, "num_steps=0"),
     ({"augmult": 4}, "augmult=4"),

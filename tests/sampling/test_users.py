@@ -169,7 +169,7 @@ def test_the_sampler_is_poisson_over_users_and_says_user():
 @pytest.mark.parametrize(
   ("make", "match"),
   [
-    (lambda d, ids: _blocks(d, ids[:-1]), "user_ids: must be 12"),
+    (lambda d, ids: _blocks(d, ids[:-1]), "user_ids: must be a vector"),
     (lambda d, ids: _blocks(d, ids + 0.5), "integers or strings"),
     (lambda d, ids: _blocks(d, ids, max_examples_per_user=0), "max_examples_per_user=0"),
     (lambda d, ids: _blocks(d, ids, choose="best"), "choose='best'"),

@@ -292,8 +292,8 @@ def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale(
 @pytest.mark.parametrize(
   ("changes", "match"),
   [
-    ({"l2_clip_norm": float("inf")}, "noise_std=inf"),
-    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "noise_std=inf"),
+    ({"l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),
+    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "l2_clip_norm=inf"),
     ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "l2_clip_norm=5e-324"),
   ],
 )

@@ -160,8 +160,7 @@ def limit(config: DataConfig, num_examples: int) -> None:
   """Raises UserError for a `limit` above `num_examples`, the number of training examples."""
   if config.limit is not None and config.limit > num_examples:
     raise UserError(
-      f"must be <= {num_examples}, the training examples of data.name={config.name!r}, "
-      "or none",
+      f"must be at most the number of training examples of data.name={config.name!r}, or none",
       field="data.limit",
       value=config.limit,
     )

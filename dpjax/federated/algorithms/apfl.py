@@ -17,6 +17,7 @@ from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.described import algorithm
 from dpjax.federated.round import Common, FederatedAlgorithm, federated, optimizing_server
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
 
 
@@ -53,9 +54,7 @@ def apfl_client(
   v follows the gradient of the loss of alpha v + (1 - alpha) w with respect to v."""
   shared = clients.local_training(loss_fn, client_tx)
   grad_fn = clients.mean_grad(loss_fn)
-  own_tx = lambda key: clients.make_tx(
-    client_tx, jax.random.fold_in(key, clients.PERSONAL_KEY)
-  )
+  own_tx = lambda key: clients.make_tx(client_tx, key_for(KeyUse.PERSONAL_OPTIMIZER, key))
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Personal:
     local = shared.init(received, None, num_examples, key)

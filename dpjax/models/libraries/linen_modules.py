@@ -14,6 +14,7 @@ from typing import Any
 import flax.errors
 import jax
 
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
@@ -22,10 +23,6 @@ MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
 # Arguments of `__call__` that say whether a model trains, each with its value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-# Number that is folded into an example's key. The result is the key "params", from which Flax
-# draws for all random collections except "dropout".
-_OTHER_KEY = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +46,8 @@ class Modes:
     training mode, else in evaluation mode."""
     if key is None:
       return self.module.apply(params, x, **self._evaluating)
-    rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
+    # From "params" Flax draws for all random collections except "dropout".
+    rngs = {"dropout": key, "params": key_for(KeyUse.MODEL_PARAMS, key)}
     return self.module.apply(params, x, **self.flags, rngs=rngs)
 
   @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,6 +16,7 @@ from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
@@ -68,7 +68,7 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
   x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
-  key = jax.random.fold_in(run.random.init, 1)  # not the key of the target's first weights
+  key = key_for(KeyUse.CLASS_PICTURES, run.random.init)
   pictured = attack.method(**prior)(
     run.apply, params, x.shape[1:], classes=classes, count=attack.starts, key=key
   )

@@ -26,12 +26,11 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.tasks import Task
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-# Number that is folded into the key of the first parameters, so that adapters have another key.
-_ADAPTERS = 1
 
 
 class Trained(NamedTuple):
@@ -166,7 +165,7 @@ def trained(
   trainable = config.trainable
   if not isinstance(trainable, LowRank):
     return _without_adapters(config, task, model, params)
-  key = jax.random.fold_in(key, _ADAPTERS)
+  key = key_for(KeyUse.ADAPTERS, key)
   try:
     adapted = training.lora(
       params, trainable.pattern, rank=trainable.rank, alpha=trainable.alpha, key=key

@@ -24,12 +24,9 @@ from dpjax.experiments.kinds.distillation.config import DistillationConfig, chec
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
 
-# Numbers that are folded into the public key, so that student updates and first parameters have
-# different keys.
-_STEPS = 1
-_PARAMETERS = 2
 _NOTES = {
   "public": (
     "Only the teacher reads private records, and each of its steps is accounted. The student reads "
@@ -174,7 +171,7 @@ class _Run:
       teacher_tx=optax.sgd(config.teacher_rate),
       student_tx=optax.adam(config.student_rate),
       noise_key=self.random.noise,
-      public_key=jax.random.fold_in(self.random.init, _STEPS),
+      public_key=key_for(KeyUse.PUBLIC_STEPS, self.random.init),
     )
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -211,7 +208,7 @@ class _Run:
 
   def first(self) -> Any:
     """Returns the state before the first step."""
-    key = jax.random.fold_in(self.random.init, _PARAMETERS)
+    key = key_for(KeyUse.PARAMETERS, self.random.init)
     teacher_key, student_key = jax.random.split(key)
     # Parameters are initialised on zeros, since they must not depend on any record.
     x = jnp.zeros((1, *self.train.x.shape[1:]))

@@ -18,12 +18,11 @@ from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax
 from dpjax.noise import source
 from dpjax.validate import UserError
 
-# Number that is folded into the noise key. Queries fold in an int32 >= 0, so no query has this key.
-_OF_COST = 2**32 - 1
 # Published costs are rounded to multiples of this public number.
 _COST_STEP = 2.0**-12
 
@@ -189,7 +188,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
     local += known[name][1]
   release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
   smooth = release.sensitivity(local)
-  of_cost = jax.random.fold_in(key, np.uint32(_OF_COST))
+  of_cost = key_for(KeyUse.VOTE_COST, key)
   # The noise is multiplied by a private scale. If the noise were on a grid, the spacing of the
   # products would reveal this scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))

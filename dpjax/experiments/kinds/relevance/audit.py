@@ -25,6 +25,7 @@ import numpy as np
 
 from dpjax import auditing, losses, relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous
 
@@ -128,7 +129,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   noise = outcome.noise
   n = config.audit.num_trials
   pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))
-  keys = [jax.random.fold_in(job.keys.noise, 1000 + which) for which in range(2)]
+  keys = jax.random.split(key_for(KeyUse.RECORD_AUDIT, job.keys.noise))
   outputs = [
     noise_lib.noisy_records(
       key,
@@ -203,7 +204,7 @@ def shared_noise_scores(
 def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   noise = outcome.noise
   scores = shared_noise_scores(
-    job.keys.noise,
+    key_for(KeyUse.BATCH_AUDIT, job.keys.noise),
     noise.scales,
     noise.shape,
     config.audit.num_trials,
@@ -242,9 +243,9 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   )
   # This run gets new noise. With the noise of the released run, the two models would differ only by
   # their data.
-  purpose = 2000 + sorted(_KINDS).index(name)
-  key = jax.random.fold_in(job.keys.noise, purpose)
-  run_keys = job.keys._replace(noise=key, secret=job.keys.secret + purpose)
+  which = sorted(_KINDS).index(name)
+  key = jax.random.fold_in(key_for(KeyUse.CANARY_AUDIT, job.keys.noise), which)
+  run_keys = job.keys._replace(noise=key, secret=job.keys.secret + 2000 + which)
   again = dataclasses.replace(
     job, train=mixed, public_size=job.size, trainer=None, memo={}, keys=run_keys
   )

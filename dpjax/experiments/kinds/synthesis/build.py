@@ -32,14 +32,13 @@ from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
 # Largest number of updates in a step. All updates of a step are compiled as one program.
 _AT_ONCE = 50
-# Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
-_UPDATES = 1
 
 
 def digest(config: SynthesisConfig) -> bytes:
@@ -187,7 +186,7 @@ class _Run(SampledRun):
       key = jax.random.fold_in(self.random.noise, 0)
       chunks = self.embedding.chunks(present.x)
       return {**state, "sums": self.mechanism.of_chunks(key, chunks, present.y)}, None
-    key = jax.random.fold_in(self.random.init, _UPDATES)
+    key = key_for(KeyUse.PUBLIC_STEPS, self.random.init)
     keys = jax.random.split(jax.random.fold_in(key, number), self.at_once)
     params, optimizer, _ = self.updates(
       state["params"], state["optimizer"], keys, self.targets(state)

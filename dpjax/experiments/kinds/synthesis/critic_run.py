@@ -20,11 +20,10 @@ from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.job import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Number that is folded into the public key. `sampled_run` folds in other numbers, so keys differ.
-_STEPS = 1
 # Weight of the one-hot class beside pixels or latents, so that no network ignores the class.
 _CLASS_WEIGHT = 2.0
 
@@ -90,7 +89,7 @@ class CriticRun(SampledRun):
       critic_tx=optimizer,
       generator_tx=optimizer,
       noise_key=random.noise,
-      public_key=jax.random.fold_in(random.init, _STEPS),
+      public_key=key_for(KeyUse.PUBLIC_STEPS, random.init),
       critic_steps=method.critic_steps,
     )
 

@@ -17,10 +17,8 @@ from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import sizes
 from dpjax.experiments.run.job import Scores
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.key_uses import KeyUse, key_for
 
-# Numbers that are folded into the public key. Steps fold in 1, so the keys never coincide.
-SAMPLES = 2
-PARAMETERS = 3
 # Number of samples that are drawn at once.
 _AT_ONCE = 1000
 
@@ -64,7 +62,7 @@ class SampledRun:
 
   def first_key(self) -> jax.Array:
     """Returns the public key of the first parameters."""
-    return jax.random.fold_in(self.random.init, PARAMETERS)
+    return key_for(KeyUse.PARAMETERS, self.random.init)
 
   def drawn_of_classes(
     self, classes: np.ndarray, draw: Callable[[jax.Array, jax.Array], Any]
@@ -76,7 +74,7 @@ class SampledRun:
       draw: function (key, labels [b]) -> images [b, H, W, C].
     """
     labels = np.resize(classes, self.config.num_samples).astype(np.int32)
-    key = jax.random.fold_in(self.random.init, SAMPLES)
+    key = key_for(KeyUse.SAMPLES, self.random.init)
     parts = [
       np.asarray(
         draw(jax.random.fold_in(key, start), jnp.asarray(labels[start : start + _AT_ONCE]))
