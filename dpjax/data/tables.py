@@ -31,8 +31,6 @@ Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
 # Largest number of column names that are compared with the name of a missing column.
 _COMPARED = 1000
-# From here on, not every integer is a float64.
-_EXACT = 2**53
 
 
 class _Counts:
