@@ -130,13 +130,17 @@ def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.n
 def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   no_pipe(path, str(path))
   try:
-    with path.open(encoding="utf-8") as stream:
+    # "utf-8-sig" also accepts a byte order mark.
+    with path.open(encoding="utf-8-sig") as stream:
       # JSON may name a user twice. Python would keep only the last one.
       held = json.load(stream, object_pairs_hook=_unique)
     users = held["users"]
     data = held["user_data"]
-    if sorted(users) != sorted(data):
-      raise UserError('"users" must name those of "user_data", each once')
+    # LEAF of 2019 wrote empty entries for users whose samples all lie in the other split.
+    named = set(users)
+    full = [user for user in data if user in named or data[user]["x"] or data[user]["y"]]
+    if sorted(users) != sorted(full):
+      raise UserError('"users" must name those of "user_data" that have samples, each once')
     yield from (_part(user, data[user], max_length) for user in users)
     declared = held.get("num_samples", [len(data[user]["y"]) for user in users])
     if declared != [len(data[user]["y"]) for user in users]:

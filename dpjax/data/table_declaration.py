@@ -3,21 +3,22 @@
 A declaration is a dict, or a TOML or JSON file. Its keys:
 
 - `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
-  category has `values`. `missing` is the value that replaces a missing value. `other` is the value
-  of a category that replaces values which are not listed.
+  category has `values`: texts, or numbers and booleans (`cells` says how cells are read). `missing`
+  is the value that replaces a missing value. `other` is the value of a category that replaces
+  values which are not listed.
   A text has `length`, the number of tokens kept. A text must be the only column of inputs.
 - `tokenizer`: path of a public `tokenizer.json`, which turns texts into tokens, relative to the
   folder of the table; without it tokens are bytes.
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
   labels have `columns`, and two `values`: the text for no, then the text for yes.
 - `split`: one of three rules for the test rows.
-  `column`, with the texts in this column that mean `train` and `test`.
+  `column`, with the values in this column that mean `train` and `test`.
   `test_file`, a second file, which holds the test rows.
   `test_share` and `salt`: a hash of the row number decides. If a row is removed, later rows get
-  other numbers and may change their split. With `column`, too, a hash of the text in this column
-  (such as an id) decides, and later rows keep their split.
+  other numbers and may change their split. With `column`, too, a hash of the id in this column
+  decides, and later rows keep their split.
 - `ignore`: columns that are not read. "*": all columns that are not declared.
-- `missing_values`: texts that mean no value; by default the empty text.
+- `missing_values`: values that mean no value, beside the empty text, NaN and None.
 - `num_examples`: a public number near the number of training rows.
 - `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
 
@@ -34,10 +35,11 @@ import json
 import os
 import pathlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dpjax import validate
+from dpjax.data.cells import Values
 from dpjax.data.target_kinds import Interval, Labels
 from dpjax.validate import NO_VALUE, UserError, Verbatim
 
@@ -46,6 +48,7 @@ _KEYS = (
   "encoding", "tokenizer",
 )  # fmt: skip
 _MOST_TOKENS = 2**20
+_NO_VALUES = Values(())
 _MOST_BYTES = 2**24
 _Parsed = TypeVar("_Parsed")
 
@@ -66,19 +69,20 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-  """A column of texts, with one input for each declared value: 1 if the cell has it, else 0.
+  """A column of values, with one input for each declared value: 1 if the cell has it, else 0.
 
   As a target it has one class for each declared value.
 
   Args:
     values: all values that the column may have.
-    missing: value that replaces a missing value; None: missing values are refused.
-    other: value that replaces values which are not listed; None: unlisted values are refused.
+    missing: place of the value that replaces a missing value; None: missing values are refused.
+    other: place of the value that replaces values which are not listed; None: unlisted values are
+      refused.
   """
 
-  values: tuple[str, ...]
-  missing: str | None = None
-  other: str | None = None
+  values: Values
+  missing: int | None = None
+  other: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +102,16 @@ class Split:
 
   Args:
     column: name of the column that is hashed (with `test_share`) or that says train or test.
-    train, test: texts in `column` that mean train and test.
+    sides: values in `column` that mean train, followed by those that mean test.
+    num_train: number of values that mean train.
     test_file: path of the file of test rows, relative to the folder of the table.
     test_share: expected share of test rows, if a hash decides.
     salt: number that the hash depends on.
   """
 
   column: str | None = None
-  train: tuple[str, ...] = ()
-  test: tuple[str, ...] = ()
+  sides: Values = _NO_VALUES
+  num_train: int = 0
   test_file: str | None = None
   test_share: float | None = None
   salt: int = 0
@@ -122,7 +127,7 @@ class Declaration:
   target_kind: Number | Category
   split: Split
   ignore: tuple[str, ...] = ()
-  missing_values: tuple[str, ...] = ("",)
+  missing_values: Values = _NO_VALUES
   num_examples: int | None = None
   delimiter: str | None = None
   encoding: str = "utf-8-sig"
@@ -206,7 +211,7 @@ def parse(source: object) -> Declaration:
     target_kind=target_kind,
     split=split,
     ignore=ignored,
-    missing_values=texts(keys.get("missing_values", [""]), "missing_values", least=0),
+    missing_values=_missing_values(keys.get("missing_values", [])),
     num_examples=num_examples,
     delimiter=_delimiter(keys.get("delimiter")),
     encoding=_encoding(keys.get("encoding")),
@@ -287,8 +292,8 @@ def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str,
 
 
 def text_of(value: object, field: str) -> str:
-  """Returns a value of a declaration as the text that a cell has; integers and booleans become
-  text. Raises UserError for other types, and for text with spaces around it."""
+  """Returns a name in a declaration as text; integers and booleans become text. Raises UserError
+  for other types, and for text with spaces around it."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, int):
@@ -301,16 +306,27 @@ def text_of(value: object, field: str) -> str:
 
 
 def texts(value: object, field: str, least: int = 1) -> tuple[str, ...]:
-  """Returns the texts of a list. Raises UserError for equal texts, or fewer than `least` texts."""
-  if not isinstance(value, (list, tuple)) or len(value) < least:
-    raise UserError(f"must be a list of at least {least}", field=field, value=value)
+  """Returns the names in a list. Raises UserError for equal names, or fewer than `least`."""
   seen: dict[str, None] = {}
-  for each in value:
+  for each in _list(value, field, least):
     text = text_of(each, field)
     if text in seen:
       raise UserError(f"names {text!r:.60} twice", field=field)
     seen[text] = None
   return tuple(seen)
+
+
+def _list(value: Any, field: str, least: int) -> Sequence[Any]:
+  if not isinstance(value, (list, tuple)) or len(value) < least:
+    raise UserError(f"must be a list of at least {least}", field=field, value=value)
+  return value
+
+
+def _missing_values(value: Any) -> Values:
+  # A cell without text has no value in any case. Without it a list of numbers stays one.
+  listed = _list(value, "missing_values", 0)
+  listed = [each for each in listed if not (isinstance(each, str) and not each)]
+  return Values(listed, "missing_values")
 
 
 def _column(value: object, field: str) -> Number | Category | Text:
@@ -333,13 +349,16 @@ def _column(value: object, field: str) -> Number | Category | Text:
 
 
 def _category(keys: dict[str, Any], field: str) -> Category:
-  values = texts(keys["values"], f"{field}.values")
-  stands = {}
+  values = Values(_list(keys["values"], f"{field}.values", 1), f"{field}.values")
+  places = {}
   for name in ("missing", "other"):
     if name in keys:
-      stands[name] = text_of(keys[name], f"{field}.{name}")
-      validate.one_of(values, **{f"{field}.{name}": stands[name]})
-  return Category(values, **stands)
+      # A list of one value checks the type of this value.
+      (each,) = Values([keys[name]], f"{field}.{name}")
+      places[name] = values.place(each)
+      if places[name] is None:
+        validate.one_of(values, **{f"{field}.{name}": each})
+  return Category(values, **places)
 
 
 def _number(keys: dict[str, Any], field: str) -> Number:
@@ -403,12 +422,16 @@ def _split(value: object) -> Split:
     if name not in (*ways, *of_way):
       raise UserError(f"is not read with `{ways[0]}`", field=f"{field}.{name}")
   if ways == ["column"]:
-    train = texts(keys.get("train"), f"{field}.train")
-    test = texts(keys.get("test"), f"{field}.test")
-    both = set(train) & set(test)
+    train, test = (
+      Values(_list(keys.get(side), f"{field}.{side}", 1), f"{field}.{side}")
+      for side in ("train", "test")
+    )
+    both = sorted(set(train) & set(test))
     if both:
-      raise UserError("must not be in `train` too", field=f"{field}.test", value=min(both))
-    return Split(column=text_of(keys["column"], f"{field}.column"), train=train, test=test)
+      raise UserError("must not be in `train` too", field=f"{field}.test", value=both[0])
+    column = text_of(keys["column"], f"{field}.column")
+    sides = Values([*keys["train"], *keys["test"]], f"{field}.test")
+    return Split(column=column, sides=sides, num_train=len(train))
   if ways == ["test_file"]:
     return Split(test_file=text_of(keys["test_file"], f"{field}.test_file"))
   check_hashed(keys)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import collections
 import csv
-import decimal
 import importlib
-import numbers
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-import numpy as np
-
 from dpjax import validate
+from dpjax.data.cells import Cell, of_column
 from dpjax.validate import UserError
 
 CSV_SUFFIXES = (".csv", ".tsv")
@@ -26,12 +23,6 @@ SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
 # into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
-# Allowed types of cells in memory. Cells of other types could run code of a user's class, or have
-# no text.
-_PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
-# Largest number of bits of an integer. Larger integers exceed every float64, and Python refuses to
-# turn very long integers into text.
-_MOST_BITS = 1024
 # Function from the names of all columns to the names of those to read. It may raise UserError.
 Wanted = Callable[[Sequence[str]], Sequence[str]]
 
@@ -39,9 +30,8 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 class RowBlock(NamedTuple):
   """A block of consecutive rows, stored by column."""
 
-  # Cells [k] of each requested column, by name. Cells of a CSV file are text. Cells of a Parquet
-  # file or in memory are text, numbers, booleans, or None (no value).
-  cells: Mapping[str, Sequence[Any]]
+  # Cells [k] of each requested column, by name. Cells of a CSV file are text.
+  cells: Mapping[str, Sequence[Cell]]
   places: Sequence[int]  # [k] first line of each row in a CSV file, else its number from 1
 
   def place_of(self, index: int, word: str) -> str:
@@ -92,39 +82,16 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
   Raises:
     UserError: a column that is no list of text, numbers or booleans; columns of different lengths.
   """
-  names = [str(name) for name in columns]
-  held = dict(zip(names, columns.values()))
-  cells = {}
-  for name in _chosen(names, wanted):
-    array = np.asarray(held[name])
-    if array.ndim != 1 or array.dtype.kind not in "biufUO":
-      raise UserError(
-        f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
-        f"of shape {array.shape}"
-      )
-    listed = array.tolist()
-    if array.dtype.kind == "O":
-      listed = [_plain_cell(cell, name, row) for row, cell in enumerate(listed, start=1)]
-    # pandas and NumPy mark a missing value by NaN, the only value that differs from itself.
-    cells[name] = [None if cell != cell else cell for cell in listed]
-  sizes = {len(column) for column in cells.values()}
+  held = {str(name): column for name, column in columns.items()}
+  # Names are checked as given, since two of them may have one text.
+  chosen = _chosen([str(name) for name in columns], wanted)
+  listed = {name: of_column(held[name], name) for name in chosen}
+  sizes = {len(column) for column in listed.values()}
   if len(sizes) != 1:
     raise UserError(f"its columns must be equally long, not {sorted(sizes)}")
   size = sizes.pop()
   if size:
-    yield RowBlock(cells, range(1, size + 1))
-
-
-def _plain_cell(cell: Any, name: str, row: int) -> Any:
-  """Returns a cell of an object column, or None if it holds no value. Raises UserError if it is no
-  text, number or boolean."""
-  # The NA of pandas is recognised by its type, since every comparison with NA returns NA.
-  if cell is None or type(cell).__name__ == "NAType":
-    return None
-  is_long = isinstance(cell, int) and cell.bit_length() > _MOST_BITS
-  if is_long or not isinstance(cell, _PLAIN):
-    raise UserError(f"row {row}, column {name!r:.60}: must be text, a number or a boolean")
-  return cell
+    yield RowBlock(listed, range(1, size + 1))
 
 
 def word(path: pathlib.Path) -> str:
@@ -251,11 +218,11 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
       chosen = list(_chosen(file.schema_arrow.names, wanted))
       count = 0
       for batch in file.iter_batches(_ROWS, columns=chosen):
-        cells = {
-          name: _plain(arrow, batch.column(batch.schema.get_field_index(name)), name)
+        listed = {
+          name: of_column(batch.column(batch.schema.get_field_index(name)), name, count + 1)
           for name in chosen
         }
-        yield RowBlock(cells, range(count + 1, count + 1 + batch.num_rows))
+        yield RowBlock(listed, range(count + 1, count + 1 + batch.num_rows))
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
@@ -263,18 +230,3 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
   except (arrow.ArrowException, OSError) as error:
     reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error
-
-
-def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
-  """Returns a column's text, numbers or booleans as Python objects. Raises UserError for others."""
-  kind = column.type
-  if arrow.types.is_dictionary(kind):
-    column = column.dictionary_decode()
-    kind = column.type
-  types = arrow.types
-  checks = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
-  if not any(check(kind) for check in (*checks, types.is_boolean, types.is_null)):
-    raise UserError(
-      f"column {name!r:.60}: holds {kind!s:.60}; must be text, numbers or booleans"
-    )
-  return column.to_pylist()

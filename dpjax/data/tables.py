@@ -11,18 +11,19 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpjax import validate
-from dpjax.data import table_declaration, table_files, tokenizer_files
+from dpjax.data import cells, table_declaration, table_files, tokenizer_files
+from dpjax.data.cells import Cell
 from dpjax.data.dataset import Dataset
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
 
-# Path of a file, or an object with columns by name, such as a dict or a frame.
+# Path of a file, an object with columns by name, such as a dict or a frame, or a list of dicts.
 Source = Any
 _Held = pathlib.Path | Mapping[str, Any]
 # Path of the file of a declaration, or its content. None: the declaration file beside the table.
@@ -32,6 +33,39 @@ Pair = tuple[Dataset, Dataset]
 _COMPARED = 1000
 
 
+class _Counts:
+  """What became of cells that are not as declared, in the columns of inputs. It is as private as
+  the rows."""
+
+  def __init__(self, declared: Declaration):
+    kinds = declared.columns.items()
+    # By column: the number of numbers beyond their bounds, or of cells that became `other`.
+    self.changed = {
+      name: 0
+      for name, kind in kinds
+      if isinstance(kind, Number) or (isinstance(kind, Category) and kind.other is not None)
+    }
+    # Columns in which a cell is a declared value, and the kinds of those cells that are none.
+    self._matched: set[str] = set()
+    self._found: dict[str, set[str]] = {}
+
+  def add(self, column: str, *, matched: bool, others: list[Cell]) -> None:
+    """Adds the cells of a category that became `other`."""
+    self.changed[column] += len(others)
+    self._matched |= {column} if matched else set()
+    self._found.setdefault(column, set()).update(map(cells.kind, others))
+
+  def check(self, declared: Declaration) -> None:
+    """Raises UserError for a column of which no cell is a declared value."""
+    for name, found in self._found.items():
+      kind = declared.columns[name]
+      if found and name not in self._matched and isinstance(kind, Category):
+        raise UserError(
+          f"column {name!r:.60}: none of its cells is a declared value: "
+          f"{' and '.join(sorted(found))}; declared: {kind.values.kind}"
+        )
+
+
 class _Part(NamedTuple):
   """Rows of a table, from one or two files or from memory. They are as private as their source."""
 
@@ -39,7 +73,6 @@ class _Part(NamedTuple):
   y: np.ndarray  # [n], or [n, labels]
   is_test: np.ndarray  # [n] bool
   fields: list[str]  # [n] texts of one more column, if it was asked for, else []
-  clipped: dict[str, int]  # by column of inputs: how many numbers lie beyond their bounds
 
 
 def is_table(name: str) -> bool:
@@ -58,17 +91,18 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
     source: path of a .csv, .tsv or .parquet file (Parquet needs `pip install 'dpjax[tables]'`).
       The first line of a CSV file names the columns; spaces around cells do not count.
       Or the columns: a dict of columns by name, or a frame of pandas, polars, PyArrow or Hugging
-      Face's `datasets`. In a dict or frame, NaN and None mean no value.
+      Face's `datasets`. Or the rows: a list of dicts. The same values are read from all of them
+      (`cells`).
     declaration: public facts about the table (`table_declaration`): a dict, or the path of a TOML
       or JSON file. None: the file beside the table, people.toml or people.json for people.csv.
     name: name of the data set; None: the name of the file.
 
-  Numbers beyond their bounds are clipped. The number of clipped cells is private, and nothing
-  prints it. `clipped_cells` counts them for a release under noise.
+  Numbers beyond their bounds are clipped. Their number is private, and nothing prints it, nor the
+  number of cells that became `other`. `clipped_cells` counts them for a release under noise.
 
   Raises:
     UserError: one line that names the file, and the line and column of a wrong row. It never shows
-      a cell.
+      a cell. A column of a category with `other`, of which no cell is a declared value.
 
   >>> train, test = table(
   ...   {"age": [30, 90, 60], "sex": ["f", "m", "f"], "ill": ["no", "yes", "no"]},
@@ -95,7 +129,12 @@ def table_fields(
   `field` in each split. With field=None, both lists of texts are empty."""
   held = _held(source)
   declared = _declaration(held, declaration)
-  parts = _parts(held, declared, field)
+  counts = _Counts(declared)
+  parts = _parts(held, declared, field, counts)
+  try:
+    counts.check(declared)
+  except UserError as error:
+    raise _about(held, str(error)) from error
   if name is None:
     name = "table" if isinstance(held, Mapping) else held.stem
   pair = []
@@ -120,10 +159,11 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """Counts the numbers beyond their bounds in each column of inputs, in all rows, without privacy.
+  """Counts the cells that are not as declared in each column of inputs, in all rows, without
+  privacy: numbers beyond their bounds, and cells of a category that became `other`.
 
   One record changes each count by at most one. So either keep the counts secret, or release them
-  through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column of numbers.
+  through a mechanism of `dpjax.mechanisms`, with sensitivity 1 for each column.
 
   Args:
     source, declaration: as in `table`.
@@ -136,27 +176,55 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
   {'age': 1}
   """
   held = _held(source)
-  return _parts(held, _declaration(held, declaration), None).clipped
+  declared = _declaration(held, declaration)
+  counts = _Counts(declared)
+  _parts(held, declared, None, counts)
+  return counts.changed
 
 
 def _held(source: Source) -> _Held:
   """Returns the path, or the columns by name, of any object that holds a table."""
   if isinstance(source, str | os.PathLike):
     return pathlib.Path(source)
+  columns = columns_of(source)
+  if columns is None:
+    raise UserError(
+      "must be a path, a dict of columns, a list of dicts or a frame, not "
+      f"{type(source).__name__}; of anything else, such as a torch Dataset or a grain source, "
+      "make arrays for dpjax.data.from_arrays, or a class for in_files (docs/your_data.md)",
+      field="source",
+    )
+  return columns
+
+
+def columns_of(source: Any) -> Mapping[str, Any] | None:
+  """Returns the columns by name of a dict, a frame or a list of dicts; None for other objects.
+
+  Raises:
+    UserError: a frame that is not in memory; rows with different columns.
+  """
   if isinstance(source, Mapping):
     return source
+  if isinstance(source, list | tuple):
+    by_name = bool(source) and all(isinstance(row, Mapping) for row in source)
+    return _of_rows(source) if by_name else None
+  if callable(getattr(source, "collect", None)):
+    raise UserError(
+      f"is a {type(source).__name__}, whose rows are not in memory; give its .collect()",
+      field="source",
+    )
   # `columns` (pandas, polars) or `column_names` (Arrow, Hugging Face) hold names. Arrow's
   # `columns` are arrays.
   names = getattr(source, "column_names", None)
   names = getattr(source, "columns", None) if names is None else names
-  if names is None:
-    raise UserError(
-      f"must be a path, a dict of columns or a frame, not {type(source).__name__}; of anything "
-      "else, such as a torch Dataset or a grain source, make arrays for "
-      "dpjax.data.from_arrays, or a class for in_files (docs/your_data.md)",
-      field="source",
-    )
-  return {str(name): source[name] for name in names}
+  return None if names is None else {str(name): source[name] for name in names}
+
+
+def _of_rows(rows: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
+  for place, row in enumerate(rows, start=1):
+    if row.keys() != rows[0].keys():
+      raise UserError(f"row {place} has other columns than row 1", field="rows")
+  return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _about(source: _Held, must: str) -> UserError:
@@ -189,19 +257,18 @@ def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, A
   return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
 
 
-def inputs(
-  columns: Mapping[str, Sequence[Any]], declaration: Mapping[str, Any]
-) -> np.ndarray:
+def inputs(columns: Mapping[str, Any], declaration: Mapping[str, Any]) -> np.ndarray:
   """Returns inputs [n, width] of rows without targets, by the code that reads training rows.
 
   Args:
-    columns: lists of cells by column, for exactly the `columns` of the declaration.
+    columns: columns by name. Beside those of the inputs, they may hold the target, the column of
+      the split and those that `ignore` names, which are not read.
     declaration: declaration of the training table, as a dict.
 
   Raises:
     UserError: one line that names row and column, and never shows a cell.
 
-  >>> inputs({"age": [30, None]}, {
+  >>> inputs({"age": [30, None], "ill": ["no", None]}, {
   ...   "columns": {"age": {"lower": 0, "upper": 120, "missing": 60}},
   ...   "target": {"column": "ill", "values": ["no", "yes"]},
   ...   "split": {"test_share": 0.5},
@@ -209,13 +276,6 @@ def inputs(
   [[0.25], [0.5]]
   """
   declared = table_declaration.parsed(declaration, table_declaration.parse)
-  for name in columns:
-    if name not in declared.columns:
-      hint = validate.did_you_mean(name, list(declared.columns))
-      raise UserError(f"column {name!r:.60} is no input of the model{hint}")
-  absent = next((name for name in declared.columns if name not in columns), None)
-  if absent is not None:
-    raise UserError(f"has no column {absent!r:.60}")
   if declared.tokenizer is not None:
     # No tokenizer is read here: a file at this path may be another tokenizer than in training.
     raise UserError(
@@ -223,11 +283,12 @@ def inputs(
       field="columns",
       value=next(iter(declared.columns)),
     )
-  blocks = table_files.in_memory(columns, list)
-  # The counts of clipped cells are dropped, since they are private to the sender of the rows.
-  clipped = dict.fromkeys(declared.columns, 0)
+  wanted = functools.partial(_needed, of_inputs=True, declared=declared, field=None)
+  blocks = table_files.in_memory(columns, wanted)
+  # The counts are dropped, since they are private to the sender of the rows.
+  counts = _Counts(declared)
   tokens = tokenizer_files.BYTES
-  parts = [_Cells(block, declared, "row", tokens).inputs(clipped) for block in blocks]
+  parts = [_Cells(block, declared, "row", tokens).inputs(counts) for block in blocks]
   dtype = np.float32 if declared.text is None else np.int32
   return np.concatenate(parts) if parts else np.zeros((0, declared.width), dtype)
 
@@ -240,39 +301,48 @@ def _tokenizer(source: _Held, declared: Declaration) -> tokenizer_files.Tokenize
   return tokenizer_files.read(folder / declared.tokenizer)
 
 
-def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
+def _parts(
+  source: _Held, declared: Declaration, field: str | None, counts: _Counts
+) -> _Part:
   """Returns the rows of the table, followed by those of `test_file` if it is declared."""
-  part = _read(source, declared, field)
+  part = _read(source, declared, field, counts)
   second = declared.split.test_file
   if second is None:
     return part
   if isinstance(source, Mapping):
     raise UserError("is of files, and the columns are given", field="split.test_file")
-  other = _read(source.parent / second, declared, field)
-  clipped = {name: count + other.clipped[name] for name, count in part.clipped.items()}
+  other = _read(source.parent / second, declared, field, counts)
   return _Part(
     x=np.concatenate([part.x, other.x]),
     y=np.concatenate([part.y, other.y]),
     is_test=np.concatenate([part.is_test, np.ones(len(other.x), bool)]),
     fields=part.fields + other.fields,
-    clipped=clipped,
   )
 
 
-def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> list[str]:
-  """Returns the names of the columns to read. Raises UserError for a missing column, or for a
-  column that is neither read nor ignored."""
+def _needed(
+  names: Sequence[str],
+  declared: Declaration,
+  field: str | None,
+  of_inputs: bool = False,
+) -> list[str]:
+  """Returns the names of the columns to read: of inputs alone, or of all that is declared. Raises
+  UserError for a missing column, or for a column that is neither declared nor ignored."""
   marked = () if declared.split.column is None else (declared.split.column,)
   beside = () if field is None else (field,)
-  needed = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
+  known = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
+  needed = declared.columns if of_inputs else known
   for name in needed:
     if name not in names:
       # Only some names are compared, because each takes time and a file may have a million columns.
       hint = validate.did_you_mean(name, names[:_COMPARED])
       raise UserError(f"has no column {name!r:.60}{hint}")
   if declared.ignore != ("*",):
-    known = {*needed, *declared.ignore}
-    unknown = next((name for name in names if name not in known), None)
+    declared_names = {*known, *declared.ignore}
+    unknown = next((name for name in names if name not in declared_names), None)
+    if unknown is not None and of_inputs:
+      hint = validate.did_you_mean(unknown, list(declared.columns))
+      raise UserError(f"column {unknown!r:.60} is no input of the model{hint}")
     if unknown is not None:
       raise UserError(
         f"column {unknown!r:.60} is not declared; add it to `columns`, or to `ignore`"
@@ -280,7 +350,9 @@ def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> l
   return list(needed)
 
 
-def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
+def _read(
+  source: _Held, declared: Declaration, field: str | None, counts: _Counts
+) -> _Part:
   wanted = functools.partial(_needed, declared=declared, field=field)
   if isinstance(source, Mapping):
     word = "row"
@@ -290,7 +362,6 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
     blocks = table_files.blocks(
       source, wanted, delimiter=declared.delimiter, encoding=declared.encoding
     )
-  clipped = {name: 0 for name, kind in declared.columns.items() if isinstance(kind, Number)}
   tokens = _tokenizer(source, declared)
   xs = []
   ys = []
@@ -299,19 +370,17 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
   count = 0
   try:
     for block in blocks:
-      cells = _Cells(block, declared, word, tokens)
-      xs.append(cells.inputs(clipped))
-      ys.append(cells.targets())
-      masks.append(cells.is_test(count))
-      fields += [] if field is None else cells.texts(field)
+      held = _Cells(block, declared, word, tokens)
+      xs.append(held.inputs(counts))
+      ys.append(held.targets())
+      masks.append(held.is_test(count))
+      fields += [] if field is None else held.ids(field, cells.text)
       count += len(block.places)
   except UserError as error:
     raise _about(source, str(error)) from error
   if not count:
     raise _about(source, "holds no rows below the names of its columns")
-  return _Part(
-    np.concatenate(xs), np.concatenate(ys), np.concatenate(masks), fields, clipped
-  )
+  return _Part(np.concatenate(xs), np.concatenate(ys), np.concatenate(masks), fields)
 
 
 class _Cells:
@@ -328,7 +397,6 @@ class _Cells:
     self._tokens = tokens
     self._declared = declared
     self._word = word
-    self._none = frozenset(declared.missing_values)
 
   def _wrong(self, index: int, column: str, what: str) -> UserError:
     # The message does not show the cell: cells are private, and messages end in logs.
@@ -336,64 +404,88 @@ class _Cells:
       f"{self._block.place_of(index, self._word)}, column {column!r:.60}: {what}"
     )
 
-  def texts(self, column: str) -> list[str]:
-    """Returns the cells of a column as text; a cell without a value is the empty text."""
-    texts = []
-    for cell in self._block.cells[column]:
-      text = str(cell).lower() if isinstance(cell, bool) else str(cell)
-      texts.append("" if cell is None else text.strip())
-    return texts
+  def _has_no_value(self, cell: Cell, of_numbers: bool = False) -> bool:
+    empty = ("", "nan") if of_numbers else ("",)
+    if cell is None or (isinstance(cell, str) and cell.strip().lower() in empty):
+      return True
+    return self._declared.missing_values.place(cell) is not None
+
+  def ids(self, column: str, text: Callable[[Cell], str]) -> list[str]:
+    """Returns the cells of a column of ids as `text` writes them; without a value, the empty
+    text."""
+    ids = []
+    for index, cell in enumerate(self._block.cells[column]):
+      if cells.is_rounded(cell):
+        raise self._wrong(
+          index,
+          column,
+          "is an integer above 2^53 as a float, so digits are lost; give text",
+        )
+      ids.append("" if self._has_no_value(cell) else text(cell))
+    return ids
 
   def numbers(self, column: str, kind: Number) -> np.ndarray:
     """Returns the numbers of a column, finite float64 [k], in the units of the column."""
     out = np.empty(len(self._block.places), np.float64)
     for index, cell in enumerate(self._block.cells[column]):
-      if cell is None or cell in self._none:
+      if self._has_no_value(cell, True):
         if kind.missing is None:
           raise self._wrong(
             index, column, "holds no value; declare what stands for it: missing = NUMBER"
           )
         out[index] = kind.missing
         continue
+      number = cells.number(cell)
       try:
-        # Python parses 1_000 as a number, but no table uses this form, so it is refused.
-        number = float(cell) if not isinstance(cell, str) or "_" not in cell else np.nan
-      # `float` raises OverflowError for very large integers. Columns in memory may hold them.
-      except (ValueError, OverflowError):
-        number = np.nan
-      if not np.isfinite(number):
+        out[index] = np.nan if number is None else number
+      # An integer may be larger than any float64.
+      except OverflowError:
+        out[index] = np.nan
+      if not np.isfinite(out[index]):
         raise self._wrong(
           index, column, "is no finite number; write 3.5, without units or separators"
         )
-      out[index] = number
     return out
 
-  def places(self, column: str, kind: Category) -> np.ndarray:
-    """Returns the place of each cell's value in the declared values, int32 [k]."""
-    place = {value: index for index, value in enumerate(kind.values)}
-    other = None if kind.other is None else place[kind.other]
+  def places(
+    self, column: str, kind: Category, counts: _Counts | None = None
+  ) -> np.ndarray:
+    """Returns the place of each cell's value in the declared values, int32 [k].
+
+    Adds to `counts` the cells that became `other`.
+    """
     out = np.empty(len(self._block.places), np.int32)
-    for index, text in enumerate(self.texts(column)):
-      known = place.get(text)
+    others = []
+    matched = False
+    for index, cell in enumerate(self._block.cells[column]):
       # Declared values come first: a declared value may also be one of `missing_values`.
-      if known is None and text in self._none:
-        if kind.missing is None:
+      place = kind.values.place("" if cell is None else cell)
+      matched = matched or place is not None
+      if place is None and self._has_no_value(cell, kind.values.of_numbers):
+        place = kind.missing
+        if place is None:
           raise self._wrong(
             index, column, "holds no value; declare what stands for it: missing = VALUE"
           )
-        known = place[kind.missing]
-      known = other if known is None else known
-      if known is None:
-        raise self._wrong(
-          index, column, "is none of the declared values; add it, or declare other = VALUE"
-        )
-      out[index] = known
+      elif place is None:
+        place = kind.other
+        others.append(cell)
+        if place is None:
+          raise self._wrong(
+            index,
+            column,
+            f"is none of the declared values, which are {kind.values.kind}, but of the kind "
+            f"{cells.kind(cell)}; add it, or declare other = VALUE",
+          )
+      out[index] = place
+    if counts is not None and kind.other is not None:
+      counts.add(column, matched=matched, others=others)
     return out
 
-  def inputs(self, clipped: dict[str, int]) -> np.ndarray:
+  def inputs(self, counts: _Counts) -> np.ndarray:
     """Returns inputs float32 [k, width], or int32 tokens [k, length] of a text.
 
-    Adds to `clipped`, by column, the number of cells beyond their bounds.
+    Adds to `counts` the cells that are not as declared.
     """
     if self._declared.text is not None:
       (column,) = self._declared.columns
@@ -401,14 +493,15 @@ class _Cells:
     columns = []
     for name, kind in self._declared.columns.items():
       if isinstance(kind, Category):
-        places = self.places(name, kind)
+        places = self.places(name, kind, counts)
         columns.append(np.eye(len(kind.values), dtype=np.float32)[places])
         continue
       # A text would be the only column of inputs, and is handled above.
       assert isinstance(kind, Number)
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
-      clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
+      beyond = (numbers < bounds.lower) | (numbers > bounds.upper)
+      counts.changed[name] += int(np.sum(beyond))
       # Numbers are first scaled to [-1, 1]: `Interval` subtracts half bounds, whose difference
       # cannot overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
@@ -416,13 +509,15 @@ class _Cells:
 
   def _readable(self, column: str) -> list[str]:
     """Returns the texts of a column. Raises UserError for a cell that is no text."""
-    texts = self.texts(column)
-    for index, (line, cell) in enumerate(zip(texts, self._block.cells[column])):
-      if not isinstance(cell, str) or line in self._none:
+    texts = []
+    for index, cell in enumerate(self._block.cells[column]):
+      if not isinstance(cell, str) or self._has_no_value(cell):
         raise self._wrong(index, column, "holds no text")
+      line = cell.strip()
       # A zero byte would be read as padding, and a lone surrogate cannot be encoded as UTF-8.
       if "\0" in line or any("\ud800" <= letter <= "\udfff" for letter in line):
         raise self._wrong(index, column, "holds a zero byte, or half a character")
+      texts.append(line)
     return texts
 
   def targets(self) -> np.ndarray:
@@ -444,14 +539,13 @@ class _Cells:
     split = self._declared.split
     size = len(self._block.places)
     if split.test_share is not None and split.column is not None:
-      shares = [hashed_text(text, split.salt) for text in self.texts(split.column)]
-      return np.array(shares) < split.test_share
+      ids = self.ids(split.column, cells.identity)
+      return np.array([hashed_text(text, split.salt) for text in ids]) < split.test_share
     if split.test_share is not None:
       return hashed(np.arange(before, before + size), split.salt) < split.test_share
     if split.column is None:
       return np.zeros(size, bool)
-    both = Category((*split.train, *split.test))
-    return self.places(split.column, both) >= len(split.train)
+    return self.places(split.column, Category(split.sides)) >= split.num_train
 
 
 def hashed_text(text: str, salt: int) -> float:

@@ -170,7 +170,8 @@ class Predictor:
 
     Args:
       x: raw inputs [n, ...] as the run's data had them, before they were centred or turned into
-        features; or rows of a table as a list of dicts, or as a dict of columns.
+        features; or of a table what `data.table` takes in memory: a frame, a dict of columns or a
+        list of dicts. It may hold the target and the columns that were not read in training.
 
     Raises:
       UserError: in the cases that `raw` names.
@@ -185,10 +186,9 @@ class Predictor:
         token is beyond the vocabulary; a cell is not as declared. The message is one line.
     """
     wanted = self.inputs
-    # A table comes as a dict of columns, or as a list of dicts.
-    dicts = isinstance(x, list) and x and all(isinstance(row, Mapping) for row in x)
-    if wanted.declaration is not None and (isinstance(x, Mapping) or dicts):
-      return tables.inputs(_columns(x), wanted.declaration)
+    columns = None if wanted.declaration is None else tables.columns_of(x)
+    if wanted.declaration is not None and columns is not None:
+      return tables.inputs(columns, wanted.declaration)
     try:
       array = np.asarray(x)
     except (ValueError, OverflowError, RecursionError):
@@ -434,19 +434,3 @@ def _rebuilt(
       f"{at}: its {workdir.PARAMS} does not hold the parameters that its {writers.RESULT} names"
     )
   return _Model(config, inputs, apply, jax.device_put(params), statistics)
-
-
-def _columns(x: Any) -> Mapping[str, Sequence[Any]]:
-  """Returns the cells of each column. Raises UserError if the rows have different columns."""
-  if isinstance(x, Mapping):
-    return x
-  names = list(x[0])
-  for place, row in enumerate(x):
-    if set(row) != set(names):
-      raise UserError(f"row {place + 1} has other columns than row 1", field="rows")
-  columns = {}
-  for name in names:
-    cells = np.empty(len(x), object)
-    cells[:] = [row[name] for row in x]
-    columns[name] = cells
-  return columns

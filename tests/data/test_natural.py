@@ -249,6 +249,16 @@ def _file(**changed):
   return json.dumps(held | changed)
 
 
+def test_leaf_of_2019_and_a_byte_order_mark(tmp_path):
+  """Its splitter wrote an empty entry for each user of the other split."""
+  folder = client_files.leaf(tmp_path, {"train": [], "test": [{"a": ([[1]], [0])}]})
+  empty = {"x": [], "y": []}
+  content = _file(user_data={"a": {"x": [[1]], "y": [0]}, "b": empty})
+  (folder / "train" / "all_data_0.json").write_bytes(b"\xef\xbb\xbf" + content.encode())
+  train, _ = data.leaf_federation(folder, num_classes=2)
+  assert train.client_ids == ("a",) and len(train.dataset) == 1
+
+
 _TWICE = (
   '{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [], "y": []}}}'
 )
@@ -262,6 +272,10 @@ _TWICE = (
     ("[]", "is no file of LEAF (TypeError"),
     ('{"users": ["a"]}', "KeyError: 'user_data'"),
     (_file(users=["a", "b"]), '"users" must name those of "user_data"'),
+    (
+      _file(user_data={name: {"x": [[1]], "y": [0]} for name in "ab"}),
+      '"users" must name those of "user_data" that have samples',
+    ),
     (_file(users=["a", "a"]), "each once"),
     (_file(num_samples=[2]), '"num_samples" are not'),
     (_TWICE, "'a' is there twice"),

@@ -1,6 +1,7 @@
 """A predictor computes what the run's evaluation computed, and says when it cannot."""
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 
@@ -147,13 +148,41 @@ def test_rows_of_a_table_are_read_as_training_rows_were(of_table):
   assert of_table.inputs.labels == ("no", "yes")
 
 
+class _Frame(dict):
+  """What frames of pandas and polars have."""
+
+  columns = property(lambda self: list(self.keys()))
+
+
+def test_a_table_of_every_kind_is_taken_and_its_other_columns_are_not_read(of_table):
+  wanted = of_table([{"age": 30, "sex": "m"}, {"age": None, "sex": "f"}])
+  columns = {"ill": ["no", "?"], "sex": ["m", "f"], "age": [30, None], "id": [1, "x"]}
+  held = dataclasses.replace(of_table.inputs, declaration=_TABLE | {"ignore": ["id"]})
+  model = dataclasses.replace(of_table._model, inputs=held)
+  predictor = Predictor(model, of_table.result, of_table._folder)
+  rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+  doors = [columns, _Frame(columns), rows, {**columns, "age": np.array([30, np.nan])}]
+  for library in ("pandas", "polars"):
+    if importlib.util.find_spec(library) is not None:
+      frame = importlib.import_module(library).DataFrame(columns | {"id": ["1", "x"]})
+      doors += [frame, frame[["sex", "age"]]]
+  if importlib.util.find_spec("pyarrow") is not None:
+    doors.append(importlib.import_module("pyarrow").table(columns | {"id": [1, 2]}))
+  for door in doors:
+    np.testing.assert_array_equal(predictor(door), wanted)
+  with pytest.raises(UserError) as raised:
+    of_table(columns)
+  assert "'id' is no input" in str(raised.value)
+
+
 @pytest.mark.parametrize(
   ("rows", "words"),
   [
     ([{"age": 30}], "has no column 'sex'"),
     ([{"age": 30, "sex": "x"}], "column 'sex': is none of the declared values"),
     ([{"age": "old", "sex": "f"}], "column 'age': is no finite number"),
-    ([{"age": float("nan"), "sex": "f", "ill": "no"}], "column 'ill' is no input"),
+    ([{"age": 30, "sex": "f", "ilk": "no"}], "column 'ilk' is no input"),
+    ([{"age": 30, "sex": 2.5}], "of the kind decimal numbers"),
     ([{"age": 30, "sex": None}], "column 'sex': holds no value"),
     ([{"age": 30, "sex": "f"}, {"age": 30}], "row 2 has other columns"),
     ([{"age": [30], "sex": "f"}], "must be text, a number"),
