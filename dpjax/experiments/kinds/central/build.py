@@ -57,7 +57,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import config_names, guarantee
+from dpjax.experiments.run import config_names, guarantee, left_out
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -645,7 +645,12 @@ def phase(config: TrainConfig, run: Run) -> Phase:
       for batch in slices:
         # Reading `state.step` waits for the device, so only runs with special first steps read it.
         early = num_first and int(state.step) < num_first
-        state, info = (first if early else later)(state, batch)
+        state, of_slice = (first if early else later)(state, batch)
+        # The counts are those of the whole step, the means those of its last slice.
+        before = (0, 0) if info is None else (info.batch_size, info.left_out)
+        info = of_slice._replace(
+          batch_size=before[0] + of_slice.batch_size, left_out=before[1] + of_slice.left_out
+        )
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:
@@ -670,6 +675,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     guarantee=run.guarantee,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),
