@@ -119,7 +119,7 @@ def _info(info: ClientInfo, size: int) -> RoundInfo:
     upload_bits=np.sum(info.upload_bits, dtype=np.float64),
     clients=info,
     left_out=np.int32(size - np.sum(kept)),
-    coordinates_cut=np.sum(info.coordinates_cut[kept]),
+    coordinates_cut=np.sum(np.where(kept, info.coordinates_cut, 0)),
   )
 
 

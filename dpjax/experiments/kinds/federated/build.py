@@ -95,12 +95,12 @@ def check(config: FedConfig) -> None:
     _check_natural(config)
   else:
     privacy.check_cohort(config, config.partition.num_clients)
-    # A user's own aggregator is loaded by `assemble`.
-    if not isinstance(config.aggregator, str):
-      cohort_sizes.check(config, config.partition.num_clients)
   _check_stop(config)
   _check_combination(config)
   privacy.check(config)
+  # `assemble` checks the clients of natural partitions, and loads a user's own aggregator.
+  if hasattr(config.partition, "num_clients") and not isinstance(config.aggregator, str):
+    cohort_sizes.check(config, config.partition.num_clients)
   audit.check(config)
   if config.writer is not None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
