@@ -92,6 +92,27 @@ def _step_info(summed: ClippedSum, scale: ArrayLike) -> StepInfo:
   )
 
 
+@jax.jit
+def joined(first: StepInfo, second: StepInfo) -> StepInfo:
+  """Returns the diagnostics of two slices of a step, as if they were one batch.
+
+  >>> info = StepInfo(*map(jnp.float32, (2.0, 1.0, 0.0, 3, 2)))
+  >>> float(joined(info, info._replace(train_loss=8.0, left_out=1.0)).train_loss)
+  6.0
+  """
+  counts = [info.batch_size - info.left_out for info in (first, second)]
+  batch_size = first.batch_size + second.batch_size
+  divisor = jnp.where(batch_size > 0, counts[0] + counts[1], 1)
+
+  def mean(*values: Array) -> Array:
+    # The mean of a slice without an example that counts may be NaN.
+    sums = (jnp.where(n > 0, n * value, 0) for n, value in zip(counts, values))
+    return sum(sums) / divisor
+
+  means = map(mean, first[:3], second[:3])
+  return StepInfo(*means, batch_size, first.left_out + second.left_out)
+
+
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
   """Returns the average after step t, counted from 0, with decay min(decay, (1 + t) / (10 + t)).
 

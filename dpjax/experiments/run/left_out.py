@@ -45,8 +45,8 @@ def of_rows(*arrays: Any) -> Arrivals:
   """
   sound = np.ones(len(arrays[0]), bool)
   for array in arrays:
-    # A row may hold no number at all, whose sum is 0.
-    sound &= np.isfinite(np.asarray(array)).reshape(len(sound), -1).all(axis=1)
+    finite = np.isfinite(np.asarray(array))
+    sound &= finite.all(axis=tuple(range(1, finite.ndim)))
   return Arrivals(int(sound.sum()), int((~sound).sum()))
 
 

@@ -65,6 +65,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
+from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
 
@@ -646,11 +647,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
         # Reading `state.step` waits for the device, so only runs with special first steps read it.
         early = num_first and int(state.step) < num_first
         state, of_slice = (first if early else later)(state, batch)
-        # The counts are those of the whole step, the means those of its last slice.
-        before = (0, 0) if info is None else (info.batch_size, info.left_out)
-        info = of_slice._replace(
-          batch_size=before[0] + of_slice.batch_size, left_out=before[1] + of_slice.left_out
-        )
+        info = of_slice if info is None else joined(info, of_slice)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:
