@@ -7,8 +7,8 @@
 
 `Dlg` can find the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
 gradient, whose scale it needs. It moves along second derivatives, which vanish where activations
-are piecewise linear (ReLU, leaky ReLU, max pooling). It warns of these; try `CosineAdam` then. The cosine does
-not depend on a common factor, so clipping alone does not hinder it.
+are piecewise linear (ReLU, leaky ReLU, max pooling). It warns of these; try `CosineAdam` then. The
+cosine does not depend on a common factor, so clipping alone does not hinder it.
 
 Every message that a view of `attacks.views` describes is attacked the same way: a mean gradient,
 or what a client sends after several local steps, which are unrolled. Restarts run side by side
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -44,8 +45,8 @@ _CHECK_EVERY = 25
 # With a line search, a restart whose trial ends at or below this objective goes on at once.
 _PROMISING = 1e-3
 # `jumps`: length of the ends of its line, in first guesses; numbers of intervals, of those that are
-# halved, and of halvings; smallest change that is a jump, as a share of the longest message. A smooth
-# message changes by less over 1e-9 of the line, and a message computed in float32 by rounding.
+# halved, and of halvings; smallest change that is a jump, as a share of the longest message. A
+# smooth message changes by less over 1e-9 of the line. So does one in float32, by rounding.
 _LONG = 3.0
 _INTERVALS = 16
 _TRIED = 4
@@ -133,7 +134,7 @@ def jumps(view: View, guessed: Example) -> bool:
     places = np.linspace(0, 1, _INTERVALS + 1)
     messages = [at(t) for t in places]
     least = _JUMP * max(np.linalg.norm(message) for message in messages)
-    changes = [np.linalg.norm(b - a) for a, b in zip(messages, messages[1:])]
+    changes = [np.linalg.norm(b - a) for a, b in itertools.pairwise(messages)]
     for i in np.argsort(changes)[: -1 - _TRIED : -1]:
       low, high = places[i], places[i + 1]
       left, right = messages[i], messages[i + 1]

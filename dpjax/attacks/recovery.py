@@ -140,8 +140,9 @@ def infer_labels(
 
   Without a bias, column k of the kernel's gradient is g_k times the features at batch size 1. The
   label's column is the one whose inner product with every other column is <= 0, for any features
-  (iDLG). For larger batches, sums over the kernel's rows replace g, for features that are not
-  negative.
+  (iDLG). If two columns are so (two classes, or all others have probability 0), they differ in
+  sign alone: the one with the smaller sum is taken, which is right for features that are not
+  negative. For larger batches, sums over the kernel's rows replace g, for such features.
 
   Args:
     gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).
@@ -169,8 +170,12 @@ def infer_labels(
     # Columns are scaled by the largest entry, so that products neither under- nor overflow.
     kernel = dense["kernel"] / (np.max(np.abs(dense["kernel"])) or 1.0)
     products = kernel.T @ kernel
+    # A class of probability 0 has a column of zeros, which no label has.
+    empty = ~np.diag(products).astype(bool)
     np.fill_diagonal(products, -np.inf)
-    return np.array([int(np.argmin(products.max(axis=1)))])
+    worst = np.where(empty, np.inf, products.max(axis=1))
+    likely = worst <= max(0.0, worst.min())
+    return np.array([int(np.argmin(np.where(likely, slope, np.inf)))])
   if batch_size == 1:
     return np.array([int(np.argmin(slope))])
   left = batch_size * (mean - slope)

@@ -64,9 +64,13 @@ class FederatedState(NamedTuple):
 class RoundInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw client data: NOT private."""
 
-  train_loss: Any  # mean loss over the examples of clients that count; NumPy, like all fields
+  train_loss: (
+    Any  # mean loss over the examples of clients that count; NumPy, like all fields
+  )
   mean_norm: Any  # mean norm of the messages that count; both NaN if all are left out
-  num_clients: Any  # clients whose message counts: a secret unless the sampler's sizes are public
+  num_clients: (
+    Any  # clients whose message counts: a secret unless the sampler's sizes are public
+  )
   num_steps: Any  # number of local steps of all clients
   upload_bits: Any  # number of bits that all clients send
   clients: ClientInfo  # leaves [C]

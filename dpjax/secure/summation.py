@@ -183,7 +183,7 @@ class Way(NamedTuple):
 
 
 def _with_cuts(encoding: Encoding, way: Way) -> Way:
-  """Returns the `Way` whose clients tell how many coordinates of their message the encoding cuts."""
+  """Returns the `Way` whose clients tell how many coordinates of a message the encoding cuts."""
 
   def telling(client: ClientAlgorithm) -> ClientAlgorithm:
     def finish(received: Any, local: Any) -> Any:

@@ -47,7 +47,9 @@ class StepInfo(NamedTuple):
   mean_norm: Array  # mean gradient norm before clipping
   clip_fraction: Array  # share of examples whose norm exceeded the bound
   batch_size: Array  # realised; itself a secret under Poisson sampling
-  left_out: Array  # examples of the batch whose gradient is NaN or infinite, and counts as 0
+  left_out: (
+    Array  # examples of the batch whose gradient is NaN or infinite, and counts as 0
+  )
 
 
 def _with_keys(examples: Any, keys: Array) -> Any:

@@ -49,7 +49,8 @@ def _exact(least, num_clients, cohort):
 
 
 @pytest.mark.parametrize(
-  ("least", "num_clients", "cohort"), [(5, 100, 10.0), (2, 7, 3.5), (12, 1000, 30.0), (1, 9, 1.0)]
+  ("least", "num_clients", "cohort"),
+  [(5, 100, 10.0), (2, 7, 3.5), (12, 1000, 30.0), (1, 9, 1.0)],
 )
 def test_the_chance_is_that_of_the_definition(least, num_clients, cohort):
   found = cohort_sizes.below(least, "poisson", num_clients, cohort)
@@ -61,7 +62,9 @@ def test_the_chance_is_that_of_the_definition(least, num_clients, cohort):
 @pytest.mark.parametrize("name", [n for n in SECURE_SUMS if n != "none"])
 def test_every_sum_is_refused_where_a_round_of_the_run_may_well_be_too_small(name):
   """Poisson cohorts of 10 of 100 are; the sizes that the line names are not."""
-  error = _refused(secure_sum=name, clients_per_round=10.0, **{"privacy.sampler": "poisson"})
+  error = _refused(
+    secure_sum=name, clients_per_round=10.0, **{"privacy.sampler": "poisson"}
+  )
   assert error is not None and error.field == "secure_sum" and "fixed_size" in error.hint
   assert _refused(secure_sum=name, clients_per_round=10.0) is None
   enough = float(error.hint.rpartition("=")[2].split()[0])
@@ -114,9 +117,7 @@ def test_drop_outs_that_leave_no_round_are_refused_and_others_are_simulated():
 
 # --- the boundary that aggregators state, against what they do
 
-_MADE = {
-  name: row.make(**row.options) for name, row in described.aggregators().items()
-} | {
+_MADE = {name: row.make(**row.options) for name, row in described.aggregators().items()} | {
   "multi-krum": federated.krum(1, num_selected=9),
   "krum of 3": federated.krum(3),
   "secure": secure.secure_mean(secure.sums.PlainSum(min_survivors=4), secure.Encoding(64)),

@@ -127,12 +127,18 @@ _SLOW_DOORS = (
 _PRIVATE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
 _SLOW_DOORS += [{"privacy.method": m, **_PRIVATE} for m in ("central", "local")]
 _SLOW_DOORS += [
-  {"privacy.method": "distributed", "secure_sum": {"name": "secagg", "bits": 16}, **_PRIVATE}
+  {
+    "privacy.method": "distributed",
+    "secure_sum": {"name": "secagg", "bits": 16},
+    **_PRIVATE,
+  }
 ]
 
 
 @pytest.mark.parametrize(
-  "more", [{}, *(pytest.param(door, marks=pytest.mark.slow) for door in _SLOW_DOORS)], ids=str
+  "more",
+  [{}, *(pytest.param(door, marks=pytest.mark.slow) for door in _SLOW_DOORS)],
+  ids=str,
 )
 def test_a_federated_run_without_a_finite_message_ends(more, tmp_path, capsys):
   rows, said = _ends(_federated(**more), tmp_path / "run", capsys)

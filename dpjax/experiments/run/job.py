@@ -118,7 +118,7 @@ class TrainedPhase(Protocol):
   step: int
   ledger: Ledger
   final_epsilon: float
-  tally: Tally | None  # None: nothing is counted
+  tally: Tally
 
 
 TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
@@ -215,7 +215,7 @@ def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
-    **({} if trained.tally is None else trained.tally.facts()),
+    **trained.tally.facts(),
     **phase.planned(),
     **phase.describe(trained.state, facts, writers.read_metrics(folder)),
   }

@@ -54,7 +54,8 @@ class Tally:
   """The sums of the counts of all steps of a phase.
 
   Args:
-    read: function from the info of a step to its counts.
+    read: function from the info of a step to its counts; None: nothing is counted, and all methods
+      do nothing.
     unit: what is counted, such as "examples".
 
   >>> tally = Tally(lambda used: Arrivals(used, 4 - used), "examples")
@@ -64,7 +65,7 @@ class Tally:
   {'not_private/left_out': 3}
   """
 
-  def __init__(self, read: Callable[[Any], Arrivals], unit: str):
+  def __init__(self, read: Callable[[Any], Arrivals] | None, unit: str):
     self.unit = unit
     self._read = read
     self._total = Arrivals(0, 0)
@@ -73,12 +74,13 @@ class Tally:
     self._warned: set[str] = set()
 
   def add(self, step: int, info: Any) -> None:
-    self._pending.append((step, info))
+    if self._read is not None:
+      self._pending.append((step, info))
 
   def settle(self) -> Arrivals:
     """Returns the sums of all steps so far. Warns once of each kind of loss."""
     for step, info in self._pending:
-      counts = self._read(info)
+      counts = self._read(info)  # pyright: ignore[reportOptionalCall]
       self._total = Arrivals(*map(sum, zip(self._total, counts)))
       # A refused round has its own warning.
       if counts.left_out and not counts.used and not counts.rounds_refused:
@@ -112,6 +114,8 @@ class Tally:
 
   def facts(self) -> dict[str, Any]:
     """Returns the part of result.json on what was left out."""
+    if self._read is None:
+      return {}
     counts = self.settle()._asdict()
     counts.pop("used")
     return {
@@ -123,7 +127,7 @@ class Tally:
   def check(self, num_steps: int) -> None:
     """Raises UserError if no step could use anything."""
     total = self.settle()
-    if num_steps and not total.used:
+    if self._read is not None and num_steps and not total.used:
       raise UserError(
         f"none of the {total.left_out} {self.unit} of {num_steps} steps could be used, so "
         "nothing was learned; no result is written, rows and checkpoints stay"

@@ -418,8 +418,7 @@ class _Trainer:
       received.extend(self.late)
       running.go(received)
       self.late = received[:1]
-    if running.tally is not None:
-      running.tally.check(running.step)
+    running.tally.check(running.step)
     return running
 
 
@@ -448,7 +447,7 @@ class Running:
     self.reached = False  # whether `phase.enough` ended the phase
     self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
-    self.tally = None if phase.arrivals is None else Tally(phase.arrivals, phase.unit)
+    self.tally = Tally(phase.arrivals, phase.unit)
     self.checkpoints = checkpoint.Checkpoints(
       trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
@@ -496,9 +495,8 @@ class Running:
       self.reached = bool(meta["reached"])
       self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
-      if self.tally is not None:
-        # A checkpoint of an earlier version holds no counts.
-        self.tally.resume(meta.get("arrivals", {}))
+      # A checkpoint of an earlier version holds no counts.
+      self.tally.resume(meta.get("arrivals", {}))
     except (KeyError, TypeError, ValueError) as error:
       reason = first_line(error, with_type=True)
       raise UserError(
@@ -587,8 +585,7 @@ class Running:
     """Writes a row, and returns the values for the progress bar."""
     row = processes.on_first(self._measured)
     row |= self.phase.observe(self.state, info, self.step)
-    if self.tally is not None:
-      self.tally.settle()
+    self.tally.settle()
     if self.metrics is not None:
       self.metrics.write(row_number, row)
     self.reached = self.phase.enough(row)
@@ -602,9 +599,8 @@ class Running:
       "before_steps": self._before_steps(),
       "seconds": self.trainer.seconds(),
       "reached": self.reached,
+      "arrivals": self.tally.to_meta(),
     }
-    if self.tally is not None:
-      meta["arrivals"] = self.tally.to_meta()
     if self.metrics is not None:
       # Metrics are flushed before the checkpoint that refers to them.
       meta["rows"] = self.metrics.durable()
@@ -639,8 +635,7 @@ class Running:
         # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
         # lacks it.
         self.charge()
-        if self.tally is not None:
-          self.tally.add(self.step, info)
+        self.tally.add(self.step, info)
         row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         # A signal reaches one process, but all processes must stop at the same step.

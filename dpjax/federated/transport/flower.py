@@ -321,7 +321,9 @@ class _Strategy:
     self._known: set[int] = set()  # nodes that have said who they are
     self._asked: dict[int, int] = {}  # node -> client, in this round
     self._num_asked = 0
-    self._strange: set[int] = set()  # nodes whose owner was told that they are not understood
+    self._strange: set[int] = (
+      set()
+    )  # nodes whose owner was told that they are not understood
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
     # Flower's copy of the parameters is ignored: only the server's own state counts.

@@ -30,8 +30,8 @@ def largest(frac_bits: int = FRAC_BITS) -> float:
 
   Nobody can check a product of two shared numbers. Such a product, and a sum of products before the
   truncation, must stay below 2^(62-2f), 2^26 at f = 18, as if both factors are below 2^13.
-  Otherwise the result is wrong, and no error is raised. Scale columns beforehand: if all numbers are
-  below 2^8, 2^10 products can be added.
+  Otherwise the result is wrong, and no error is raised. Scale columns beforehand: if all numbers
+  are below 2^8, 2^10 products can be added.
 
   >>> largest(18)
   131072.0

@@ -142,8 +142,8 @@ def _check_dropouts(config: FedConfig, num_clients: int, least: int) -> None:
 
 
 def _least_tolerant(config: FedConfig, num_clients: int) -> int:
-  """Returns the smallest cohort of which the aggregator tolerates an arbitrary client; 1 for a mean,
-  which promises nothing, and for a user's own aggregator, of which nothing is known.
+  """Returns the smallest cohort of which the aggregator tolerates an arbitrary client. It is 1 for
+  a mean, which promises nothing, and for a user's own aggregator, of which nothing is known.
 
   Raises UserError if no cohort is large enough.
   """

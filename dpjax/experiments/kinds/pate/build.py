@@ -232,6 +232,16 @@ class _Student:
     }
 
 
+def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, float]:
+  """Returns what the private records tell of the teachers."""
+  right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
+  in_part = np.bincount(_parts(config, sides), minlength=config.num_teachers)
+  return {
+    "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
+    "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
+  }
+
+
 def _queries_phase(
   config: PateConfig,
   sides: _Sides,
@@ -273,11 +283,7 @@ def _queries_phase(
       "answer_std": float(mechanism.std),
     }
     if not config.release:
-      right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
-      values["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
-      sizes_of_parts = np.bincount(_parts(config, sides), minlength=config.num_teachers)
-      beyond = np.maximum(sizes_of_parts - config.teacher_capacity, 0)
-      values["not_private/left_out"] = int(beyond.sum())
+      values |= _not_private(config, sides, counts)
     if config.data_dependent:
       values |= vote_costs.of_votes(config, counts, labels >= 0)
     if config.publish_cost:
