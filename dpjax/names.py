@@ -147,7 +147,9 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
         # An error about the field's section already shows the path. It is not shown twice.
         said = error.is_about(field.partition(".")[0], path)
         why = error.must if said else str(error)
-      raise UserError(why, field=field, value=path) from error
+      # A run may go on after some errors, which it knows by their type.
+      kind = type(error) if isinstance(error, UserError) else UserError
+      raise kind(why, field=field, value=path) from error
 
   return wrapper
 

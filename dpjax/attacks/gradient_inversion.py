@@ -7,8 +7,8 @@
 
 `Dlg` can find the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
 gradient, whose scale it needs. It moves along second derivatives, which vanish where activations
-are piecewise linear (ReLU, leaky ReLU). It warns of ReLU; try `CosineAdam` then. The cosine does
-not depend on a common factor, so clipping alone does not hinder it.
+are piecewise linear (ReLU, leaky ReLU, max pooling). It warns of these; try `CosineAdam` then. The
+cosine does not depend on a common factor, so clipping alone does not hinder it.
 
 Every message that a view of `attacks.views` describes is attacked the same way: a mean gradient,
 or what a client sends after several local steps, which are unrolled. Restarts run side by side
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,6 +44,14 @@ from dpjax.validate import UserError
 _CHECK_EVERY = 25
 # With a line search, a restart whose trial ends at or below this objective goes on at once.
 _PROMISING = 1e-3
+# `jumps`: length of the ends of its line, in first guesses; numbers of intervals, of those that are
+# halved, and of halvings; smallest change that is a jump, as a share of the longest message. A
+# smooth message changes by less over 1e-9 of the line. So does one in float32, by rounding.
+_LONG = 3.0
+_INTERVALS = 16
+_TRIED = 4
+_HALVINGS = 26
+_JUMP = 1e-5
 
 
 class Method(Protocol):
@@ -90,6 +99,57 @@ def total_variation(x: Array) -> Array:
   return sum(jnp.mean(part) for part in (down, right) if part.size) + jnp.zeros(())
 
 
+def jumps(view: View, guessed: Example) -> bool:
+  """Returns whether a message jumps between random examples of these shapes.
+
+  The derivative of a piecewise linear activation is constant but for jumps, and so the message
+  jumps, however the activation is written. On a line between two examples, the interval where the
+  message changes most is halved again and again. A change that stays is a jump.
+
+  >>> from dpjax.attacks.views import gradient_view
+  >>> shapes = Example(jax.ShapeDtypeStruct((1, 2), float), jax.ShapeDtypeStruct((1,), int))
+  >>> loss = lambda act: lambda w, e: (act(jnp.dot(w, e.x)) - 1) ** 2
+  >>> relu, tanh = (gradient_view(loss(act), jnp.ones(2))
+  ...   for act in (lambda z: jnp.maximum(z, 0.1 * z), jnp.tanh))
+  >>> jumps(relu, shapes), jumps(tanh, shapes)
+  (True, False)
+  """
+  rng = np.random.default_rng(0)
+  with jax.enable_x64(True):
+    # The ends are opposite, so that every unit without a bias changes its sign. They are longer
+    # than first guesses, so that most others do, too.
+    start = _LONG * rng.normal(size=guessed.x.shape)
+    end = -start + rng.normal(size=guessed.x.shape)
+    if jnp.issubdtype(guessed.y.dtype, jnp.inexact):
+      labels = np.full(guessed.y.shape, 1 / guessed.y.shape[-1])
+    else:
+      labels = np.zeros(guessed.y.shape, np.int32)
+
+    @jax.jit
+    def flat(t: Array) -> Array:
+      message = view(Example((1 - t) * start + t * end, jnp.asarray(labels)))
+      return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(message)])
+
+    at = lambda t: np.asarray(flat(jnp.float64(t)))
+    places = np.linspace(0, 1, _INTERVALS + 1)
+    messages = [at(t) for t in places]
+    least = _JUMP * max(np.linalg.norm(message) for message in messages)
+    changes = [np.linalg.norm(b - a) for a, b in itertools.pairwise(messages)]
+    for i in np.argsort(changes)[: -1 - _TRIED : -1]:
+      low, high = places[i], places[i + 1]
+      left, right = messages[i], messages[i + 1]
+      for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        between = at(middle)
+        if np.linalg.norm(between - left) >= np.linalg.norm(right - between):
+          high, right = middle, between
+        else:
+          low, left = middle, between
+      if np.linalg.norm(right - left) > least:
+        return True
+  return False
+
+
 @dataclasses.dataclass(frozen=True)
 class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
@@ -125,11 +185,12 @@ class Dlg:
     """Accepts any examples."""
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns if the view's program names a ReLU, whose second derivative is 0."""
-    if "relu" in str(jax.make_jaxpr(view)(guessed)):
+    """Warns if the view's message jumps where the examples move, as behind a ReLU."""
+    if jumps(view, guessed):
       warnings.warn(
-        "Dlg on a network with ReLU: the second derivatives that it moves on vanish where "
-        "activations are piecewise linear; use CosineAdam, and take failure for no protection",
+        "Dlg on a network whose gradient jumps, as with ReLU: the second derivatives that it moves "
+        "on vanish where activations are piecewise linear; use CosineAdam, and take failure for no "
+        "protection",
         stacklevel=3,
       )
 

@@ -136,8 +136,13 @@ def infer_labels(
   k has B * (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are
   taken one by one. Each is the class with the largest number of examples left (after LLG, Wainakh
   et al. 2022). This is nearly exact while the model knows little; the scale of the gradient must be
-  right. Without a bias, sums over the kernel's rows replace g, as in iDLG, for features that are
-  not negative.
+  right.
+
+  Without a bias, column k of the kernel's gradient is g_k times the features at batch size 1. The
+  label's column is the one whose inner product with every other column is <= 0, for any features
+  (iDLG). If two columns are so (two classes, or all others have probability 0), they differ in
+  sign alone: the one with the smaller sum is taken, which is right for features that are not
+  negative. For larger batches, sums over the kernel's rows replace g, for such features.
 
   Args:
     gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).
@@ -161,6 +166,16 @@ def infer_labels(
     raise UserError(
       f"must be {count} numbers, got shape {mean.shape}", field="probabilities"
     )
+  if batch_size == 1 and "bias" not in dense:
+    # Columns are scaled by the largest entry, so that products neither under- nor overflow.
+    kernel = dense["kernel"] / (np.max(np.abs(dense["kernel"])) or 1.0)
+    products = kernel.T @ kernel
+    # A class of probability 0 has a column of zeros, which no label has.
+    empty = ~np.diag(products).astype(bool)
+    np.fill_diagonal(products, -np.inf)
+    worst = np.where(empty, np.inf, products.max(axis=1))
+    likely = worst <= max(0.0, worst.min())
+    return np.array([int(np.argmin(np.where(likely, slope, np.inf)))])
   if batch_size == 1:
     return np.array([int(np.argmin(slope))])
   left = batch_size * (mean - slope)

@@ -34,6 +34,10 @@ from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
 
+class RoundRefused(UserError):
+  """Error of a round with too few clients or messages. A run may go on with the next round."""
+
+
 class Aggregator(NamedTuple):
   """Rule that turns messages into one update.
 
@@ -49,10 +53,12 @@ class Aggregator(NamedTuple):
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
   plan: Plan | None = None  # plan that draws the cohorts and sets the noise; None: unknown
-  # Function (messages, mask, weights) that raises UserError if too few messages count.
+  # Function (messages, mask, weights) that raises RoundRefused if too few messages count.
   check: Callable[..., Any] | None = None
   # Function from a `MapClients` to one that sums in another way, such as by secure aggregation.
   through: Callable[..., Any] | None = None
+  # Fewest clients of a round in which all send a message that counts; a smaller round is refused.
+  min_clients: int = 1
 
   def drawn_by(self, plan: Plan) -> Aggregator:
     """Returns this aggregator with `plan`, a plan without an epsilon, to draw its cohorts.

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax import trees, validate
@@ -82,6 +83,9 @@ class ClientInfo(NamedTuple):
   num_steps: Array  # []
   update_norm: Array  # [] l2 norm of the message
   upload_bits: Array  # [] float32; 32 for each float of the message unless compressed
+  # [] weight before any noise; the message is left out unless the weight is finite and above 0
+  weight: ArrayLike = np.float32(1)
+  coordinates_cut: ArrayLike = np.int32(0)  # [] of the message, by a secure sum
 
 
 class Sent(NamedTuple):
@@ -199,8 +203,8 @@ def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
   return {"delta": difference(received, local)}, local.memory
 
 
-def info(local: Local, message: ArrayTree) -> ClientInfo:
-  """Returns diagnostics of a client that sends `message`; NOT private."""
+def info(local: Local, message: ArrayTree, weight: ArrayLike = 1.0) -> ClientInfo:
+  """Returns diagnostics of a client that sends `message` with this weight; NOT private."""
   stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
   return ClientInfo(
     train_loss=local.loss_sum / jnp.maximum(local.num_seen, 1),
@@ -208,6 +212,7 @@ def info(local: Local, message: ArrayTree) -> ClientInfo:
     num_steps=local.num_steps,
     update_norm=trees.per_example_norms(stacked)[0],
     upload_bits=jnp.float32(32 * trees.size(message)),
+    weight=jnp.asarray(weight, jnp.float32),
   )
 
 
@@ -262,7 +267,8 @@ def local_training(
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:
     sent, memory = message(received, local)
-    return Sent(sent, _weight(weighting, local.num_examples)), memory, info(local, sent)
+    weight = _weight(weighting, local.num_examples)
+    return Sent(sent, weight), memory, info(local, sent, weight)
 
   return ClientAlgorithm(init, step, finish)
 
@@ -301,6 +307,6 @@ def full_gradient(
     del received
     sent = {"delta": trees.scale(local.params, -1.0 / jnp.maximum(local.num_seen, 1))}
     weight = _weight(weighting, local.num_examples)
-    return Sent(sent, weight), local.memory, info(local, sent)
+    return Sent(sent, weight), local.memory, info(local, sent, weight)
 
   return ClientAlgorithm(init, step, finish)

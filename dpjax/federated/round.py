@@ -61,12 +61,21 @@ class FederatedState(NamedTuple):
 class RoundInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw client data: NOT private."""
 
-  train_loss: Any  # mean loss over the examples of all clients; NumPy, like all fields
-  mean_norm: Any  # mean norm of the clients' messages
-  num_clients: Any  # realised number, a secret unless the sampler's sizes are public
+  train_loss: (
+    Any  # mean loss over the examples of clients that count; NumPy, like all fields
+  )
+  mean_norm: Any  # mean norm of the messages that count; both NaN if all are left out
+  num_clients: (
+    Any  # clients whose message counts: a secret unless the sampler's sizes are public
+  )
   num_steps: Any  # number of local steps of all clients
   upload_bits: Any  # number of bits that all clients send
   clients: ClientInfo  # leaves [C]
+  # Clients of the cohort that fell silent, have no example, or sent NaN, infinity or an impossible
+  # weight.
+  left_out: Any = np.int32(0)
+  coordinates_cut: Any = np.int32(0)  # of the messages that count, by a secure sum
+  rounds_refused: Any = np.int32(0)  # 1 if the round was refused, and moved nothing
 
 
 class Server(NamedTuple):
@@ -75,7 +84,7 @@ class Server(NamedTuple):
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> `received.extra` of all clients
   # Function (params, server state, mean, count) -> (params, server state). `count` is the number of
-  # clients that trained and sent finite numbers. With a private aggregator it is secret, so None.
+  # clients whose message counts. With a private aggregator it is secret, so None.
   apply: Callable[..., Any]
 
 
@@ -87,16 +96,31 @@ class Common(TypedDict, total=False):
   map_clients: execution.MapClients | None
 
 
-def _info(info: ClientInfo) -> RoundInfo:
+def counted(info: ClientInfo) -> np.ndarray:
+  """Returns a mask [C] of the clients whose message is finite, with a finite weight above 0."""
+  weight = np.asarray(info.weight)
+  return np.isfinite(info.update_norm) & np.isfinite(weight) & (weight > 0)
+
+
+def _info(info: ClientInfo, size: int) -> RoundInfo:
+  """Returns the diagnostics of a cohort of `size` clients, of which some may have fallen silent."""
   info = jax.tree.map(np.asarray, info)
-  seen = info.num_examples * (info.num_steps > 0)
+  kept = counted(info)
+  # 0 would look like a perfect fit. An empty cohort has nothing to divide by.
+  mean = lambda values, weights: (
+    np.sum(values[kept] * weights[kept]) / np.maximum(np.sum(weights[kept]), 1)
+    if kept.any() or not size
+    else np.float32(np.nan)
+  )
   return RoundInfo(
-    train_loss=np.sum(info.train_loss * seen) / max(np.sum(seen), 1),
-    mean_norm=np.sum(info.update_norm) / max(len(info.num_steps), 1),
-    num_clients=np.int32(len(info.num_steps)),
+    train_loss=mean(info.train_loss, info.num_examples * (info.num_steps > 0)),
+    mean_norm=mean(info.update_norm, np.ones(len(kept))),
+    num_clients=np.int32(np.sum(kept)),
     num_steps=np.sum(info.num_steps),
     upload_bits=np.sum(info.upload_bits, dtype=np.float64),
     clients=info,
+    left_out=np.int32(size - np.sum(kept)),
+    coordinates_cut=np.sum(np.where(kept, info.coordinates_cut, 0)),
   )
 
 
@@ -267,10 +291,9 @@ def federated(
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    # Mask of the clients that trained and sent finite numbers.
-    counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
+    info = _info(mapped.info, cohort.size)
     # With a private aggregator the number of participants is secret, so the server does not get it.
-    size = None if aggregator.private else jax.device_put(np.float32(np.sum(counted)))
+    size = None if aggregator.private else jax.device_put(np.float32(info.num_clients))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
       params=params,
@@ -280,7 +303,7 @@ def federated(
       key=state.key,
       round=following,
     )
-    return after, _info(mapped.info)
+    return after, info
 
   return FederatedAlgorithm(init, one_round, functools.partial(cohorts, aggregator.plan))
 

@@ -327,6 +327,14 @@ def _explain_library(error: Exception) -> None:
   # Equinox and nnx have no hook like linen's. The frames of the error still hold the layer,
   # as `self`.
   frames = list(traceback.walk_tb(error.__traceback__))
+  # A BatchNorm that computes statistics was refused before. This one is frozen.
+  if "batch_stats" in message and name.startswith("Scope"):
+    raise validate.UserError(
+      "gives a frozen BatchNorm no statistics; apply the model to "
+      '{"params": params, "batch_stats": statistics}, with statistics from outside of the loss '
+      f"({name})",
+      field="loss_fn",
+    ) from error
   within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
   if within or "batch_stats" in message or "BatchStat" in message:
     raise validate.UserError(f"{_BATCH_NORM} ({name})") from error

@@ -318,6 +318,7 @@ def skellam_mean(
     private=True,
     plan=plan,
     through=functools.partial(through_way, way, dropout, protocol),
+    min_clients=protocol.min_survivors,
   )
 
 

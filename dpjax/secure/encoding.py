@@ -162,6 +162,18 @@ class Encoding:
 
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
 
+  def coordinates_cut(self, message: ArrayTree) -> Array:
+    """Returns the number of coordinates of ONE message beyond `largest_value`; 0 if it is left out,
+    since it holds NaN or infinity.
+
+    >>> Encoding(max_clients=2, largest_value=1.0).coordinates_cut(jnp.array([0.5, -3.0])).item()
+    1
+    """
+    stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
+    beyond = lambda leaf: jnp.sum(jnp.abs(leaf) > self.largest_value)
+    total = sum(map(beyond, jax.tree.leaves(message)), jnp.int32(0))
+    return jnp.where(finite(stacked, jnp.ones(1, bool))[0], total, 0)
+
   def add(self, encoded: Encoded) -> Encoded:
     """Sums over the leading axis, modulo 2^32. Every order gives the same bits."""
     total = lambda leaf: jnp.sum(leaf, axis=0, dtype=jnp.uint32)

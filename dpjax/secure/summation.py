@@ -29,7 +29,8 @@ import numpy as np
 from dpjax import trees, validate
 from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
 from dpjax.federated.aggregation import Aggregator, summed
-from dpjax.federated.client import ClientInfo
+from dpjax.federated.aggregation import RoundRefused as RoundRefused
+from dpjax.federated.client import ClientAlgorithm, ClientInfo
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution import Context, MapClients, Mapped, Run
 from dpjax.plan import Plan
@@ -44,10 +45,6 @@ from dpjax.secure.sums import (
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError
-
-
-class RoundRefused(UserError):
-  """Raised when too few clients are left, or a protocol fails in a round with drop-outs."""
 
 
 def is_simulated(protocol: SumProtocol) -> bool:
@@ -163,12 +160,14 @@ def secure_mean(
 
   simulated = is_simulated(protocol)
   through = _counted(encoding, protocol) if simulated else _protocol(encoding, protocol)
+  through = _with_cuts(encoding, through)
   return summed(
     lambda message: jnp.int32(0),
     partial,
     finish,
     through=functools.partial(through_way, through, dropout, protocol),
     plan=plan,
+    min_clients=protocol.min_survivors,
   )
 
 
@@ -181,6 +180,22 @@ class Way(NamedTuple):
 
   bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
   sum: Summing
+
+
+def _with_cuts(encoding: Encoding, way: Way) -> Way:
+  """Returns the `Way` whose clients tell how many coordinates of a message the encoding cuts."""
+
+  def telling(client: ClientAlgorithm) -> ClientAlgorithm:
+    def finish(received: Any, local: Any) -> Any:
+      sent, memory, info = client.finish(received, local)
+      cut = encoding.coordinates_cut(sent.message)
+      return sent, memory, info._replace(coordinates_cut=cut)
+
+    return client._replace(finish=finish)
+
+  return way._replace(
+    bind=lambda inner, client, partial: way.bind(inner, telling(client), partial)
+  )
 
 
 def through_way(
@@ -323,7 +338,7 @@ def forgiving(
   """Returns the same algorithm, in which a refused round only uses up its number.
 
   The next round follows. The aggregator's state must count rounds, as it does for `secure_mean`
-  and `skellam_mean`.
+  and `skellam_mean`, or be empty, as for `krum`.
 
   The refused round stays accounted: a ledger counts rounds, not successes.
 
@@ -337,11 +352,14 @@ def forgiving(
     except RoundRefused as error:
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
       # The refused round has used its number, which determines noise and rotations.
-      later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
-      # The report is that of a round without participants.
-      zero = np.float32(0)
-      empty = jnp.zeros(0)
-      clients = ClientInfo(empty, empty, empty, empty, empty)
-      return later, RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)
+      aggregator = jax.tree.map(lambda count: count + 1, state.aggregator)
+      later = state._replace(round=state.round + 1, aggregator=aggregator)
+      unknown = np.float32(np.nan)
+      clients = ClientInfo(*[jnp.zeros(0)] * len(ClientInfo._fields))
+      info = RoundInfo(
+        unknown, unknown, np.int32(0), np.int32(0), np.float64(0), clients,
+        left_out=np.int32(cohort.size), rounds_refused=np.int32(1),
+      )  # fmt: skip
+      return later, info
 
   return algorithm._replace(round=one_round)

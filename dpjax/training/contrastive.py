@@ -175,7 +175,10 @@ def contrastive(
     ema = state.ema
     if ema_decay is not None:
       ema = averaged(ema, params, state.step, ema_decay)
-    info = StepInfo(loss, optax.tree.norm(grad), jnp.zeros(()), jnp.sum(mask))
+    # The loss of a whole batch leaves out no example.
+    info = StepInfo(
+      loss, optax.tree.norm(grad), jnp.zeros(()), jnp.sum(mask), left_out=jnp.int32(0)
+    )
     return TrainState(params, opt_state, ema, state.step + 1), info
 
   return Algorithm(init, step)

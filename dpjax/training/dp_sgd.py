@@ -14,7 +14,16 @@ from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.training import schedule_free
-from dpjax.types import Algorithm, Array, Batch, ClippedSum, Example, LossFn, Params
+from dpjax.types import (
+  Algorithm,
+  Array,
+  ArrayLike,
+  Batch,
+  ClippedSum,
+  Example,
+  LossFn,
+  Params,
+)
 from dpjax.validate import UserError
 
 
@@ -28,12 +37,19 @@ class TrainState(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-  """Diagnostics of a step, computed from raw examples: NOT private."""
+  """Diagnostics of a step, computed from raw examples: NOT private.
 
-  train_loss: Array  # mean over the batch
+  Means are over the examples that count. They are NaN if all examples of a batch are left out, and
+  0 for an empty batch.
+  """
+
+  train_loss: Array  # mean loss
   mean_norm: Array  # mean gradient norm before clipping
   clip_fraction: Array  # share of examples whose norm exceeded the bound
   batch_size: Array  # realised; itself a secret under Poisson sampling
+  left_out: (
+    Array  # examples of the batch whose gradient is NaN or infinite, and counts as 0
+  )
 
 
 def _with_keys(examples: Any, keys: Array) -> Any:
@@ -60,8 +76,43 @@ def _with_keys(examples: Any, keys: Array) -> Any:
   return {**examples, "key": keys}
 
 
-def _masked_mean(values: Array, mask: Array) -> Array:
-  return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
+def _step_info(summed: ClippedSum, scale: ArrayLike) -> StepInfo:
+  """Returns the diagnostics of a sum whose gradients were divided by `scale`."""
+  mask: Any = summed.mask
+  counted = mask & jnp.isfinite(summed.norms)
+  batch_size = jnp.sum(mask)
+  count = jnp.sum(counted)
+  # 0 would look like a perfect fit. An empty batch has nothing to divide by.
+  divisor = jnp.where(batch_size > 0, count, 1)
+  mean = lambda values: jnp.sum(jnp.where(counted, values, 0)) / divisor
+  return StepInfo(
+    train_loss=mean(summed.losses) * scale,
+    mean_norm=mean(summed.norms) * scale,
+    clip_fraction=mean((summed.norms > summed.l2_bound).astype(jnp.float32)),
+    batch_size=batch_size,
+    left_out=batch_size - count,
+  )
+
+
+@jax.jit
+def joined(first: StepInfo, second: StepInfo) -> StepInfo:
+  """Returns the diagnostics of two slices of a step, as if they were one batch.
+
+  >>> info = StepInfo(*map(jnp.float32, (2.0, 1.0, 0.0, 3, 2)))
+  >>> float(joined(info, info._replace(train_loss=8.0, left_out=1.0)).train_loss)
+  6.0
+  """
+  counts = [info.batch_size - info.left_out for info in (first, second)]
+  batch_size = first.batch_size + second.batch_size
+  divisor = jnp.where(batch_size > 0, counts[0] + counts[1], 1)
+
+  def mean(*values: Array) -> Array:
+    # The mean of a slice without an example that counts may be NaN.
+    sums = (jnp.where(n > 0, n * value, 0) for n, value in zip(counts, values))
+    return sum(sums) / divisor
+
+  means = map(mean, first[:3], second[:3])
+  return StepInfo(*means, batch_size, first.left_out + second.left_out)
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
@@ -237,13 +288,7 @@ def dp_sgd(
       ema = averaged(ema, params, state.step, ema_decay)
       ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
     after = placed(TrainState(params, opt_state, ema, state.step + jnp.int32(done)))
-    clipped_rows = (summed.norms > summed.l2_bound).astype(jnp.float32)
-    return after, StepInfo(
-      train_loss=_masked_mean(summed.losses, mask) * scale,
-      mean_norm=_masked_mean(summed.norms, mask) * scale,
-      clip_fraction=_masked_mean(clipped_rows, mask),
-      batch_size=jnp.sum(mask),
-    )
+    return after, _step_info(summed, scale)
 
   return Algorithm(init, step)
 

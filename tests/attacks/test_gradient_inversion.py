@@ -9,8 +9,10 @@ import optax
 import pytest
 
 from dpjax import attacks, federated, trees
+from dpjax.attacks import gradient_inversion
 from dpjax.attacks.gradient_inversion import total_variation
 from dpjax.attacks.line_search import descend
+from dpjax.types import Example
 from dpjax.validate import UserError
 
 KEY = jax.random.key(0)
@@ -237,3 +239,27 @@ def test_a_descent_ends_where_the_minimum_is_known():
   assert short.num_steps == 7 and short.value == valley(short.x)[0] < valley([-1.2, 1.0])[0]
   lost = descend(lambda x: (np.nan, x), np.ones(2), steps=9, **options)
   assert lost.value == np.inf and lost.num_steps == 1
+
+
+_KINKED = {
+  "maximum": lambda z: jnp.maximum(z, 0.0),
+  "where": lambda z: jnp.where(z > 0, z, 0.1 * z),
+  "clip": lambda z: jnp.clip(z, 0.0, 6.0),
+  "absolute": lambda z: (z + jnp.abs(z)) / 2,
+}
+_SMOOTH = {"softplus": jax.nn.softplus, "gelu": jax.nn.gelu, "soft_sign": jax.nn.soft_sign}
+
+
+@pytest.mark.parametrize("name", [*_KINKED, *_SMOOTH])
+def test_a_relu_is_known_by_what_it_does_and_not_by_its_name(name):
+  activation = (_KINKED | _SMOOTH)[name]
+
+  def loss(params, example):
+    logits = activation(example.x @ params["a"]) @ params["b"]
+    return -jnp.sum(jax.nn.log_softmax(logits) * (jnp.arange(3) == example.y))
+
+  draw = lambda *shape: jnp.asarray(np.random.default_rng(1).normal(size=shape))
+  params = {"a": draw(6, 8), "b": draw(8, 3)}
+  shapes = Example(jax.ShapeDtypeStruct((2, 6), float), jax.ShapeDtypeStruct((2,), int))
+  found = gradient_inversion.jumps(attacks.gradient_view(loss, params), shapes)
+  assert found == (name in _KINKED)

@@ -120,3 +120,26 @@ def test_errors_are_one_line(net):
     with pytest.raises(UserError, match=words) as caught:
       call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("features", [np.tanh, np.abs, lambda z: -np.abs(z)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-120, 1e120])
+def test_the_label_of_one_example_without_a_bias(features, scale):
+  """Exact for features of any sign and any scale; also if most classes have probability 0."""
+  rng = np.random.default_rng(0)
+  for classes, impossible in ((3, 0), (10, 0), (10, 7)):
+    for y in range(classes - impossible):
+      f = features(rng.normal(size=20))
+      p = np.exp(f @ rng.normal(0, 0.3, (20, classes)))
+      p[classes - impossible :] = 0
+      slope = p / p.sum() - (np.arange(classes) == y)
+      kernel = scale * np.outer(f, slope)
+      found = attacks.infer_labels({"head": {"kernel": kernel}}, batch_size=1)
+      assert found.tolist() == [y]
+
+
+def test_of_two_classes_the_sign_of_the_features_decides():
+  f = np.abs(np.random.default_rng(0).normal(size=20))
+  for y in range(2):
+    kernel = np.outer(f, 0.3 * (1 - 2 * (np.arange(2) == y)))
+    assert attacks.infer_labels({"head": {"kernel": kernel}}, batch_size=1).tolist() == [y]

@@ -394,3 +394,25 @@ def test_rows_of_nobody_are_one_line(ids):
   ):
     with pytest.raises(UserError, match=r"must be in \[0, 5\)"):
       call()
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    name if name == "fed_avg" else pytest.param(name, marks=pytest.mark.slow)
+    for name in registry.ALGORITHMS
+  ],
+)
+def test_clients_that_cannot_be_used_are_left_out_and_counted(name):
+  """One of six sends NaN and one has no example, in every algorithm."""
+  own = problems.ragged((5, 1, 0, 7, 3, 2))
+  own[3][2, 1] = np.nan
+  algorithm = registry.build(name)
+  state = registry.start(name, algorithm)
+  _, info = algorithm.round(state, federated.from_batches(own, batch_size=2))
+  assert (int(info.num_clients), int(info.left_out)) == (4, 2)
+  assert np.isfinite(info.train_loss) and np.isfinite(info.mean_norm)
+  every = [np.full_like(rows, np.nan) for rows in own]
+  _, info = algorithm.round(state, federated.from_batches(every, batch_size=2))
+  assert (int(info.num_clients), int(info.left_out)) == (0, 6)
+  assert np.isnan(info.train_loss) and np.isnan(info.mean_norm)

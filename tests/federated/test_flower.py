@@ -223,3 +223,66 @@ def test_mistakes_are_one_line(changes, match):
 def test_without_flwr_one_line_says_what_to_install():
   with pytest.raises(UserError, match=r"flwr: is not installed .*dpjax\[flower\]"):
     server("plain")
+
+
+class _Reply:
+  def __init__(self, node, content=None, *, record=True):
+    self.metadata = type("Metadata", (), {"src_node_id": node})()
+    self._content = {"answer": content} if record else {"arrays": content}
+    self._failed = content is None
+
+  def has_error(self):
+    return self._failed
+
+  @property
+  def content(self):
+    if self._failed:
+      raise ValueError("the secret of this client")
+    return self._content
+
+
+def _aggregated(replies, monkeypatch, capsys):
+  """(diagnostics, what is said) of a round in which nodes 10, 11, ... were asked."""
+  monkeypatch.setattr(flower, "_arrays", lambda tree: tree)
+  strategy = flower._Strategy(_server("plain", plan=plan("plain"), noise_key=None))
+  strategy._asked = {10 + client: client for client in range(4)}
+  strategy._num_asked = 4
+  like = jax.tree.leaves(strategy.server._like)
+  strategy.aggregate_train(1, replies(like))
+  return strategy.server.infos[-1], capsys.readouterr().err
+
+
+def test_the_server_counts_every_kind_of_unusable_reply(monkeypatch, capsys):
+  def replies(like):
+    good = [np.ones(leaf.shape, leaf.dtype) for leaf in like]
+    yield _Reply(10, _Record(good))
+    yield _Reply(10, _Record(good))  # a second answer is no client
+    yield _Reply(11)
+    yield _Reply(12, _Record(good), record=False)
+    yield _Reply(99, _Record(good))  # was not asked
+
+  info, said = _aggregated(replies, monkeypatch, capsys)
+  assert int(info.num_clients) == 1 and int(info.left_out) == 3
+  assert "3 of 4" in said and said.count(" 1 ") == 3 and said.count("\n") == 1
+  assert "secret" not in said
+
+
+def test_a_message_of_nan_or_of_other_shapes_is_no_client(monkeypatch, capsys):
+  def replies(like):
+    good = [np.ones(leaf.shape, leaf.dtype) for leaf in like]
+    yield _Reply(10, _Record([np.full_like(good[0], np.nan), *good[1:]]))
+    yield _Reply(11, _Record(good[:-1]))
+    for node in (12, 13):
+      yield _Reply(node, _Record(good))
+
+  info, said = _aggregated(replies, monkeypatch, capsys)
+  assert int(info.num_clients) == 2 and int(info.left_out) == 2 and "2 of 4" in said
+
+
+def test_where_all_replies_are_used_nothing_is_said(monkeypatch, capsys):
+  def replies(like):
+    for node in range(10, 14):
+      yield _Reply(node, _Record([np.ones(leaf.shape, leaf.dtype) for leaf in like]))
+
+  info, said = _aggregated(replies, monkeypatch, capsys)
+  assert int(info.num_clients) == 4 and int(info.left_out) == 0 and not said

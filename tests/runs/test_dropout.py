@@ -92,7 +92,7 @@ def test_checks_hold_with_keys():
   ("name", "message"),
   [
     ("Always", "draws random numbers in evaluation too; give its __call__ an argument"),
-    ("BatchNormalised", "BatchNorm mixes examples; use GroupNorm"),
+    ("BatchNormalised", "BatchNorm mixes examples"),
   ],
 )
 def test_what_cannot_be_trained_so_is_one_line(name, message):

@@ -225,3 +225,15 @@ def test_a_total_does_not_count_those_who_sent_negative_numbers(monkeypatch, bit
   total = _seen(monkeypatch, lambda: _rounds(aggregator, count=1))
   signed = total.astype(np.int64) if bits == 64 else total.view(np.int32)
   assert np.abs(signed).max() < 2**11  # of the sum itself, not 2^12 times a count
+
+
+@pytest.mark.parametrize("protocol", [PlainSum(), AdditiveServers()], ids=lambda p: p.name)
+def test_coordinates_beyond_the_encoding_are_counted(protocol):
+  """Only the clients whose message counts; the sum is that of the cut messages."""
+  rows = [[0.5, 50.0], [-30.0, 90.0], [np.nan, 90.0], [2.0, -1.0]]
+  cohort = federated.from_batches([np.array([row], np.float32) for row in rows])
+  state, info = _rounds(secure.secure_mean(protocol, _ENCODING), cohort=cohort, count=1)
+  assert int(info.coordinates_cut) == 3 and int(info.num_clients) == 3
+  assert int(info.left_out) == 1
+  cut = np.clip(np.array([rows[0], rows[1], rows[3]]) / 2, -8, 8).mean(0)
+  np.testing.assert_allclose(state.params, cut, atol=1e-5)

@@ -21,6 +21,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import NONE, Guarantee
+from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
@@ -59,6 +60,10 @@ class Phase(NamedTuple):
   )  # number of a step's row; None: no row
   # Function (state, info, step) -> values of a row besides scores and epsilon.
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}
+  # Function from the info of a step to its `Arrivals`, which depend on raw data. None: they are not
+  # counted, as in a release.
+  arrivals: Callable[[Any], Arrivals] | None = None
+  unit: str = "examples"  # what `arrivals` counts
   enough: Callable[[Scores], bool] = lambda row: False  # whether the phase ends after a row
   save_every: int | None = None  # steps between checkpoints; None: by the clock
   rows_on_disk: bool = False  # whether `ClientStates` lie on disk between checkpoints, too
@@ -97,6 +102,7 @@ class TrainedPhase(Protocol):
   step: int
   ledger: Ledger
   final_epsilon: float
+  tally: Tally
 
 
 TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
@@ -193,6 +199,7 @@ def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
+    **trained.tally.facts(),
     **phase.planned(),
     **phase.describe(trained.state, facts, writers.read_metrics(folder)),
   }
@@ -244,7 +251,8 @@ def checked_phase(phase: Phase) -> Phase:
     validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})
   _check_functions(
     phase, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
-    "describe", "write", *(() if phase.evaluate is None else ("evaluate",))
+    "describe", "write",
+    *(name for name in ("evaluate", "arrivals") if getattr(phase, name) is not None),
   )  # fmt: skip
   if not isinstance(phase.guarantee, Guarantee | None):
     _refuse(

@@ -49,6 +49,7 @@ from dpjax.experiments.run.job import Schedule as Schedule
 from dpjax.experiments.run.job import TrainPhase as TrainPhase
 from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
+from dpjax.experiments.run.left_out import Tally
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim, first_line
@@ -412,6 +413,7 @@ class _Trainer:
       received.extend(self.late)
       running.go(received)
       self.late = received[:1]
+    running.tally.check(running.step)
     return running
 
 
@@ -440,6 +442,7 @@ class Running:
     self.reached = False  # whether `phase.enough` ended the phase
     self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
+    self.tally = Tally(phase.arrivals, phase.unit)
     self.checkpoints = checkpoint.Checkpoints(
       trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
@@ -487,6 +490,8 @@ class Running:
       self.reached = bool(meta["reached"])
       self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
+      # A checkpoint of an earlier version holds no counts.
+      self.tally.resume(meta.get("arrivals", {}))
     except (KeyError, TypeError, ValueError) as error:
       reason = first_line(error, with_type=True)
       raise UserError(
@@ -575,6 +580,7 @@ class Running:
     """Writes a row, and returns the values for the progress bar."""
     row = processes.on_first(self._measured)
     row |= self.phase.observe(self.state, info, self.step)
+    self.tally.settle()
     if self.metrics is not None:
       self.metrics.write(row_number, row)
     self.reached = self.phase.enough(row)
@@ -588,6 +594,7 @@ class Running:
       "before_steps": self._before_steps(),
       "seconds": self.trainer.seconds(),
       "reached": self.reached,
+      "arrivals": self.tally.to_meta(),
     }
     if self.metrics is not None:
       # Metrics are flushed before the checkpoint that refers to them.
@@ -623,6 +630,7 @@ class Running:
         # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
         # lacks it.
         self.charge()
+        self.tally.add(self.step, info)
         row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         # A signal reaches one process, but all processes must stop at the same step.

@@ -452,7 +452,9 @@ class _Events:
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     for name, value in scalars.items():
-      self._add(step, summary=self._scalar(name, value))
+      # TensorBoard draws no point for NaN and infinity, and tensorboardX would print a warning.
+      if math.isfinite(value):
+        self._add(step, summary=self._scalar(name, value))
     self._file.flush()
 
   def close(self) -> None:

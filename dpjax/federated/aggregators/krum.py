@@ -17,7 +17,7 @@ from dpjax.types import Array
 @aggregator(
   source="Blanchard et al. 2017",
   stands_up_to="num_byzantine, of at least 2 num_byzantine + 3",
-  tolerates=lambda n, *, num_byzantine: num_byzantine,
+  tolerates=lambda n, *, num_byzantine: num_byzantine if n >= 2 * num_byzantine + 3 else 0,
   options={"num_byzantine": 1},
 )
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
@@ -49,7 +49,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
       multi-Krum.
 
   Raises:
-    UserError: too few messages count. `update` and a round raise it.
+    RoundRefused: too few messages count. `update` and a round raise it.
 
   >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])
   >>> krum(1).update(messages, jnp.ones(5, bool), ())[0]
@@ -92,4 +92,4 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   wants = f"num_byzantine={num_byzantine}"
   if least > 2 * num_byzantine + 3:
     wants = f"num_selected={num_selected}"
-  return robust(combine, enough, wants)
+  return robust(combine, enough, wants, min_clients=least)

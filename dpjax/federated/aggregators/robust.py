@@ -27,9 +27,13 @@ import jax.numpy as jnp
 from jax import core as jax_core
 
 from dpjax import trees
-from dpjax.federated.aggregation import Aggregator, at_least_one, finite
+from dpjax.federated.aggregation import (
+  Aggregator,
+  RoundRefused,
+  at_least_one,
+  finite,
+)
 from dpjax.types import Array
-from dpjax.validate import UserError
 
 # Absolute values up to this number are treated as zero. Below 1.2e-38, float32 loses digits.
 TINY = 1e-37
@@ -72,11 +76,14 @@ def robust(
   combine: Callable[[Any, Array, Counts], Any],
   least: Callable[[Counts], Array] = _at_least_one,
   wants: str = "",
+  *,
+  min_clients: int = 1,
 ) -> Aggregator:
   """Makes an aggregator from `combine(finite messages, kept [C], counts) -> (update, state)`.
 
-  If some messages count, but fewer than `least(counts)`, the aggregator raises a UserError that
-  names `wants`. Under jit, which cannot raise, the update is NaN.
+  If some messages count, but fewer than `least(counts)`, the aggregator raises a RoundRefused that
+  names `wants`. Under jit, which cannot raise, the update is NaN. `min_clients` is the smallest n
+  with least(Counts(n, n, 0)) <= n.
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
@@ -86,7 +93,7 @@ def robust(
     count = int(counts.kept)
     fewest = int(least(counts))
     if 0 < count < fewest:
-      raise UserError(f"{wants}: {count} clients sent a message; must be >= {fewest}")
+      raise RoundRefused(f"{wants}: {count} clients sent a message; must be >= {fewest}")
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     del state
@@ -106,7 +113,7 @@ def robust(
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), combined), after
 
-  return Aggregator(lambda message: (), update, check=check)
+  return Aggregator(lambda message: (), update, check=check, min_clients=min_clients)
 
 
 def along(values: Array, leaf: Array) -> Array:

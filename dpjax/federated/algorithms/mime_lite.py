@@ -58,7 +58,11 @@ def _mime_client(
     # Difference and gradient are one message. So a private aggregator clips them as one vector, and
     # adds noise to all of it.
     message = sent.message | {"gradient": gradient}
-    return sent._replace(message=message), memory, clients.info(both.local, message)
+    return (
+      sent._replace(message=message),
+      memory,
+      clients.info(both.local, message, sent.weight),
+    )
 
   return ClientAlgorithm(init, step, finish)
 

@@ -46,11 +46,14 @@ asks. It notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
 are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
 "replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
-shapes, is left out. The round is accounted all the same.
+shapes, is left out. The round is accounted all the same. The server says on stderr how many clients
+it left out, and why, and fails after rounds in which no reply could be used. These lines are for
+its owner, who sees every message anyway: they are NOT private, and never show the text of a reply.
 """
 
 from __future__ import annotations
 
+import collections
 import importlib
 import pathlib
 import sys
@@ -211,7 +214,7 @@ class _Answers:
     unknown: Any = np.zeros(len(norms), np.int32)
     bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(sent.message))
     each: Any = lambda number: np.full(len(norms), number, np.float32)
-    info = ClientInfo(each(np.nan), unknown, unknown, norms, each(bits))
+    info = ClientInfo(each(np.nan), unknown, unknown, norms, each(bits), sent.weight)
     if self._partial is None:
       return execution.Mapped(None, sent, (), info)
     size = bucket(cohort.size)
@@ -283,8 +286,9 @@ class _Server:
     """Decodes the answer of one client. Raises ValueError for other shapes or types."""
     return _tree(record, self._like)
 
-  def close(self, answers: dict[int, Any]) -> None:
-    """Accounts for the round if the plan is private, then aggregates, even if nobody answered."""
+  def close(self, answers: dict[int, Any], num_silent: int = 0) -> RoundInfo:
+    """Accounts for the round if the plan is private, then aggregates, even if nobody answered.
+    Returns the diagnostics of the round, with `num_silent` more clients left out."""
     # The round is accounted before the sum, so that drawn noise is always accounted.
     if self._key_id is not None:
       self.ledger = self.ledger.charge(
@@ -298,7 +302,10 @@ class _Server:
     self._answers.answers = answers
     cohort = Cohort(ids, np.zeros(len(ids), np.int64), ())
     self.state, info = self._algorithm.round(self.state, cohort)
+    # A client without a usable reply is not in the cohort.
+    info = info._replace(left_out=info.left_out + np.int32(num_silent))
     self.infos.append(info)
+    return info
 
 
 class _Strategy:
@@ -313,6 +320,10 @@ class _Strategy:
     self._nodes: dict[int, int] = {}  # client -> node
     self._known: set[int] = set()  # nodes that have said who they are
     self._asked: dict[int, int] = {}  # node -> client, in this round
+    self._num_asked = 0
+    self._strange: set[int] = (
+      set()
+    )  # nodes whose owner was told that they are not understood
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
     # Flower's copy of the parameters is ignored: only the server's own state counts.
@@ -325,6 +336,7 @@ class _Strategy:
     present = set(grid.get_node_ids())
     drawn = [c for c in self.server.draw() if self._nodes.get(c) in present]
     self._asked = {self._nodes[client]: client for client in drawn}
+    self._num_asked = len(self._asked)
     return [_message("train", node, content) for node in self._asked]
 
   def _find(self, grid: Any) -> None:
@@ -342,21 +354,42 @@ class _Strategy:
       # The first node that names a client keeps it, so nobody can take over a connected client.
       if self._nodes.get(client) not in present:
         self._nodes[client] = node
+    strange = present - self._known - self._strange
+    if strange:
+      self._strange |= strange
+      _warn(
+        f"{len(strange)} connected programs did not say which client they are, and are not "
+        "asked; dpjax.federated.transport.flower.client_app says it"
+      )
 
   def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
-    del server_round
     answers = {}
+    why = collections.Counter()
     for reply in replies:
       # Only a first answer counts. A node that was not asked, or has answered, is ignored.
       client = self._asked.pop(reply.metadata.src_node_id, None)
-      try:
-        answer = self.server.answer(reply.content[_ANSWER])
-      # The round continues without a client that sent an error or no valid answer.
-      except Exception:
+      if client is None:
         continue
-      if client is not None:
-        answers[client] = answer
-    self.server.close(answers)
+      # The round continues without a client that sent an error or no valid answer. What the errors
+      # say may contain data, so it is not shown.
+      try:
+        record = reply.content[_ANSWER]
+      except Exception:
+        why["with an error" if reply.has_error() else f"without a record {_ANSWER!r}"] += 1
+        continue
+      try:
+        answers[client] = self.server.answer(record)
+      except Exception:
+        why["with arrays of other shapes or types"] += 1
+    why["without a reply in time"] = len(self._asked)
+    info = self.server.close(answers, self._num_asked - len(answers))
+    why["with NaN, infinity or no example"] = len(answers) - int(info.num_clients)
+    if info.left_out:
+      reasons = ", ".join(f"{count} {reason}" for reason, count in why.items() if count)
+      _warn(
+        f"round {server_round}: {int(info.left_out)} of {self._num_asked} clients are left out: "
+        f"{reasons}; the replies of dpjax.federated.transport.flower.client_app are understood"
+      )
     return _arrays(self.server.state.params), None
 
   def configure_evaluate(
@@ -369,6 +402,11 @@ class _Strategy:
 
   def summary(self) -> None:
     """Does nothing: results do not belong in Flower's log."""
+
+
+def _warn(message: str) -> None:
+  """Tells the server's owner, on stderr, of clients that are left out."""
+  print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
@@ -418,8 +456,8 @@ def server_app(
       that has not answered by then is left out of the round.
 
   Raises:
-    UserError: an argument is wrong; the plan has fewer rounds left; too few programs are connected
-      in time (raised while the app runs).
+    UserError: an argument is wrong; the plan has fewer rounds left. While the app runs: too few
+      programs are connected in time; in none of the rounds a reply could be used.
   """
   server = strategy.server
   wanted = server.num_clients if min_clients is None else min_clients
@@ -449,5 +487,11 @@ def server_app(
     strategy.start(
       grid=grid, initial_arrays=initial, num_rounds=num_rounds, timeout=timeout
     )
+    if not any(int(info.num_clients) for info in server.infos):
+      raise UserError(
+        "no reply could be used in any round, so the parameters learned nothing",
+        field="num_rounds",
+        value=num_rounds,
+      )
 
   return app

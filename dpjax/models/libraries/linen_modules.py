@@ -19,7 +19,11 @@ from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 # Message for BatchNorm, which no model of any library may have.
-MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
+MIXES = (
+  "its BatchNorm mixes examples in training, and holds statistics beside the parameters even if it "
+  "is frozen (use_running_average=True); use GroupNorm, which sees one example, or write frozen "
+  "statistics as a constant scale and shift"
+)
 # Arguments of `__call__` that say whether a model trains, each with its value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

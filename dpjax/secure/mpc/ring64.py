@@ -29,8 +29,9 @@ def largest(frac_bits: int = FRAC_BITS) -> float:
   """Returns the bound on |x|: 2^9 products of x and a number of at most 1 can be added.
 
   Nobody can check a product of two shared numbers. Such a product, and a sum of products before the
-  truncation, must stay below 2^(62-2f), 2^26 at f = 18. Otherwise the result is wrong, and no error
-  is raised. Scale columns beforehand: if all numbers are below 2^8, 2^10 products can be added.
+  truncation, must stay below 2^(62-2f), 2^26 at f = 18, as if both factors are below 2^13.
+  Otherwise the result is wrong, and no error is raised. Scale columns beforehand: if all numbers
+  are below 2^8, 2^10 products can be added.
 
   >>> largest(18)
   131072.0
@@ -64,8 +65,10 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
   if not worst < largest(frac_bits):
     raise UserError(
       f"holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
-      f"at frac_bits={frac_bits}: products would leave the ring of 64 bits",
+      f"at frac_bits={frac_bits}, so that 512 products with numbers of at most 1 fit 64 bits",
       field="x",
+      hint=f"a product of two must itself stay below {2.0 ** (62 - 2 * frac_bits):g}, as of "
+      f"factors below {2.0 ** (31 - frac_bits):g}; nobody can check it",
     )
   return np.asarray(np.rint(values * 2.0**frac_bits)).astype(np.int64).view(np.uint64)
 

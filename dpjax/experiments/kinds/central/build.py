@@ -57,7 +57,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import config_names, guarantee
+from dpjax.experiments.run import config_names, guarantee, left_out
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -65,6 +65,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
+from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
 
@@ -645,7 +646,8 @@ def phase(config: TrainConfig, run: Run) -> Phase:
       for batch in slices:
         # Reading `state.step` waits for the device, so only runs with special first steps read it.
         early = num_first and int(state.step) < num_first
-        state, info = (first if early else later)(state, batch)
+        state, of_slice = (first if early else later)(state, batch)
+        info = of_slice if info is None else joined(info, of_slice)
     return state, info
 
   def draws(start: int) -> Iterator[Iterator[Any]]:
@@ -670,6 +672,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     guarantee=run.guarantee,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    arrivals=left_out.of_step if facts.shows_data(config) else None,
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
     program=functools.partial(_program, run, later),

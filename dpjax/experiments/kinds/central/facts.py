@@ -26,6 +26,13 @@ def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float
   return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
+def shows_data(config: Any) -> bool:
+  """Returns whether a run of `launch.train` or `launch.federate` may show what depends on raw data.
+
+  A release must not."""
+  return config.diagnostics and not config.release
+
+
 def scaling(config: TrainConfig) -> dict[str, Any]:
   """Returns {"scaling": how coordinates are scaled}; {} without scaling."""
   chosen = fields.get(config, "privacy.scaling")
@@ -38,8 +45,7 @@ def observed(
   """Returns the values of a metrics row other than scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
   row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
-  # Losses and norms of a batch come from raw examples. A release must not contain them.
-  if not config.diagnostics or config.release:
+  if not shows_data(config):
     return row
   shown = info._asdict().items()
   return row | {f"not_private/{name}": float(value) for name, value in shown}

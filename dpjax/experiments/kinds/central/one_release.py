@@ -26,7 +26,8 @@ from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import guarantee, provenance, saved
+from dpjax.experiments.kinds.central.facts import shows_data
+from dpjax.experiments.run import guarantee, left_out, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
@@ -41,7 +42,7 @@ _REPLACE = "replace_one"
 _OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
 _OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
-_OF_STEPS += ("diagnostics", "privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
+_OF_STEPS += ("privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
 _OF_STEPS += ("privacy.scaling",)
 _OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
 _OF_STEPS += ("privacy.num_selected",)
@@ -200,7 +201,7 @@ def phase(
   released = train.without_empty_records()
   strength = config.privacy.least_squares.ridge
 
-  def step(state: Any, draw: Any) -> tuple[Any, None]:
+  def step(state: Any, draw: Any) -> tuple[Any, left_out.Arrivals | None]:
     del draw
     targets = mechanisms.centred_labels(released.y, train.num_classes)
     # This is the key of step 0. The statistics of the inputs use another key.
@@ -220,7 +221,8 @@ def phase(
     head = state["params"]["params"][saved.HEAD]
     kernel = jnp.asarray(weights, jnp.float32).reshape(head["kernel"].shape)
     new = {"kernel": kernel, "bias": jnp.zeros_like(head["bias"])}
-    return {"params": {"params": {saved.HEAD: new}}, "step": state["step"] + 1}, None
+    counts = left_out.of_rows(released.x, targets) if shows_data(config) else None
+    return {"params": {"params": {saved.HEAD: new}}, "step": state["step"] + 1}, counts
 
   def scores(state: Any) -> dict[str, float]:
     return metrics.evaluate(apply, state["params"], test)
@@ -237,6 +239,7 @@ def phase(
     guarantee=promised(config, plan, releasing),
     save_every=1,
     steps_are="releases",
+    arrivals=(lambda counts: counts) if shows_data(config) else None,
     before_steps=None if statistics is None else statistics._asdict(),
     planned=functools.partial(_planned, config, plan, releasing),
     describe=lambda state, facts, rows: {"device": provenance.device(1, None)},

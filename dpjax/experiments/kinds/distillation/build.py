@@ -21,7 +21,7 @@ from dpjax import training
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
-from dpjax.experiments.run import guarantee, sizes
+from dpjax.experiments.run import guarantee, left_out, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -263,6 +263,7 @@ class _Run:
       guarantee=promised,
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
       steps_are="steps of the teacher",
+      arrivals=left_out.of_step,
       planned=lambda: {
         "task": "distillation",
         "dataset": config.dataset,

@@ -21,8 +21,10 @@ from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.config import OptimizerConfig
+from dpjax.experiments.kinds.central.facts import shows_data
 from dpjax.experiments.kinds.federated import (
   audit,
+  cohort_sizes,
   distributed,
   facts,
   loading,
@@ -96,6 +98,9 @@ def check(config: FedConfig) -> None:
   _check_stop(config)
   _check_combination(config)
   privacy.check(config)
+  # `assemble` checks the clients of natural partitions, and loads a user's own aggregator.
+  if hasattr(config.partition, "num_clients") and not isinstance(config.aggregator, str):
+    cohort_sizes.check(config, config.partition.num_clients)
   audit.check(config)
   if config.writer is not None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
@@ -420,9 +425,7 @@ def _algorithm(
   offered = {"client_tx": client_tx, "server_tx": server_tx}
   txs = [offered[name] for name in described.optimizers]
   algorithm = config.algorithm.make(loss_fn, *txs, **common, **options)
-  algorithm = (
-    secure.forgiving(algorithm, refused=writers.warn) if _is_summed(config) else algorithm
-  )
+  algorithm = secure.forgiving(algorithm, refused=writers.warn)
   return audit.seeing(config, audited, algorithm)
 
 
@@ -445,6 +448,7 @@ def assemble(
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
+  cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
   mechanism = distributed.mechanism(config, trees.size(params))
@@ -543,6 +547,8 @@ def _phase(config: FedConfig, fed: FedRun) -> Phase:
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: facts.observed(config, fed, state, info),
+    arrivals=facts.arrivals if shows_data(config) else None,
+    unit="clients",
     enough=lambda row: target is not None and row["test_accuracy"] >= target,
     save_every=config.checkpoint_every,
     rows_on_disk=config.client_state == "disk",

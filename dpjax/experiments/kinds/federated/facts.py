@@ -8,10 +8,11 @@ from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
-from dpjax.experiments.kinds.central.facts import clip_norm
+from dpjax.experiments.kinds.central.facts import clip_norm, shows_data
 from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import saved
+from dpjax.experiments.run.left_out import Arrivals
 from dpjax.types import Array, ArrayTree
 
 if TYPE_CHECKING:
@@ -23,10 +24,16 @@ def observed(
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
-  if not config.diagnostics or config.release:
+  if not shows_data(config):
     return row
   shown = ((name, value) for name, value in info._asdict().items() if name != "clients")
   return row | {f"not_private/{name}": float(value) for name, value in shown}
+
+
+def arrivals(info: federated.RoundInfo) -> Arrivals:
+  """Returns how many clients of a round were used and left out; NOT private."""
+  counts = (info.num_clients, info.left_out, info.coordinates_cut, info.rounds_refused)
+  return Arrivals(*map(int, counts))
 
 
 def _clip_scale(state: ArrayTree) -> Array | None:
@@ -105,7 +112,7 @@ def of(
   public = config.privacy.method == "none"
   # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
-  if of_classes and (public or (config.diagnostics and not config.release)):
+  if of_classes and (public or shows_data(config)):
     name = "heterogeneity" if public else "not_private/heterogeneity"
     facts[name] = partition.heterogeneity(fed.federation.label_histograms())
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")

@@ -39,6 +39,7 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
+from dpjax.validate import UserError
 
 # Number of teachers in a step. Their padded parts are in memory at once.
 _AT_ONCE = 10
@@ -130,6 +131,14 @@ def _features(config: PateConfig, dataset: Any) -> np.ndarray:
 # --- the teachers
 
 
+def _parts(config: PateConfig, sides: _Sides) -> np.ndarray:
+  """Returns the part of each private record, [n]."""
+  private = sides.private
+  if config.neighboring_relation == "add_or_remove_one":
+    return pate.parts_by_content(private.x, private.y, config.num_teachers)
+  return pate.parts_by_place(len(private), config.num_teachers)
+
+
 def _votes_phase(
   config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]
 ) -> Phase:
@@ -138,12 +147,8 @@ def _votes_phase(
   @functools.cache
   def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
     """Returns (private features, part of each record, queries). They are computed only once."""
-    if config.neighboring_relation == "add_or_remove_one":
-      parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
-    else:
-      parts = pate.parts_by_place(len(sides.private), config.num_teachers)
     queries = public()[: config.num_queries]
-    return _features(config, sides.private), parts, jnp.asarray(queries)
+    return _features(config, sides.private), _parts(config, sides), jnp.asarray(queries)
 
   def fill(state: Arrays, piece: int) -> None:
     x, parts, queries = prepared()
@@ -227,6 +232,16 @@ class _Student:
     }
 
 
+def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, float]:
+  """Returns what the private records tell of the teachers."""
+  right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
+  in_part = np.bincount(_parts(config, sides), minlength=config.num_teachers)
+  return {
+    "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
+    "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
+  }
+
+
 def _queries_phase(
   config: PateConfig,
   sides: _Sides,
@@ -252,6 +267,14 @@ def _queries_phase(
 
   def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     labels = np.asarray(state["labels"])
+    if not np.any(labels >= 0):
+      # The answers are released with noise, so this may be said of any run.
+      raise UserError(
+        "none of them was answered, so no student learned anything; no result is written, rows "
+        "and checkpoints stay",
+        field="num_queries",
+        value=config.num_queries,
+      )
     values: dict[str, Any] = {
       "num_teachers": config.num_teachers,
       "num_queries": config.num_queries,
@@ -260,8 +283,7 @@ def _queries_phase(
       "answer_std": float(mechanism.std),
     }
     if not config.release:
-      right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
-      values["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
+      values |= _not_private(config, sides, counts)
     if config.data_dependent:
       values |= vote_costs.of_votes(config, counts, labels >= 0)
     if config.publish_cost:

@@ -28,7 +28,7 @@ from dpjax.experiments.kinds.synthesis.config import (
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee
+from dpjax.experiments.run import guarantee, left_out
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
@@ -39,6 +39,7 @@ from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
 # Largest number of updates in a step. All updates of a step are compiled as one program.
 _AT_ONCE = 50
+_NOTHING = left_out.Arrivals(0, 0)
 
 
 def digest(config: SynthesisConfig) -> bytes:
@@ -179,19 +180,23 @@ class _Run(SampledRun):
       "optimizer": self.synthesis.optimizer.init(params),
     }
 
-  def step(self, state: dict[str, Any], number: int) -> tuple[dict[str, Any], None]:
+  def step(
+    self, state: dict[str, Any], number: int
+  ) -> tuple[dict[str, Any], left_out.Arrivals]:
     """Returns the state after the release (number 0), or after `at_once` generator updates."""
     if number == 0:
       present = self.present
       key = jax.random.fold_in(self.random.noise, 0)
       chunks = self.embedding.chunks(present.x)
-      return {**state, "sums": self.mechanism.of_chunks(key, chunks, present.y)}, None
+      sums = self.mechanism.of_chunks(key, chunks, present.y)
+      counts = _NOTHING if self.config.release else left_out.of_rows(present.x)
+      return {**state, "sums": sums}, counts
     key = key_for(KeyUse.PUBLIC_STEPS, self.random.init)
     keys = jax.random.split(jax.random.fold_in(key, number), self.at_once)
     params, optimizer, _ = self.updates(
       state["params"], state["optimizer"], keys, self.targets(state)
     )
-    return {**state, "params": params, "optimizer": optimizer}, None
+    return {**state, "params": params, "optimizer": optimizer}, _NOTHING
 
   def targets(self, state: dict[str, Any]) -> MeanFeatures:
     """Returns the mean features that the generator is fitted to, from the noisy sums."""
@@ -240,6 +245,7 @@ class _Run(SampledRun):
       guarantee=promised(config, self.mechanism, self.stated_size),
       row_at=lambda step: every(blocks, step, self.num_steps),
       steps_are="steps: a release, then updates",
+      arrivals=None if config.release else (lambda counts: counts),
       planned=lambda: {
         "task": "synthesis",
         "dataset": config.dataset,

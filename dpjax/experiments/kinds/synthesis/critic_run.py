@@ -17,7 +17,7 @@ from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee
+from dpjax.experiments.run import guarantee, left_out
 from dpjax.experiments.run.job import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -172,6 +172,7 @@ class CriticRun(SampledRun):
       ),
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
       steps_are="steps of the critic",
+      arrivals=None if config.release else left_out.of_step,
       planned=lambda: {
         "task": "synthesis",
         "dataset": config.dataset,
