@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpjax.serving.journal import ServiceJournal
@@ -25,6 +26,21 @@ class Alarms:
   def __init__(self, journal: ServiceJournal):
     self.raised: dict[str, dict[str, Any]] = {}
     self._journal = journal
+
+  def restore(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Raises the alarms that earlier starts have raised and not cleared.
+
+    Args:
+      lines: lines of the journal, oldest first.
+    """
+    for line in lines:
+      if line["kind"] != "alarm":
+        continue
+      if line["level"] == "clear":
+        self.raised.pop(line["name"], None)
+      else:
+        alarm = {name: line[name] for name in ("level", "value", "bound")}
+        self.raised[line["name"]] = alarm
 
   def report(self, name: str, level: str, value: float, bound: float) -> None:
     """Raises an alarm, changes its level, or clears it.

@@ -48,7 +48,8 @@ class Batcher:
   Args:
     max_queue: largest number of rows that wait.
     wait_ms: milliseconds that the first request of a batch waits for other requests.
-    computed: function that is called with (model, seconds, rows) after each batch.
+    timer: function that is called with (model, rows) when a batch begins. What it returns is called
+      with the seconds of the batch once it is computed.
   """
 
   def __init__(
@@ -56,11 +57,13 @@ class Batcher:
     *,
     max_queue: int,
     wait_ms: float,
-    computed: Callable[[Predictor, float, int], None] = lambda model, seconds, rows: None,
+    timer: Callable[[Predictor, int], Callable[[float], object]] = (
+      lambda model, rows: lambda seconds: None
+    ),
   ):
     self._max_queue = max_queue
     self._wait = wait_ms / 1000
-    self._computed = computed
+    self._timer = timer
     self._queue: collections.deque[_Waiting] = collections.deque()
     self._rows = 0
     self._there = asyncio.Event()
@@ -121,6 +124,7 @@ class Batcher:
     loop = asyncio.get_running_loop()
     model = batch[0].model
     x = np.concatenate([each.x for each in batch])
+    record = self._timer(model, len(x))
     began = time.perf_counter()
     try:
       logits = await loop.run_in_executor(self._thread, model.logits, x)
@@ -132,7 +136,7 @@ class Batcher:
     except Exception as error:
       _refuse(batch, error)
       return
-    self._computed(model, time.perf_counter() - began, len(x))
+    record(time.perf_counter() - began)
     start = 0
     for each in batch:
       rows = logits[start : start + len(each.x)]

@@ -12,7 +12,7 @@
 of the JSON is refused, such as rows that are no input of the model. 429: the queue is full. 500: an
 error of the service. 503: no body or no answer by the deadline, a failed model, or a stopping
 service. Nothing is decompressed, so a small body cannot grow. Heads and bodies of requests have
-deadlines.
+deadlines, and so has the reading of an answer.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   ClientDisconnect: (400, "the body ended early"),
   # JSON that the parser accepts may still be nested too deeply for the stack in later checks.
   RecursionError: (400, "must be JSON of fewer levels"),
+  # A promotion or another step of a release that the disk does not take has no effect.
+  OSError: (0, ""),
 }
 
 
@@ -278,6 +280,8 @@ class Web:
       return 503, f"no answer within {seconds:g} s; send it again later"
     if isinstance(error, ModelFailed):
       return 503, f"the model failed: {error!s:.200}"
+    if isinstance(error, OSError):
+      return 503, f"the journal cannot be written ({error.strerror}); see /health"
     return _EXPECTED[type(error)]
 
   async def _body(self, request: Request) -> dict[str, Any]:
@@ -374,7 +378,11 @@ class Web:
       if not isinstance(body.get("run"), str):
         raise _Refused(422, "run: must be the folder of a finished run")
       # The model is loaded and compiled in a thread, so that requests are answered meanwhile.
-      self.service.offer(await asyncio.to_thread(self._load, body["run"]))
+      try:
+        new = await asyncio.to_thread(self._load, body["run"])
+      except OSError as error:
+        raise _Refused(422, f"run: cannot be read ({error.strerror})") from None
+      self.service.offer(new)
     elif body["action"] == "promote":
       self.service.promote("asked for")
     elif body["action"] == "roll_back":
@@ -465,10 +473,11 @@ class _LingeringTransport:
 
 
 class PatientProtocol(H11Protocol):
-  """uvicorn's HTTP protocol with four repairs.
+  """uvicorn's HTTP protocol with five repairs.
 
   It closes a connection that does not send the whole head of its next request within
-  `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time. A client
+  `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time, and for
+  one that does not read its answer: that connection is reset after as many seconds. A client
   that closes its side of the connection after a request still gets the answer. So does a client
   whose connection the service closes, whatever it still sends: that is thrown away, for
   `linger_seconds` at most. What is no HTTP, and a connection beyond `most_connections`, are refused
@@ -480,6 +489,7 @@ class PatientProtocol(H11Protocol):
   most_connections = 2048
   has_ended = False  # whether the client has closed its side
   _timer: asyncio.TimerHandle | None = None
+  _unread: asyncio.TimerHandle | None = None
 
   def __init__(self, *args: Any, **options: Any):
     super().__init__(*args, **options)
@@ -495,8 +505,24 @@ class PatientProtocol(H11Protocol):
     await cast(Any, app)(scope, receive, send)
 
   def connection_made(self, transport: Any) -> None:
+    # Then the two functions below are called whenever bytes wait for the client, or no longer do.
+    transport.set_write_buffer_limits(high=0)
     super().connection_made(cast(Any, _LingeringTransport(transport, self)))
     self._watch()
+
+  def pause_writing(self) -> None:
+    super().pause_writing()
+    # A transport that is closed would wait for the reader, too.
+    self._unread = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+  def resume_writing(self) -> None:
+    self._stop_unread()
+    super().resume_writing()
+
+  def _stop_unread(self) -> None:
+    if self._unread is not None:
+      self._unread.cancel()
+      self._unread = None
 
   def data_received(self, data: bytes) -> None:
     if self._lingers:
@@ -511,6 +537,7 @@ class PatientProtocol(H11Protocol):
   def connection_lost(self, exc: Exception | None) -> None:
     if self._timer is not None:
       self._timer.cancel()
+    self._stop_unread()
     super().connection_lost(exc)
 
   def send_400_response(self, msg: str) -> None:
@@ -534,6 +561,7 @@ class PatientProtocol(H11Protocol):
 
   def eof_received(self) -> bool:
     self.has_ended = True
+    self._refuse_half_a_head()
     # True keeps the other direction of the connection open until the answer is written.
     return self._busy and not self._lingers
 
@@ -557,8 +585,14 @@ class PatientProtocol(H11Protocol):
 
   def _expired(self) -> None:
     self._timer = None
+    self._refuse_half_a_head()
     if not self._busy and not self.transport.is_closing():
       self.transport.close()
+
+  def _refuse_half_a_head(self) -> None:
+    """Refuses bytes that were no whole head before the deadline, or before the client's end."""
+    if not self._busy and not self.transport.is_closing() and self.conn.trailing_data[0]:
+      self.send_400_response("the head of the request did not arrive whole")
 
 
 def server(

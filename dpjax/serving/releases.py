@@ -47,7 +47,8 @@ class Releases:
     self._journal = journal
     self._clock = clock
     self._stage_began = clock()
-    # Computing times of the new model's batches in this stage, in milliseconds.
+    # Computing times of the new model's batches in this stage, in milliseconds. Each stage has its
+    # own object, so that a batch that began in an earlier stage does not count in a later one.
     self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
 
   def begin(self, new: Predictor) -> None:
@@ -60,16 +61,13 @@ class Releases:
     self._write("candidate", new, stage=0)
     self._enter(new, stage=0, counts=None)
 
-  def resume(
-    self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None, elapsed: float
-  ) -> None:
+  def resume(self, new: Predictor, *, stage: int, saved: Mapping[str, Any]) -> None:
     """Continues a release that an earlier start has written to the journal.
 
     Args:
       new: new model of the release.
       stage: number of the stage, from 0.
-      counts: counts of this stage, as `snapshot` saved them; None: all counts are 0.
-      elapsed: seconds that this stage had lasted when `snapshot` saved it.
+      saved: result of `snapshot` in this stage; {}: the stage begins anew.
 
     Raises:
       UserError: in the cases that `check` names, or if the rule has no such stage.
@@ -82,8 +80,12 @@ class Releases:
         field="stages",
         value=self._rule.stages,
       )
-    self._enter(new, stage=stage, counts=counts)
-    self._stage_began -= elapsed
+    # Counts of an earlier version have no times. A stage is restored whole, or begins anew.
+    whole = saved if "times_ms" in saved else {}
+    self._enter(new, stage=stage, counts=whole.get("counts"))
+    # The time that the stage lasted in earlier starts counts, too.
+    self._stage_began -= whole.get("elapsed", 0.0)
+    self._times.extend(whole.get("times_ms", ()))
 
   def check(self, new: Predictor) -> None:
     """Checks that a model can be released after the one that answers.
@@ -112,7 +114,7 @@ class Releases:
 
   def _restart_stage(self) -> None:
     self._stage_began = self._clock()
-    self._times.clear()
+    self._times = collections.deque(maxlen=_TIMES)
 
   def advance(self, why: str) -> None:
     """Begins the next stage of a release, and writes it to the journal with the reason `why`."""
@@ -161,10 +163,17 @@ class Releases:
     elapsed = self._clock() - self._stage_began
     return self.rollout.decision(p99_ms=p99, elapsed=elapsed)
 
-  def record_time(self, model: Predictor, seconds: float) -> None:
-    """Records the computing time of a batch if the new model of a release computed it."""
-    if self.rollout is not None and model is self.new:
-      self._times.append(1000 * seconds)
+  def timer(self, model: Predictor) -> Callable[[float], None]:
+    """Returns a function that records the seconds of a batch of `model` that begins now. Only times
+    of the new model are kept, for the stage in which the batch began."""
+    times = self._times
+    is_new = model is self.new
+
+    def record(seconds: float) -> None:
+      if is_new:
+        times.append(round(1000 * seconds, 3))
+
+    return record
 
   @property
   def stage_counts(self) -> dict[str, StageCounts] | None:
@@ -205,11 +214,10 @@ class Releases:
     if self.rollout is None or self.new is None:
       return None
     return {
-      "new": digest_of(self.new),
-      "stage": self.rollout.stage,
       # A clock may go backwards. A negative time would make the next start wait longer.
       "elapsed": max(0.0, round(self._clock() - self._stage_began, 3)),
       "counts": self.rollout.plain_counts(),
+      "times_ms": list(self._times),
     }
 
   def state(self) -> dict[str, Any] | None:

@@ -31,24 +31,49 @@ def next_window(journal: ServiceJournal, of: str) -> int:
   return 1 + max((line["number"] for line in lines if line["of"] == of), default=-1)
 
 
-def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
-  """Returns whether the last start had the same runs. If so, its release goes on."""
-  starts = journal.of_kind("start")
-  return bool(starts) and set(starts[-1]["runs"]) == set(digests)
+def own_lines(journal: ServiceJournal, digests: Sequence[str]) -> list[dict[str, Any]]:
+  """Returns the lines of the last starts that all had these runs. A start with other runs ends
+  their release."""
+  first = 0
+  is_other = False
+  for place, line in enumerate(journal.lines):
+    if line["kind"] == "start":
+      is_other = set(line["runs"]) != set(digests)
+    if is_other:
+      first = place + 1
+  return journal.lines[first:]
 
 
-def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, Any] | None:
-  """Returns the last line about a release of these runs; None if there is no release. The line says
-  the state of the release."""
-  kinds = ("candidate", "stage", "promote", "roll_back")
-  state = None
-  for line in journal.lines:
-    # A start with other runs ends the release.
-    if line["kind"] == "start" and set(line["runs"]) != set(digests):
-      state = None
-    if line["kind"] in kinds:
-      state = line
-  return state
+def last_of(lines: Sequence[dict[str, Any]], *kinds: str) -> dict[str, Any] | None:
+  """Returns the last line of these kinds; None if there is none."""
+  return next((line for line in reversed(lines) if line["kind"] in kinds), None)
+
+
+def is_under_way(line: Mapping[str, Any] | None) -> bool:
+  """Returns whether a release is under way after its last line."""
+  return line is not None and line["kind"] in ("candidate", "stage")
+
+
+def current(
+  saved: Mapping[str, Any], line: Mapping[str, Any] | None, answering: str
+) -> dict[str, Any]:
+  """Returns the saved counts that belong to the state in which the journal ends; None for others.
+
+  Args:
+    saved: counts that were saved last.
+    line: last line about a release.
+    answering: digest of the run that answers.
+  """
+  # What was saved before this line is of another stage, even if one run is released twice.
+  begun = -1 if line is None else line["line"]
+  same_model = saved.get("run", answering) == answering
+  same_stage = same_model and saved.get("lines", 0) > begun
+  same_stage &= ("release" in saved) == is_under_way(line)
+  return {
+    "drift": saved.get("drift") if same_model else None,
+    "feedback": saved.get("feedback") if same_stage else None,
+    "release": saved.get("release") if same_stage else None,
+  }
 
 
 def model_of(
@@ -82,15 +107,12 @@ def model_of(
 
 
 def reference_from_stream(
-  journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
+  lines: Sequence[dict[str, Any]], run: Predictor, bins: Sequence[Bins]
 ) -> Reference | None:
   """Returns a run's newest reference; None if there is none, if it is not from the stream, or if it
   has other bins."""
   digest = digest_of(run)
-  lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
-  if not lines or lines[-1]["source"] != "stream":
-    return None
-  line = lines[-1]
-  if not drift.fits(line["counts"], bins):
+  line = last_of([line for line in lines if line.get("run") == digest], "reference")
+  if line is None or line["source"] != "stream" or not drift.fits(line["counts"], bins):
     return None
   return Reference(line["counts"], line["source"], line["scale"])

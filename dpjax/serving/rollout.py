@@ -144,6 +144,7 @@ class Rollout:
 
     Args:
       p99_ms: 99th percentile of the new model's times in this stage; NaN if there are no times.
+        A bound on the latency then decides nothing.
       elapsed: seconds since the stage began.
     """
     rule = self.rule
@@ -165,7 +166,9 @@ class Rollout:
       return ROLL_BACK, f"{why}; accuracy {new.accuracy:.4f}, before {old.accuracy:.4f}"
     if not enough or elapsed < rule.seconds:
       return KEEP, why
-    if rule.latency_ms and not p99_ms <= rule.latency_ms:
+    if rule.latency_ms and math.isnan(p99_ms):
+      return KEEP, f"{why}; waits for times of the new model"
+    if rule.latency_ms and p99_ms > rule.latency_ms:
       return ROLL_BACK, f"{why}; the bound is {rule.latency_ms} ms"
     if rule.labels and min(each.labels for each in self.counts.values()) < rule.labels:
       return KEEP, f"{why}; waits for {rule.labels} labels of each model"

@@ -107,7 +107,7 @@ class Service:
     self.batcher = Batcher(
       max_queue=self.settings.max_queue,
       wait_ms=self.settings.wait_ms,
-      computed=lambda model, seconds, rows: self.releases.record_time(model, seconds),
+      timer=lambda model, rows: self.releases.timer(model),
     )
     try:
       self._resume(runs)
@@ -187,15 +187,14 @@ class Service:
       self.windows.spend("earlier windows", spent)
     self.windows.drift.number = replay.next_window(self.journal, "drift")
     self.windows.feedback.number = replay.next_window(self.journal, "feedback")
-    saved = self.journal.saved_counts()
-    line = replay.last_release(self.journal, list(known))
+    lines = replay.own_lines(self.journal, list(known))
+    line = replay.last_of(lines, "candidate", "stage", "promote", "roll_back")
     answering = digest_of(runs[0]) if line is None else line["old"]
-    # After a kill that came right after a promotion, the saved rows are dropped, since another
-    # model answered them.
-    if saved.get("run", answering) == answering:
-      self.windows.drift.restore(saved.get("drift"), self.bins, most=self.settings.window)
-    self.windows.feedback.restore(saved.get("feedback"), [FEEDBACK])
-    resumed = replay.is_resumed(self.journal, list(known))
+    counts = replay.current(self.journal.saved_counts(), line, answering)
+    self.windows.drift.restore(counts["drift"], self.bins, most=self.settings.window)
+    self.windows.feedback.restore(counts["feedback"], [FEEDBACK])
+    resumed = replay.last_of(lines, "start") is not None
+    self._alarms.restore(lines)
     self.journal.write(
       "start",
       format=FORMAT,
@@ -204,17 +203,19 @@ class Service:
       resumed=resumed,
     )
     if line is not None:
-      self._resume_release(line, known, saved.get("release") or {})
+      self._resume_release(line, known, counts["release"] or {})
     # A release also begins here if a kill came before an earlier start wrote the candidate's line.
     elif len(runs) > 1:
       self.releases.begin(runs[1])
-    if self.old is not runs[0]:
-      # The given reference belongs to the model that was replaced.
+    since: list[dict[str, Any]] = self.journal.lines
+    promoted = replay.last_of(lines, "promote")
+    if promoted is not None:
+      # The given reference belongs to the model that was replaced, and a reference of the stream
+      # begins with the model.
       self.windows.reference = None
+      since = since[promoted["line"] :]
     if self.reference is None:
-      self.windows.reference = replay.reference_from_stream(
-        self.journal, self.old, self.bins
-      )
+      self.windows.reference = replay.reference_from_stream(since, self.old, self.bins)
 
   def _resume_release(
     self, line: dict[str, Any], known: dict[str, Predictor], saved: dict[str, Any]
@@ -226,20 +227,13 @@ class Service:
     Args:
       line: last line of the release.
       known: {digest: model} of this start's runs.
-      saved: last snapshot of a stage that earlier starts saved; {} if there is none.
+      saved: last snapshot of this stage; {} if there is none.
     """
     self.releases.old = replay.model_of(line, "old", known, self._load)
-    if line["kind"] not in ("candidate", "stage"):
+    if not replay.is_under_way(line):
       return
-    # Counts of another stage must not count in this stage.
-    same = saved.get("stage") == line["stage"] and saved.get("new") == line["new"]
-    self.releases.resume(
-      replay.model_of(line, "new", known, self._load),
-      stage=line["stage"],
-      counts=saved.get("counts") if same else None,
-      # The time that the stage lasted in earlier starts counts, too.
-      elapsed=saved.get("elapsed", 0.0) if same else 0.0,
-    )
+    new = replay.model_of(line, "new", known, self._load)
+    self.releases.resume(new, stage=line["stage"], saved=saved)
 
   async def predict(self, x: np.ndarray, key: str | None) -> Answer:
     """Answers one request by the old model, or in a release by the model that `key` decides.
@@ -259,8 +253,9 @@ class Service:
     release = self.rollout
     stage = self.releases.stage_counts
     is_new = release is not None and release.is_new(request if key is None else key)
-    model = self.new if is_new and self.new is not None else self.old
-    name = "new" if model is self.new else "old"
+    old = self.old
+    model = self.new if is_new and self.new is not None else old
+    name = "old" if model is old else "new"
     began = self._clock()
     try:
       logits = await self._finite(model, x)
@@ -273,13 +268,14 @@ class Service:
       if name == "old":
         raise
       # The old model is asked, so that errors of the new model leave no request unanswered.
-      model = self.old
+      model = old
       logits = await self._finite(model, x)
     else:
       self._count_request(stage, name, failed=False)
     answers = model.classes(logits)
     self._latencies.append(1000 * max(0.0, self._clock() - began))
-    if self.bins:
+    # A model that was replaced or withdrawn while it computed is in no window any more.
+    if self.bins and model in (self.old, self.new):
       self.windows.count_rows(x, answers)
       self._dirty = True
     self._labels.add(request, digest_of(model), answers)
@@ -327,15 +323,22 @@ class Service:
     """Closes windows, raises alarms, moves a release on, and saves counts."""
     while self.windows.full:
       await self.windows.release_rows(self.windows.full.pop(0), self.old)
+    stage = self.releases.stage_counts
     labels = await self.windows.release_labels(self.old)
-    if labels is not None:
+    # The stage may have ended while the noise was drawn.
+    if labels is not None and stage is self.releases.stage_counts:
       self.releases.count_labels(labels)
     self._check_latency()
     self._move_release()
-    if self._dirty:
+    # The time of a stage goes on without requests, too.
+    if self._dirty or self.rollout is not None:
       self._dirty = False
-      # Counts are saved in a thread, since the disk may be slow.
-      await asyncio.to_thread(self.journal.save_counts, self._snapshot())
+      try:
+        # Counts are saved in a thread, since the disk may be slow.
+        await asyncio.to_thread(self.journal.save_counts, self._snapshot())
+      except OSError:
+        self._dirty = True
+        raise
 
   def _snapshot(self) -> dict[str, Any]:
     """Returns the counts of open windows and of the stage, as they are saved."""

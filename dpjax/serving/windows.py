@@ -195,9 +195,10 @@ class Windows:
     self.reference = None
     self.psi = {}
     self._chance = {}
+    # The new window gets the number of the first dropped window, of which nothing was released.
+    first = min(window.number for window in (*self.full, self.drift))
     self.full = []
-    # The new window keeps the number of the dropped window, of which nothing was released.
-    self.drift = OpenWindow.empty(self.drift.number, self.bins)
+    self.drift = OpenWindow.empty(first, self.bins)
     self.clear_labels()
 
   def spend(self, what: str, epsilon: float) -> None:
@@ -224,22 +225,29 @@ class Windows:
     self.num_released += 1
     # If a promotion came while the noise was drawn, the rows say nothing about the new model. Their
     # counts are written to the journal, and not compared.
-    if model != self._num_models:
-      self._write("drift", window, counts, scale)
-      return
+    compared = {}
+    if model == self._num_models:
+      compared = await self._compared(counts, scale, run)
+    self._write("drift", window, counts, scale, **compared)
+
+  async def _compared(
+    self, counts: Mapping[str, Any], scale: float, run: Predictor
+  ) -> dict[str, Any]:
+    """Compares released counts with the reference, and returns {"psi": PSI by name of the bins}; {}
+    if another model answers in the end."""
+    model = self._num_models
     if self.reference is None:
       self.reference = Reference(counts, "stream", scale)
       self._chance = {}
       self._journal.write(
         "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
       )
-    # These attributes are read once, since a promotion may replace them while a thread computes.
+    # Both are read once, since a promotion may replace them while a thread computes.
     reference = self.reference
     chances = self._chance
-    psi = self.psi
     for each in self.bins:
       if each.name not in chances:
-        # The simulation of 2,000 windows runs in a thread, so that requests are answered meanwhile.
+        # The simulation of windows runs in a thread, so that requests are answered meanwhile.
         chances[each.name] = await asyncio.to_thread(
           drift.by_chance,
           reference.counts[each.name],
@@ -247,13 +255,16 @@ class Windows:
           reference_scale=reference.scale,
           window_scale=scale,
         )
+    if model != self._num_models:
+      return {}
+    for each in self.bins:
       chance = chances[each.name]
       value = drift.psi(
         counts[each.name],
         reference.counts[each.name],
         pseudo_count=drift.pseudo_count_of(reference.scale, scale),
       )
-      psi[each.name] = value
+      self.psi[each.name] = value
       level = ""
       bound = max(self._settings.psi_warning, chance)
       alarm_bound = max(self._settings.psi_alarm, chance)
@@ -263,7 +274,7 @@ class Windows:
         level = "alarm"
         bound = alarm_bound
       self._alarms.report(f"psi {each.name}", level, value, bound)
-    self._write("drift", window, counts, scale, psi=psi)
+    return {"psi": self.psi}
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
     """Releases the open window of feedback if it is full.
@@ -275,6 +286,7 @@ class Windows:
       The four counts of `FEEDBACK`, none below 0; None if the window is not full, or is beyond the
       budget.
     """
+    model = self._num_models
     window = self.feedback
     if window.rows < self._settings.feedback_window:
       return None
@@ -283,6 +295,9 @@ class Windows:
     if released is None:
       return None
     counts, scale = released
+    if model != self._num_models:
+      self._write("feedback", window, counts, scale)
+      return None
     labels = np.maximum(np.asarray(counts[FEEDBACK.name], np.float64), 0)
     # Noise may leave a total of 0, so the divisor is at least 1.
     total = max(float(labels.sum()), 1.0)
@@ -320,6 +335,8 @@ class Windows:
         spent = self.stream_ledger.spent[0]
         self._alarms.report("drift_budget", "warning", spent, self.stream_ledger.epsilon)
       return None
+    spent = self.stream_ledger.spent[0]
+    self._alarms.report("drift_budget", "", spent, self.stream_ledger.epsilon)
     # The charge is on the disk before the noise is drawn. A kill after the charge wastes this
     # epsilon, but the window is never released twice.
     self._journal.write(

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import http.client
 import json
 import logging
+import os
 import socket
 import struct
 import threading
@@ -19,7 +21,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from dpjax import data
-from dpjax.serving import Service, ServiceSettings, StageRule, drift
+from dpjax.serving import Predictor, Service, ServiceSettings, StageRule, drift
 from dpjax.serving import http as web
 from dpjax.serving.journal import ServiceJournal
 from dpjax.validate import UserError
@@ -49,9 +51,7 @@ class _Served:
     assert self.ready.wait(60)
 
   def _load(self, folder):
-    if folder not in self.runs:
-      raise UserError("must be the folder of a finished run; there is none", field="run")
-    return self.runs[folder]
+    return self.runs[folder] if folder in self.runs else Predictor.load(folder)
 
   def _run(self):
     application = web.Web(self.service, most_bytes=_BYTES, token=_TOKEN, load=self._load)
@@ -251,7 +251,8 @@ def test_slow_and_half_closed_clients_neither_hang_nor_lose_an_answer(served):
   assert _raw(served, _head(len(body)) + body, shut=True).startswith(b"HTTP/1.1 200")
   # A head that dribbles in is cut off by its deadline, and so is a connection without any.
   began = time.monotonic()
-  assert _raw(served, b"POST /predict HTTP/1.1\r\n", b"Host: x\r\n", wait=0.3) == b""
+  found = _raw(served, b"POST /predict HTTP/1.1\r\n", b"Host: x\r\n", wait=0.3)
+  assert b" 400" in found and b"did not arrive whole" in found
   assert _raw(served) == b""
   # A body that does not come is refused by its deadline.
   found = _raw(served, _head(len(body)) + body[:10])
@@ -420,9 +421,82 @@ def test_many_at_once_are_answered_or_told_to_come_again(served, runs):
   assert served.service.batcher.rows == 0
 
 
+_OPERATOR = _JSON | {"Authorization": f"Bearer {_TOKEN}"}
+
+
+@pytest.mark.parametrize(
+  "run",
+  [
+    "a" * 5000,
+    "/".join(["a" * 200] * 30),
+    "\u00e9" * 300,
+    "a\0b",
+    "",
+    "/",
+    "/dev/null",
+    "\n",
+  ],
+)
+def test_a_release_of_a_bad_path_is_one_line(served, run):
+  status, content = served.send(
+    "/release", {"action": "offer", "run": run}, headers=_OPERATOR
+  )
+  assert status == 422 and content.count(b"\n") == 1
+  assert "run" in json.loads(content)["error"]
+
+
+def test_a_step_of_a_release_that_the_disk_does_not_take_is_one_line(
+  served, runs, monkeypatch
+):
+  def write(kind, **values):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(served.journal, "write", write)
+    body = {"action": "offer", "run": runs[1].folder}
+    status, content = served.send("/release", body, headers=_OPERATOR)
+  assert status == 503 and "No space left" in json.loads(content)["error"]
+  assert served.service.new is None
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_read_its_answers_is_let_go(served):
+  """Clients send many requests at once and read nothing: uvicorn would wait for ever."""
+  held = []
+  with _Errors() as errors:
+    for _ in range(5):
+      connection = socket.socket()
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+      connection.connect(("127.0.0.1", served.port))
+      held.append(connection)
+      connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+    time.sleep(0.2)
+    num_held = len(served.server.server_state.connections)
+    assert num_held == 5 and _all_gone(served, seconds=10)
+    for connection in held:
+      connection.close()
+  assert errors.lines == []
+  # A client that reads slowly, and does read, gets all.
+  answer = _raw(served, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50, wait=0.3)
+  assert answer.count(b"HTTP/1.1 200") == 50
+
+
+def test_odd_bytes_in_a_head_get_one_line_of_json(served):
+  """Heads of random damage: an answer comes, whatever the client sends."""
+  rng = np.random.default_rng(0)
+  good = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+  for _ in range(40):
+    head = bytearray(good)
+    for place in rng.integers(0, len(good), rng.integers(1, 4)):
+      head[place] = int(rng.integers(0, 256))
+    answer = _raw(served, bytes(head), shut=True)
+    assert answer.startswith(b"HTTP/1.1 "), bytes(head)
+    assert isinstance(json.loads(answer.partition(b"\r\n\r\n")[2]), dict)
+
+
 def test_a_model_is_exchanged_while_requests_run(served, runs):
   """The operator's token is needed; every request is answered by one model or the other."""
-  token = _JSON | {"Authorization": f"Bearer {_TOKEN}"}
+  token = _OPERATOR
   for body, words in (
     ({"action": "offer"}, "must be the folder"),
     ({"action": "offer", "run": "/no/such/run"}, "there is none"),
