@@ -164,6 +164,10 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 )
 
 
+# Generators of noise, by the number of words of their keys.
+_GENERATORS = {2: "threefry2x32", 4: ORDINARY, 8: IMPL}
+
+
 def key_from_bytes(secret: bytes) -> jax.Array:
   """Returns the key with these bytes, which must be secret and random.
 
@@ -172,13 +176,11 @@ def key_from_bytes(secret: bytes) -> jax.Array:
   >>> is_release(key_from_bytes(bytes(range(32))))
   True
   """
-  impls = {KEY_BYTES: IMPL, ORDINARY_BYTES: ORDINARY}
-  if len(secret) not in impls:
+  if len(secret) not in (KEY_BYTES, ORDINARY_BYTES):
     raise UserError(
       f"must be {KEY_BYTES} or {ORDINARY_BYTES} bytes, got {len(secret)}", field="secret"
     )
-  words = jnp.asarray(np.frombuffer(secret, np.uint32))
-  return jax.random.wrap_key_data(words, impl=impls[len(secret)])
+  return from_words(np.frombuffer(secret, np.uint32))
 
 
 def new_key(*, release: bool = False) -> jax.Array:
@@ -203,6 +205,47 @@ def is_release(key: Array) -> bool:
   False
   """
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL
+
+
+def to_words(key: Array, name: str = "key") -> jax.Array:
+  """Returns the words of a key, uint32 [..., words], a copy. States hold them in place of the key.
+
+  Savers of arrays write words, where a typed key fails or cannot be restored. The number of words
+  says which generator the key belongs to.
+
+  Raises:
+    UserError: a key of a generator other than threefry2x32, threefry4x32 and release keys. Some of
+      these, such as `rbg`, are no ciphers: noise of two steps could be alike.
+
+  >>> key = jax.random.key(0)
+  >>> bool(from_words(to_words(key)) == key)
+  True
+  """
+  impl = jax.random.key_impl(key)
+  if impl not in _GENERATORS.values():
+    raise UserError(
+      "no key of a generator that noise is drawn from; make one by dpjax.new_key()",
+      field=name,
+      value=impl,
+    )
+  return jnp.copy(jax.random.key_data(key))
+
+
+def from_words(words: Any, name: str = "key") -> jax.Array:
+  """Returns the typed key with these words; a typed key is returned unchanged.
+
+  Raises UserError for words that are not those of a key.
+  """
+  if trees.is_key(words):
+    return words
+  dtype, shape = jnp.result_type(words), jnp.shape(words)
+  if dtype != jnp.uint32 or not shape or shape[-1] not in _GENERATORS:
+    raise UserError(
+      f"{dtype}{list(shape)}: must be the uint32 words of a key; change nothing in a "
+      "state, and restore it whole",
+      field=name,
+    )
+  return jax.random.wrap_key_data(jnp.asarray(words), impl=_GENERATORS[shape[-1]])
 
 
 # --- draws

@@ -47,7 +47,7 @@ _CHANGES = {
   "draws=-1": lambda s: optax.tree.set(s, draws=jnp.int32(-1)),
   "draws=2": lambda s: optax.tree.set(s, draws=jnp.int32(2)),
   "checksum=0": lambda s: optax.tree.set(s, checksum=jnp.uint32(0)),
-  "another key": lambda s: optax.tree.set(s, key=jax.random.key(7)),
+  "another key": lambda s: optax.tree.set(s, key=noise.source.to_words(jax.random.key(7))),
   "zeros": lambda s: jax.tree.map(jnp.zeros_like, s),
   "ones": lambda s: jax.tree.map(jnp.ones_like, s),
   "zeros but the key": lambda s: jax.tree.map(_numbers(jnp.zeros_like), s),
@@ -287,13 +287,13 @@ def test_no_two_counts_share_a_checksum():
 
 
 _RAW = {
-  "raw key": (
-    lambda s: jax.tree.map(lambda x: jax.random.key_data(x) if trees.is_key(x) else x, s),
-    r"state\.key: uint32\[2\]: must be a typed key; make it one by jax\.random\.wrap_key_data",
+  "half a key": (
+    lambda s: optax.tree.set(s, key=jnp.zeros(1, jnp.uint32)),
+    r"state\.key: uint32\[1\]: must be the uint32 words of a key",
   ),
   "floats": (
     lambda s: jax.tree.map(lambda x: x if trees.is_key(x) else x.astype("float32"), s),
-    r"state\.draws: float32: must be an integer",
+    r"state\.key: float32.*: must be the uint32 words",
   ),
   "of an earlier version": (
     lambda s: (noise.NoiseState(s[0].key, s[0].draws), *s[1:]),
