@@ -83,7 +83,9 @@ def test_a_compiler_that_is_missing_or_of_another_jax_is_named(monkeypatch, text
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, "version", missing)
-  with pytest.raises(UserError, match=rf"needs {package}, .*pip install -e '\.\[targets\]'"):
+  with pytest.raises(
+    UserError, match=rf"needs {package}, .*pip install -e '\.\[targets\]'"
+  ):
     target.devices()
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
   with pytest.raises(UserError, match=f"{package} is 0.0.1, and JAX .* needs "):

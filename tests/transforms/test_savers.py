@@ -15,6 +15,7 @@ import pytest
 
 import dpjax
 from dpjax import federated, mechanisms, noise, trees
+from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import test_plan_spent
 
@@ -46,7 +47,7 @@ def _of_training(key):
   init, step = dpjax.training.dp_sgd(
     loss_fn, plan, optax.sgd(0.1, momentum=0.9), noise_key=key, ema_decay=0.9
   )
-  batch = np.ones((8, 3), np.float32), np.ones(8, bool)
+  batch = Batch(np.ones((8, 3), np.float32), np.ones(8, bool))
   return init({"w": jnp.zeros(3)}), lambda state: step(state, batch)[0]
 
 
