@@ -1,6 +1,7 @@
 """One network by four libraries, and what each gets wrong, for tests by import path."""
 
 import functools
+import types
 
 import equinox as eqx
 import flax.linen as nn
@@ -63,6 +64,12 @@ class Equinox(eqx.Module):
 
   def __call__(self, x, *, key=None):
     return self.head(self.dropout(jnp.tanh(self.body(x.reshape(-1))), key=key))
+
+
+def haiku_with_rng(num_classes):
+  """As `hk.transform`, whose apply takes (params, rng, x)."""
+  del num_classes
+  return types.SimpleNamespace(init=lambda key, x: {}, apply=lambda params, rng, x: x)
 
 
 class Functions:

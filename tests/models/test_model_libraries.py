@@ -169,6 +169,7 @@ _REFUSED = {
   "nnx_number": "must return an nnx module, not int",
   "EquinoxBatch": "dot_general",
   "EquinoxMean": "unbound axis name: batch",
+  "haiku_with_rng": r"hk\.without_apply_rng",
   "Twice": "must have one parameter of the name 'a/b'",
   "Empty": "must have parameters",
   "number": "must return a linen module, not int",

@@ -76,7 +76,9 @@ def check_collections(collections: Iterable[str], path: str) -> None:
   if {"mean", "var"} & last:
     raise UserError(linen_modules.MIXES, field="model.name", value=path)
   if others:
-    layers = f" of {', '.join(map(str, stats))}" if others[0] == "batch_stats" and stats else ""
+    layers = (
+      f" of {', '.join(map(str, stats))}" if others[0] == "batch_stats" and stats else ""
+    )
     raise UserError(
       f'must hold no state but "params", not {others[0]!r}{layers}; the loss of one example cannot '
       "carry it to the next step",
