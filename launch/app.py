@@ -52,7 +52,7 @@ def define_target() -> None:
     "target",
     None,
     "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
-    "step is compiled for it (pip install 'dpjax[targets]').",
+    "step is compiled for it (pip install -e '.[targets]').",
   )
 
 
@@ -272,6 +272,11 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   # absl ends --help with code 1, but a request for help is no error.
   except SystemExit:
     sys.exit(0)
+  except flags.UnrecognizedFlagError as error:
+    # `config_flag` imports this module.
+    from launch import config_flag
+
+    fail(f"{error}{config_flag.meant(error.flagname)}")
   except flags.Error as error:
     fail(error)
   # Code that reads a flag's value may raise errors of Python, too.

@@ -98,6 +98,13 @@ def get(name: str = "config", **more: Any) -> Any:
   return config
 
 
+def meant(word: str) -> str:
+  """Returns the end of a message about a flag that is none: the field that has its name, or ""."""
+  paths = {name: fields.place_of(kind.config(), word) for name, kind in _KINDS.items()}
+  shown = [f"--{name}.{path}" for name, path in paths.items() if path is not None]
+  return f" (did you mean {shown[0]}?)" if shown else ""
+
+
 def command_line(config: Any, name: str) -> list[str]:
   """Returns a line for each field: its flag, or a comment if only a file can hold its value."""
   lines = []

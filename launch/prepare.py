@@ -5,7 +5,7 @@
 This is tensorflow-datasets' own download and its own writer, with array_record files (the
 format with random access). Only this command needs TensorFlow and the network:
 
-  pip install 'dpjax[prepare]'
+  pip install -e '.[prepare]'
 
 Training then reads the files without either, here or on another machine that you copy the
 folder to. Names: mnist, fashion_mnist, cifar10, imdb_reviews, or any other
@@ -58,7 +58,7 @@ def _require_tensorflow() -> None:
   if importlib.util.find_spec("tensorflow") is None:
     raise UserError(
       "TensorFlow is needed to write a data set (not to read one) and is not installed: "
-      "pip install 'dpjax[prepare]'"
+      "pip install -e '.[prepare]' in dpjax's clone"
     )
 
 

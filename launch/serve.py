@@ -17,7 +17,7 @@ accounted.
 was killed goes on where it was with the same command. The journal is as private as the requests.
 Requests have neither encryption nor a password: put a proxy before any --host that others can
 reach.
-Needs pip install 'dpjax[serve]'. docs/serve.md has every field of requests and answers.
+Needs pip install -e '.[serve]'. docs/serve.md has every field of requests and answers.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def main() -> None:
   from dpjax.serving import http
 
   if http.MISSING:
-    raise UserError(f"launch.serve needs {http.MISSING[0]}; pip install 'dpjax[serve]'")
+    raise UserError(
+      f"launch.serve needs {http.MISSING[0]}; pip install -e '.[serve]' in dpjax's clone"
+    )
   from dpjax.serving import drift, references
   from dpjax.serving.journal import ServiceJournal
   from dpjax.serving.predictor import Predictor

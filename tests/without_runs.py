@@ -1,4 +1,4 @@
-"""Runs a script or a module as after `pip install dpjax` alone, without the extra `runs`.
+"""Runs a script or a module as after `pip install .` alone, without the extra `runs`.
 
 python -m tests.without_runs script.py
 python -m tests.without_runs -m launch.train --config=configs/quickstart.py

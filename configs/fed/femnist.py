@@ -10,7 +10,7 @@ images of 62 classes, 77,483 for the test. Another source of the same images is 
 (./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in its data/femnist):
   ... --config.partition=leaf --config.partition.shape=28,28,1 \\
     --config.data.name=leaf/data/femnist/data --config.data.data_dir=none
-and the older HDF5 files (pip install 'dpjax[h5]'): --config.data.name=fed_emnist_train.h5.
+and the older HDF5 files (pip install -e '.[h5]'): --config.data.name=fed_emnist_train.h5.
 
 Not run: the data are not embedded, and no number is claimed. `tests/runs/test_natural_clients.py`
 runs two rounds of it, with a linear model, over 40 writers made up in the same format.

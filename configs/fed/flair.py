@@ -1,7 +1,7 @@
 """FLAIR over its 41,131 photographers, as pfl-research's benchmark has it: 17 labels, several of a
 photograph. The noise is that of 5,000 clients a round, of a million: the epsilon is simulated.
 
-  pip install 'dpjax[h5]'
+  pip install -e '.[h5]'
   python -m launch.federate --config=configs/fed/flair.py --workdir=runs/fed_flair \\
     --config.data.data_dir=data
 

@@ -1,7 +1,7 @@
 """StackOverflow over its 342,477 users, as pfl-research's benchmark has it: next of 10,000 words.
 The noise is that of 5,000 clients a round, of a million: the epsilon is simulated.
 
-  pip install 'dpjax[h5]'
+  pip install -e '.[h5]'
   python -m launch.federate --config=configs/fed/stackoverflow.py --workdir=runs/fed_words \\
     --config.data.data_dir=data
 

@@ -4,7 +4,7 @@
 
 The clinic holds the diagnoses and the first 10 columns of scikit-learn's breast cancer, the
 laboratory the other 20. Each holds people whom the other does not know. They find those of both by
-private set intersection (pip install 'dpjax[vertical,secure]'), clip their own columns, train a
+private set intersection (pip install -e '.[vertical,secure]'), clip their own columns, train a
 logistic regression on shares, and open it with the noise of both. Epsilon is that of the opened
 model under replace_one; who is held by both is told to both, and is not covered.
 Hardware: 2 CPU cores. Time: a few seconds a row.

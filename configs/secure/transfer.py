@@ -3,7 +3,7 @@
   python -m launch.secure --config=configs/secure/transfer.py --workdir=runs/transfer
 
 The source holds the left halves of 900 digits with their labels, the target right halves. They find
-the people of both by private set intersection (pip install 'dpjax[vertical]'), and learn embeddings
+the people of both by private set intersection (pip install -e '.[vertical]'), and learn embeddings
 that agree on them. NOT private, no epsilon: embeddings and their gradients are sent in the clear,
 and can be inverted. The run says how many labels of the shared people the target reads from them.
 Hardware: 2 CPU cores. Time: a few seconds a row.

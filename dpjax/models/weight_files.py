@@ -24,7 +24,7 @@ from dpjax.parallel import allocator
 from dpjax.types import Params
 from dpjax.validate import UserError, no_pipe
 
-INSTALL = "pip install 'dpjax[lm]'"
+INSTALL = "pip install -e '.[lm]' in dpjax's clone"
 HEAD = "head"  # the last layer
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 _MOST_NAMES = 3  # largest number of names that an error shows

@@ -18,7 +18,7 @@ from jax import core
 
 from dpjax import trees
 from dpjax.key_uses import KeyUse
-from dpjax.noise import source, threefry
+from dpjax.noise import source
 from dpjax.noise.state import NoiseState, after_draw, check_accounted, poisoned, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
@@ -42,7 +42,7 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
   _one_model(
     [leaf for leaf in arrays if not trees.is_key(leaf)], [jax.random.key_data(key)]
   )
-  return state_at(jnp.copy(key), 0)
+  return state_at(key, 0)
 
 
 @jax.custom_batching.custom_vmap
@@ -106,7 +106,7 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
   leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
   if not leaves:
     return noisy
-  stream = [jax.random.key_data(state.key), jnp.asarray(state.draws)]
+  stream = [jnp.asarray(state.key), jnp.asarray(state.draws)]
 
   def shared() -> UserError:
     return UserError(
@@ -160,11 +160,12 @@ def add_gaussian(
   if std != 0:
     noisy = check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
-    own_key = jax.random.fold_in(threefry.fused(state.key), state.draws)
+    key = source.from_words(state.key)
+    own_key = jax.random.fold_in(key, state.draws)
     noise = gaussian(own_key, noisy, std)
     noisy = trees.add(noisy, noise)
     # A public grid limits the information in the lowest bits (Mironov 2012).
-    if source.is_secure(state.key):
+    if source.is_release(key):
       noisy = source.snap(noisy, source.grid_step(std))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, after_draw(state)

@@ -1,9 +1,15 @@
-"""All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
+"""All float noise of dpjax, its keys, and its release mode: noise rounded to a public grid.
 
-`jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
-who guesses the key can subtract the noise. `new_key` makes a release key: 256 bits of the operating
-system's entropy (`secrets`). Under this key random bits come from the cipher ChaCha20 (RFC 8439).
-Otherwise it works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
+Whoever knows a key can subtract its noise. `new_key` draws keys from the operating system's entropy
+(`secrets`), so nobody can guess them. `jax.random.fold_in`, `split` and `bits` take each kind:
+
+| key                     | bits of secret | random bits come from        | noisy sums are       |
+| ----------------------- | -------------- | ---------------------------- | -------------------- |
+| `new_key()`             | 128            | JAX's own `threefry4x32`     | floating-point sums  |
+| `new_key(release=True)` | 256            | the cipher ChaCha20 (RFC 8439) | on the public grid |
+| `jax.random.key(seed)`  | those of seed  | JAX's default                | floating-point sums  |
+
+A key of a seed is for tests: anyone who guesses the seed has the noise.
 
 ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
 and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42
@@ -53,10 +59,12 @@ import numpy as np
 from jax import core
 
 from dpjax import trees, validate
-from dpjax.noise import distributions, threefry
+from dpjax.noise import distributions
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
+ORDINARY = distributions.ORDINARY
+ORDINARY_BYTES = 16
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
@@ -64,6 +72,11 @@ FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
 _BITS = 0
 _SPLIT = 1
 _FOLD = 2
+# sin(pi x / 2) / x as a polynomial in x^2, interpolated at Chebyshev's points of x^2 in [0, 1].
+_SINE = (
+  1.5707963267680645, -0.6459640955740901, 0.07969260368538653, -0.004681657706889848,
+  0.0001602545899051696, -3.431788892764113e-06,
+)  # fmt: skip
 # Word positions of the quarter rounds: a column round, then a diagonal round.
 _QUARTERS = (
   (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
@@ -115,7 +128,7 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
 
 def _no_seed(seed: Any) -> jax.Array:
   raise UserError(
-    "a release key has no seed; make one by dpjax.noise.source.new_key()", field="seed"
+    "a release key has no seed; make one by dpjax.new_key(release=True)", field="seed"
   )
 
 
@@ -151,33 +164,88 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 )
 
 
-def key_from_bytes(secret: bytes) -> jax.Array:
-  """Returns the release key with these 32 bytes, which must be secret and random.
+# Generators of noise, by the number of words of their keys.
+_GENERATORS = {2: "threefry2x32", 4: ORDINARY, 8: IMPL}
 
-  >>> is_secure(key_from_bytes(bytes(range(32))))
+
+def key_from_bytes(secret: bytes) -> jax.Array:
+  """Returns the key with these bytes, which must be secret and random.
+
+  With 32 bytes it is a release key, with 16 an ordinary key (`new_key`).
+
+  >>> is_release(key_from_bytes(bytes(range(32))))
   True
   """
-  if len(secret) != KEY_BYTES:
-    raise UserError(f"must be {KEY_BYTES} bytes, got {len(secret)}", field="secret")
-  return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secret, np.uint32)), impl=IMPL)
+  if len(secret) not in (KEY_BYTES, ORDINARY_BYTES):
+    raise UserError(
+      f"must be {KEY_BYTES} or {ORDINARY_BYTES} bytes, got {len(secret)}", field="secret"
+    )
+  return from_words(np.frombuffer(secret, np.uint32))
 
 
-def new_key() -> jax.Array:
-  """Draws a release key of 256 bits from the operating system's entropy, new at each call.
+def new_key(*, release: bool = False) -> jax.Array:
+  """Draws a secret key from the operating system's entropy, new at each call.
+
+  Args:
+    release: False: a key of JAX's own `threefry4x32`, of 128 bits. True: a release key of 256 bits,
+      whose noise comes from ChaCha20 and is rounded to a public grid.
 
   >>> bool(new_key() == new_key())
   False
+  >>> is_release(new_key()), is_release(new_key(release=True))
+  (False, True)
   """
-  return key_from_bytes(secrets.token_bytes(KEY_BYTES))
+  return key_from_bytes(secrets.token_bytes(KEY_BYTES if release else ORDINARY_BYTES))
 
 
-def is_secure(key: Array) -> bool:
-  """Returns whether a key is a release key of this module; works during tracing.
+def is_release(key: Array) -> bool:
+  """Returns whether noise under a key is rounded to the public grid; works during tracing.
 
-  >>> is_secure(jax.random.key(0))
+  >>> is_release(jax.random.key(0))
   False
   """
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL
+
+
+def to_words(key: Array, name: str = "key") -> jax.Array:
+  """Returns the words of a key, uint32 [..., words], a copy. States hold them in place of the key.
+
+  Savers of arrays write words, where a typed key fails or cannot be restored. The number of words
+  says which generator the key belongs to.
+
+  Raises:
+    UserError: a key of a generator other than threefry2x32, threefry4x32 and release keys. Some of
+      these, such as `rbg`, are no ciphers: noise of two steps could be alike.
+
+  >>> key = jax.random.key(0)
+  >>> bool(from_words(to_words(key)) == key)
+  True
+  """
+  impl = jax.random.key_impl(key)
+  if impl not in _GENERATORS.values():
+    raise UserError(
+      "no key of a generator that noise is drawn from; make one by dpjax.new_key()",
+      field=name,
+      value=impl,
+    )
+  return jnp.copy(jax.random.key_data(key))
+
+
+def from_words(words: Any, name: str = "key") -> jax.Array:
+  """Returns the typed key with these words; a typed key is returned unchanged.
+
+  Raises UserError for words that are not those of a key.
+  """
+  if trees.is_key(words):
+    return words
+  dtype, shape = jnp.result_type(words), jnp.shape(words)
+  if dtype != jnp.uint32 or not shape or shape[-1] not in _GENERATORS:
+    raise UserError(
+      f"{dtype}{list(shape)}: must be the uint32 words of a key; change nothing in a "
+      "state, and restore it whole",
+      field=name,
+    )
+  return jax.random.wrap_key_data(jnp.asarray(words), impl=_GENERATORS[shape[-1]])
 
 
 # --- draws
@@ -242,11 +310,27 @@ def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
   return -jnp.log(jnp.minimum(uniform, 1.0))
 
 
+def _cosine(turn: jax.Array) -> jax.Array:
+  """Returns the cosine of a uniform angle, from 32 bits: a random sign times sin(pi x / 2)."""
+  # x is uniform in (0, 1]; near 0 it has the full precision of floats, so no cosine is 0.
+  x = ((turn << 1).astype(jnp.float32) + 1) * 2.0**-32
+  square = x * x
+  value = jnp.float32(_SINE[-1])
+  for coefficient in _SINE[-2::-1]:
+    value = value * square + jnp.float32(coefficient)
+  return jnp.where(turn >> 31, -x, x) * value
+
+
 def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Draws N(0, 1) in float32 from 96 bits (Box and Muller 1958), with tails up to 9.49."""
-  high, low, turn = threefry.rows(key, 3, shape)
+  high, low, turn = distributions.three_words(key, shape)
+  radius = jnp.sqrt(2 * _tail_exponential(high, low))
+  # A polynomial takes a tenth of the time of `jnp.cos`.
+  if jax.random.key_impl(key) == ORDINARY:
+    return radius * _cosine(turn)
+  # Keys of other generators keep the bits of their noise.
   angle = 2 * jnp.pi * ((turn >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
-  return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
+  return radius * jnp.cos(angle)
 
 
 def _per_leaf(
@@ -257,7 +341,7 @@ def _per_leaf(
   With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
-  keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
+  keys = jax.random.split(key, max(len(leaves), 1))
 
   def draw(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
@@ -319,7 +403,6 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   validate.number_in(0, 1, prob=prob)
   # A rational number is kept as it is, since `distributions.bernoulli` reads it exactly.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
-  key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (distributions.BERNOULLI_WORDS - 1, *shape)
   more_words = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
@@ -349,7 +432,7 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
     ):
       raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
   words = (distributions.INTEGER_WORDS, *shape)
-  bits = jax.random.bits(threefry.fused(key), words, jnp.uint32)
+  bits = jax.random.bits(key, words, jnp.uint32)
   return distributions.integers(tuple(bits), span)
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
+from dpjax.noise import source
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -33,7 +34,7 @@ class NoiseState(NamedTuple):
   a count.
   """
 
-  key: jax.Array  # typed key array, never changes
+  key: jax.Array  # words of the key (`source.to_words`), uint32 [words]; never change
   draws: jax.Array  # int32, number of draws so far
   checksum: Any = None  # uint32, of key and draws; None is refused
 
@@ -51,7 +52,8 @@ def checksum(count: Array, key: Array | None = None) -> jax.Array:
   mixed = ~jnp.asarray(count).astype(jnp.uint32) * jnp.uint32(_ODD)
   if key is None:
     return mixed
-  words = jax.random.key_data(key).astype(jnp.uint32)
+  words = jax.random.key_data(key) if trees.is_key(key) else key
+  words = words.astype(jnp.uint32)
   for place in range(words.shape[-1]):
     mixed = (mixed ^ (mixed >> 15) ^ words[..., place]) * jnp.uint32(_ODD)
   return mixed
@@ -64,7 +66,7 @@ def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
   3
   """
   draws = jnp.asarray(draws, jnp.int32)
-  return NoiseState(key, draws, checksum(draws, key))
+  return NoiseState(source.to_words(key), draws, checksum(draws, key))
 
 
 def with_key(state: NoiseState, key: Array) -> NoiseState:
@@ -76,7 +78,7 @@ def with_key(state: NoiseState, key: Array) -> NoiseState:
   """
   seen = next_checksum(state.draws, state.checksum, state.draws, state.key)
   off = seen ^ checksum(state.draws, state.key)
-  return state._replace(key=key, checksum=checksum(state.draws, key) ^ off)
+  return state._replace(key=source.to_words(key), checksum=checksum(state.draws, key) ^ off)
 
 
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
@@ -160,13 +162,7 @@ def check_accounted(state: Any, num_steps: int | None) -> None:
       "transform return; restore it with tx.init(params) as the target",
       field="state",
     )
-  if not trees.is_key(state.key):
-    raise UserError(
-      f"{jnp.result_type(state.key)}{list(jnp.shape(state.key))}: must be a "
-      "typed key; make it one by jax.random.wrap_key_data(data, "
-      "impl=jax.random.key_impl(key)), with the key that the transform was given",
-      field="state.key",
-    )
+  source.from_words(state.key, "state.key")
   check_count("state.draws", state.draws, state.checksum)
   try:
     done = int(state.draws)

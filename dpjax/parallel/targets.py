@@ -4,7 +4,7 @@ XLA compiles for a chip that is absent. So a program's memory, its exchanges and
 before anybody rents the chip; its running time is not. `CHIPS` holds the published figures of
 each chip.
 
-  pip install 'dpjax[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
+  pip install -e '.[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
 
 Nothing runs on such devices. JAX's default device stays that of this machine, and arrays are made
 there. Only what is lowered for a target's devices is compiled for them.
@@ -38,7 +38,7 @@ from dpjax.validate import UserError
 if TYPE_CHECKING:
   from dpjax.parallel.programs import ProgramCounts
 
-INSTALL = "pip install 'dpjax[targets]'"
+INSTALL = "pip install -e '.[targets]' in dpjax's clone"
 _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
 _GPUS_PER_HOST = 8
 _GIB = 2**30

@@ -1,6 +1,6 @@
 """A finished run as a service: the predictor, its drift, its release by stages, and HTTP.
 
-`Predictor` needs dpjax alone. `http` needs `pip install 'dpjax[serve]'` (Starlette, uvicorn and
+`Predictor` needs dpjax alone. `http` needs `pip install -e '.[serve]'` (Starlette, uvicorn and
 prometheus-client), and no other module of dpjax imports `http`.
 """
 

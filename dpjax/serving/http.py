@@ -167,7 +167,9 @@ class Web:
     load: Callable[[str], Predictor] = Predictor.load,
   ):
     if MISSING:
-      raise UserError(f"a service over HTTP needs {MISSING[0]}; pip install 'dpjax[serve]'")
+      raise UserError(
+        f"a service over HTTP needs {MISSING[0]}; pip install -e '.[serve]' in dpjax's clone"
+      )
     self.service = service
     self._most_bytes = most_bytes
     self._token = token

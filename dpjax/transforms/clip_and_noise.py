@@ -29,6 +29,7 @@ def checked_clip(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
+  noise.source.to_words(key)
   return clip
 
 
@@ -58,7 +59,7 @@ def clip_and_noise(
       coordinate (C = sqrt(sum C_l^2) for a tree of bounds). 0 adds no noise.
     normalize_by: public constant that the noisy sum is divided by, such as the EXPECTED
       batch size; never the realised one.
-    key: a typed key, `jax.random.key(...)`. There is no default.
+    key: a typed key, `dpjax.new_key()`. There is no default.
     noise_shape: `NoiseShape` in which only `shares` may be set: a tree like the clip norms, with
       each group's share of the privacy budget. Shares are scaled to sum 1. Group g then gets
       noise of standard deviation z C_g / sqrt(share_g), at the same z for the accountant (see

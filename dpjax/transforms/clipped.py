@@ -130,6 +130,12 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
     check_whole(updates=updates.total)
     return updates.total
   if not isinstance(updates, PerExampleGrads):
+    if type(updates).__module__.startswith("flax.nnx"):
+      raise UserError(
+        f"bare gradients ({type(updates).__name__}): nnx.Optimizer unwraps gradients; use "
+        "updates, state = tx.update(grads, state, params) and optax.apply_updates",
+        field="updates",
+      )
     raise UserError(
       f"bare gradients ({type(updates).__name__}): must be those of "
       "dpjax.per_example_grads or plan.clipped_grad, or dpjax.stacked(grads) "

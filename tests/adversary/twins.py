@@ -26,7 +26,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import federated, gradients, mechanisms, sampling, secure, transforms, validate
+from dpjax import (
+  federated,
+  gradients,
+  mechanisms,
+  noise,
+  sampling,
+  secure,
+  transforms,
+  validate,
+)
 from dpjax.auditing.games import accounting as accounting_games
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
@@ -423,7 +432,8 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
     def init(message: Any) -> Any:
       # The honest state would be refused: its checksum is that of the noise that is accounted for.
-      return federated.central(quieter, honest.init(message).key).init(message)
+      key = noise.source.from_words(honest.init(message).key)
+      return federated.central(quieter, key).init(message)
 
     return _in_rounds(init, federated.central(quieter, jax.random.key(0)), plan, plant)
 

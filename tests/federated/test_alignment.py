@@ -111,6 +111,6 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch):
     return real(name, *args, **kwargs)
 
   monkeypatch.setattr(builtins, "__import__", refuse)
-  with pytest.raises(UserError, match=r"pip install 'dpjax\[vertical\]'") as caught:
+  with pytest.raises(UserError, match=r"pip install -e '\.\[vertical\]'") as caught:
     alignment.align(["a"], ["a"])
   assert "\n" not in str(caught.value)

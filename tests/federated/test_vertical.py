@@ -336,7 +336,7 @@ def test_without_tenseal_one_line_names_the_extra(monkeypatch):
     return real(name, *args, **kwargs)
 
   monkeypatch.setattr(builtins, "__import__", refuse)
-  with pytest.raises(UserError, match=r"pip install 'dpjax\[vertical\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '\.\[vertical\]'"):
     encrypted_vectors.ckks()
 
 

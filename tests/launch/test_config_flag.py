@@ -56,6 +56,14 @@ CASES = {  # arguments -> what the one line on stderr says
     "--config=good.py --config.privacy.epsilom=1",
     "did you mean 'epsilon'",
   ),
+  "a field as a flag": (
+    "--config=good.py --epsilon=1",
+    "did you mean --config.privacy.epsilon?",
+  ),
+  "a field of another library": (
+    "--config=good.py --config.batch_size=64",
+    "did you mean 'privacy.sampling_prob'?",
+  ),
   "wrong type": ("--config=good.py --config.num_steps=many", "--config.num_steps='many'"),
   "missing file": ("--config=nowhere.py", "--config=nowhere.py: no such file"),
   "not a config": (

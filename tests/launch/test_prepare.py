@@ -42,7 +42,7 @@ def test_mistakes(tmp_path, flags, says):
 @pytest.mark.skipif(HAS_TENSORFLOW, reason="TensorFlow is installed")
 def test_without_tensorflow_it_says_what_to_install(tmp_path):
   done = prepare("--dataset=mnist", f"--data_dir={tmp_path}")
-  assert_one_line(done, "pip install 'dpjax[prepare]'")
+  assert_one_line(done, "pip install -e '.[prepare]'")
   assert not list(tmp_path.iterdir())
 
 
@@ -53,7 +53,7 @@ def test_digits_need_no_preparation():
 
 def test_help_names_the_extra_and_the_flags():
   text = prepare("--help").stdout
-  assert "dpjax[prepare]" in text and "--data_dir" in text and "--dataset" in text
+  assert ".[prepare]" in text and "--data_dir" in text and "--dataset" in text
 
 
 def test_prepared_data_is_left_alone_and_counted():

@@ -94,7 +94,7 @@ def test_rows_without_their_extra_are_named_first_and_left_out(
 @pytest.mark.long
 def test_the_quickstart_is_stopped_and_goes_on(tmp_path):
   """About a minute: a kill between rows, then the rest."""
-  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
   order = [sys.executable, "-m", "launch.secure", f"--workdir={tmp_path / 'run'}"]
   first = subprocess.Popen(order, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   while not list(tmp_path.glob("run/points/*/result.json")):

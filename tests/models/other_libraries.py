@@ -1,5 +1,8 @@
 """One network by four libraries, and what each gets wrong, for tests by import path."""
 
+import functools
+import types
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -61,6 +64,12 @@ class Equinox(eqx.Module):
 
   def __call__(self, x, *, key=None):
     return self.head(self.dropout(jnp.tanh(self.body(x.reshape(-1))), key=key))
+
+
+def haiku_with_rng(num_classes):
+  """As `hk.transform`, whose apply takes (params, rng, x)."""
+  del num_classes
+  return types.SimpleNamespace(init=lambda key, x: {}, apply=lambda params, rng, x: x)
 
 
 class Functions:
@@ -136,6 +145,42 @@ class NnxBatchNorm(nnx.Module):
 
   def __call__(self, x):
     return self.head(self.norm(x.reshape(x.shape[0], -1)))
+
+
+class NnxRecurrent(nnx.Module):
+  """Its first carry takes a key and is zeros."""
+
+  def __init__(self, num_classes, rngs, cell=nnx.GRUCell):
+    self.recurrent = nnx.RNN(cell(8, 8, rngs=rngs), rngs=rngs)
+    self.head = nnx.Linear(8, num_classes, rngs=rngs)
+
+  def __call__(self, x):
+    return self.head(self.recurrent(x.reshape(x.shape[0], 8, 8))[:, -1])
+
+
+class NnxRandomCarry(NnxRecurrent):
+  """Its first carry is random, in evaluation too."""
+
+  def __init__(self, num_classes, rngs):
+    cell = functools.partial(nnx.GRUCell, carry_init=nnx.initializers.normal())
+    super().__init__(num_classes, rngs, cell)
+
+
+class NnxSpectralNorm(nnx.Module):
+  def __init__(self, num_classes, rngs):
+    self.head = nnx.SpectralNorm(nnx.Linear(64, num_classes, rngs=rngs), rngs=rngs)
+
+  def __call__(self, x):
+    return self.head(x.reshape(x.shape[0], -1), update_stats=False)
+
+
+class LinenSpectralNorm(nn.Module):
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x):
+    head = nn.SpectralNorm(nn.Dense(self.num_classes))
+    return head(x.reshape(x.shape[0], -1), update_stats=False)
 
 
 class NnxCounter(nnx.Module):

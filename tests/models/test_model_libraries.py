@@ -141,7 +141,7 @@ def _model_without(name, params):
   return plain.apply(params, _X[:1])
 
 
-@pytest.mark.parametrize("name", ["Nnx", "Equinox", "Functions", "pair"])
+@pytest.mark.parametrize("name", ["Nnx", "NnxRecurrent", "Equinox", "Functions", "pair"])
 def test_without_dropout_examples_have_no_keys(name):
   task, _, _ = _started(name)
   assert not task.keyed
@@ -150,10 +150,13 @@ def test_without_dropout_examples_have_no_keys(name):
 _REFUSED = {
   "NnxBatchNorm": "BatchNorm mixes examples",
   "EquinoxBatchNorm": "BatchNorm mixes examples",
+  "NnxSpectralNorm": "BatchStat in its SpectralNorm; the loss of one",
+  "LinenSpectralNorm": "not 'batch_stats' of SpectralNorm_0; the loss of one",
   "NnxCounter": "must hold no state but nnx.Param, not calls of type Variable",
   "LinenCounter": "must hold no state but \"params\", not 'counts'",
   "Counted": "calls of int32 is state",
   "NnxWrites": "writes to a parameter in its call",
+  "NnxRandomCarry": "draws random numbers in evaluation too",
   "NnxAlways": "draws random numbers in evaluation too",
   "EquinoxAlways": "must run without a key in evaluation",
   "LinenSilent": "its Dropout is off in training, too",
@@ -166,6 +169,7 @@ _REFUSED = {
   "nnx_number": "must return an nnx module, not int",
   "EquinoxBatch": "dot_general",
   "EquinoxMean": "unbound axis name: batch",
+  "haiku_with_rng": r"hk\.without_apply_rng",
   "Twice": "must have one parameter of the name 'a/b'",
   "Empty": "must have parameters",
   "number": "must return a linen module, not int",

@@ -1,7 +1,7 @@
 """Machines that are not here: how they are named, refused, and what is planned for them.
 
 Most of it needs no compiler: a CPU takes the place of the target's devices. What the compilers for
-TPUs and GPUs make is tested where they are installed (pip install 'dpjax[targets]').
+TPUs and GPUs make is tested where they are installed (pip install -e '.[targets]').
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _BOTH = [
   pytest.param(
     text,
     marks=pytest.mark.skipif(
-      not _installed[text[:3]], reason="pip install 'dpjax[targets]'"
+      not _installed[text[:3]], reason="pip install -e '.[targets]'"
     ),
   )
   for text in (_TPU, _GPU)
@@ -83,7 +83,9 @@ def test_a_compiler_that_is_missing_or_of_another_jax_is_named(monkeypatch, text
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, "version", missing)
-  with pytest.raises(UserError, match=f"needs {package}, .*pip install 'dpjax.targets.'"):
+  with pytest.raises(
+    UserError, match=rf"needs {package}, .*pip install -e '\.\[targets\]'"
+  ):
     target.devices()
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
   with pytest.raises(UserError, match=f"{package} is 0.0.1, and JAX .* needs "):
@@ -279,7 +281,7 @@ def test_the_fast_route_moves_and_holds_what_it_should(text):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not _installed["gpu"], reason="pip install 'dpjax[targets]'")
+@pytest.mark.skipif(not _installed["gpu"], reason="pip install -e '.[targets]'")
 def test_what_is_held_of_an_example_needs_no_recording():
   target = targets.parse("gpu:h100:1")
   plain = _made(target, "ordinary", 64, _convolutions)

@@ -55,7 +55,7 @@ def _point(**changes):
 @pytest.fixture
 def secure():
   for module in ("cryptography", "Crypto"):
-    pytest.importorskip(module, reason="needs pip install 'dpjax[secure]'")
+    pytest.importorskip(module, reason="needs pip install -e '.[secure]'")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def intersection():
 
 @pytest.fixture
 def tenseal():
-  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
 
 
 def test_a_sum_is_exact_and_holds_what_every_result_does(tmp_path):
@@ -307,7 +307,7 @@ def test_a_missing_extra_is_named_before_the_first_row(
   task, lacks, extra, tmp_path, monkeypatch, secure
 ):
   def library():
-    raise UserError(f"not installed; pip install 'dpjax[{extra}]'")
+    raise UserError(f"not installed; pip install -e '.[{extra}]'")
 
   for module in (primitives, alignment):
     monkeypatch.setattr(module, "library", library if module is lacks else lambda: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -285,3 +286,29 @@ def test_what_contradicts_itself_is_refused_in_any_order():
   ):
     with pytest.raises(UserError, match=message):
       fields.override_all(FedConfig(), texts)
+
+
+@pytest.mark.parametrize(
+  ("word", "path"),
+  [
+    ("epsilon", "privacy.epsilon"),
+    ("batch_size", "privacy.sampling_prob"),
+    ("max_grad_norm", "privacy.l2_clip_norm"),
+    ("l2_norm_clip", "privacy.l2_clip_norm"),
+    ("target_delta", "privacy.delta"),
+    ("sigma", "privacy.noise_multiplier"),
+  ],
+)
+def test_names_of_other_libraries_lead_to_the_field(word, path):
+  assert fields.place_of(TrainConfig(), word) == path
+  with pytest.raises(UserError, match=re.escape(f"(did you mean {path!r}?)")) as caught:
+    fields.override(TrainConfig(), word, "1", name="--config")
+  assert caught.value.field == f"--config.{word}"
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), FedConfig()])
+def test_a_name_of_another_library_is_no_field_here(config):
+  """A word that became a field of its own must leave the table, or it would mislead."""
+  for word, name in fields._ELSEWHERE.items():
+    held = {path.rpartition(".")[2] for path in fields._paths(config)}
+    assert word not in held or fields._places(config)[word].endswith(word), (word, name)

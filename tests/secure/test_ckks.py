@@ -13,7 +13,7 @@ _CHAIN = Chain(levels=3, scale_bits=36, end_bits=50)
 
 @pytest.fixture(scope="module")
 def keys():
-  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
   return SecretKeys(_CHAIN, rotations=[1, 2, 8])
 
 
@@ -157,5 +157,5 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch):
   monkeypatch.setattr(encrypted_vectors, "library", missing)
   ckks._library.cache_clear()
   ckks._context.cache_clear()
-  with pytest.raises(UserError, match=r"needs TenSEAL; pip install 'dpjax\[he\]'"):
+  with pytest.raises(UserError, match=r"needs TenSEAL; pip install -e '\.\[he\]'"):
     SecretKeys(_CHAIN)

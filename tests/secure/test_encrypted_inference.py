@@ -10,7 +10,7 @@ from dpjax.validate import UserError
 
 @pytest.fixture(autouse=True)
 def tenseal():
-  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
 
 
 def _network(d, h, k, seed=0, scale=1.0):

@@ -19,7 +19,7 @@ _SMALL = Chain(levels=3, scale_bits=36, end_bits=50)  # degree 8192: a few secon
 
 @pytest.fixture(autouse=True)
 def tenseal():
-  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
+  pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
 
 
 def _data(n=50, d=3, seed=0):

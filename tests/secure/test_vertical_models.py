@@ -12,7 +12,7 @@ from dpjax.secure.vertical import alignment, network
 from dpjax.types import Example
 from dpjax.validate import UserError
 
-pytest.importorskip("cryptography", reason="needs: pip install 'dpjax[secure]'")
+pytest.importorskip("cryptography", reason="needs: pip install -e '.[secure]'")
 
 
 def _shape(x):

@@ -463,8 +463,8 @@ def key_reuse(subject: Subject) -> Row:
   if config.release:
     if not identities.isdisjoint(_identities(subject.run_keys(config))):
       shared.append("release keys that follow from the config")
-    if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
-      shared.append("release keys of fewer than 128 bits")
+    if not all(noise.source.is_release(key) for key in (random.noise, random.local)):
+      shared.append("keys that are no release keys")
   else:
     shared += _poor_bits(subject)
   shown = f" ({', '.join(shared[:3])})" if shared else ""

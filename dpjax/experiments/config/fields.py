@@ -35,6 +35,16 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
+# What other libraries (Opacus, jax_privacy, TF Privacy, scikit-learn) call a field: its name here.
+_ELSEWHERE = {
+  "batch_size": "sampling_prob", "sample_rate": "sampling_prob", "sampling_rate": "sampling_prob",
+  "eps": "epsilon", "target_epsilon": "epsilon", "target_delta": "delta",
+  "max_grad_norm": "l2_clip_norm", "clip_norm": "l2_clip_norm", "clipping_norm": "l2_clip_norm",
+  "l2_norm_clip": "l2_clip_norm", "max_per_sample_grad_norm": "l2_clip_norm",
+  "sigma": "noise_multiplier", "noise": "noise_multiplier",
+  "lr": "learning_rate", "step_size": "learning_rate", "max_steps": "num_steps",
+  "steps": "num_steps", "num_epochs": "epochs", "random_state": "seed", "random_seed": "seed",
+}  # fmt: skip
 # Largest number of characters of a list of fields that an error shows whole.
 _LISTED = 200
 # Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
@@ -371,11 +381,31 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
     )
+  raise UserError(
+    f"no such field{_meant(head, _places(config), known)}", field=f"{name}.{head}"
+  )
+
+
+def _places(config: Any) -> dict[str, str]:
+  """Returns {last name of a field, or a name that other libraries give it: path of the field}."""
   # Deep paths come first. If a shallow path has the same last name, it replaces the deep one, and
   # is suggested.
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
-  raise UserError(f"no such field{_meant(head, places, known)}", field=f"{name}.{head}")
+  elsewhere = {word: places[field] for word, field in _ELSEWHERE.items() if field in places}
+  return elsewhere | places
+
+
+def place_of(config: Any, word: str) -> str | None:
+  """Returns the path of the field that is called `word` or nearly so; None if there is none.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> place_of(TrainConfig(), "max_grad_norm")
+  'privacy.l2_clip_norm'
+  """
+  places = _places(config)
+  near = validate.slip_of(word, places)
+  return None if near is None else places[near]
 
 
 def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:

@@ -143,8 +143,8 @@ def fresh(seed: int) -> RunKeys:
   """
   return RunKeys(
     init=jax.random.key(seed),
-    noise=noise.source.new_key(),
-    local=noise.source.new_key(),
+    noise=noise.new_key(release=True),
+    local=noise.new_key(release=True),
     sampler=secrets.randbits(_SAMPLER_BITS),
     order=secrets.randbits(_ORDER_BITS),
   )

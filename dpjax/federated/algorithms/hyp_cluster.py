@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import noise, trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.client import ClientAlgorithm, Local, Received
@@ -165,7 +165,8 @@ def hyp_cluster(
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
-    context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
+    key = noise.source.from_words(state.key)
+    context = execution.Context(Received(state.params), cohort.data, None, key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     # A model with a NaN loss is chosen only if all losses are NaN or infinite.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)

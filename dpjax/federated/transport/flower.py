@@ -89,7 +89,7 @@ def _flwr(module: str) -> Any:
     return importlib.import_module(module)
   except ImportError as error:
     raise UserError(
-      f"is not installed ({error}); pip install 'dpjax[flower]' for clients "
+      f"is not installed ({error}); pip install -e '.[flower]' in dpjax's clone for clients "
       "that are separate programs",
       field="flwr",
     ) from error
@@ -261,7 +261,8 @@ class _Server:
         "are not run over Flower",
         field="make",
       )
-    self._like = self._answers.like(Received(self.state.params), self.state.key)
+    key = noise.source.from_words(self.state.key)
+    self._like = self._answers.like(Received(self.state.params), key)
     self.ledger = Ledger()
     self.infos: list[RoundInfo] = []
 

@@ -36,6 +36,13 @@ class FunctionModel:
     self._path = path
     self._first: Any = None
     self._parts: parts_lib.Parts | None = None
+    if "rng" in linen_modules.parameters_of(apply):
+      raise UserError(
+        "its apply takes rng, as that of hk.transform does; give it apply(params, x, key=None): "
+        "hk.without_apply_rng(hk.transform(f)), or a function that hands key on as rng",
+        field="model.name",
+        value=path,
+      )
 
   def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters, {"params": nested dictionaries}; see `by_path.Model.init`."""

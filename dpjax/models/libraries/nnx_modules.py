@@ -71,7 +71,7 @@ class NnxModel(parts_lib.ConstructedModel):
 
   def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns the outputs [B, ...] for a batch x [B, ...]; see `by_path.Model.apply`."""
-    outputs, _ = self._called(params, x, key)
+    outputs, _ = self._called(params, x, key, training=key is not None)
     return outputs
 
   def draws(self, params: Params, first: ArrayTree) -> bool:
@@ -81,17 +81,29 @@ class NnxModel(parts_lib.ConstructedModel):
       UserError: evaluation draws random numbers, too, or a call writes to a parameter.
     """
     jax.eval_shape(lambda params: self._evaluated(params, first), params)
-    trained = lambda key: self.apply(params, first, key=key)
-    return parts_lib.depends_on_key(trained)
+    # The first carry of a recurrent cell takes a key and is zeros. So the question is whether the
+    # outputs depend on the key, not whether a stream moved on.
+    depends = lambda training: parts_lib.depends_on_key(
+      lambda key: self._called(params, first, key, training=training)[0]
+    )
+    if depends(False):
+      raise self._refused(
+        "draws random numbers in evaluation too; give its __call__ an argument "
+        "deterministic, or use nnx.Dropout, which evaluation turns off"
+      )
+    return depends(True)
 
-  def _called(self, params: Params, x: ArrayTree, key: Array | None) -> tuple[Any, Any]:
-    """Returns (outputs, the module after the call)."""
+  def _called(
+    self, params: Params, x: ArrayTree, key: Array | None, *, training: bool
+  ) -> tuple[Any, Any]:
+    """Returns (outputs, the module after the call). Without a key the streams are the first."""
     # Each call makes a new module, so what a call writes to it reaches no other example.
     module = nnx.merge(*self._whole(params))
-    if key is None:
-      module.eval()
-    else:
+    if training:
       module.train()
+    else:
+      module.eval()
+    if key is not None:
       state = nnx.state(module, nnx.RngKey)
       leaves, structure = jax.tree.flatten(state)
       # Each random stream gets a different key, so that no two layers share a dropout mask.
@@ -99,25 +111,19 @@ class NnxModel(parts_lib.ConstructedModel):
       keys = [jax.random.split(key, jnp.shape(old)) for key, old in zip(keys, leaves)]
       nnx.update(module, jax.tree.unflatten(structure, keys))
     names = linen_modules.parameters_of(type(module).__call__)
-    how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
+    how = linen_modules.mode_arguments(type(module).__call__, training=training)
     if _STREAMS in names and key is not None:
       how[_STREAMS] = nnx.Rngs(key_for(KeyUse.MODEL_STREAMS, key))
     return module(x, **how), module
 
   def _evaluated(self, params: Params, x: ArrayTree) -> Any:
-    """Returns outputs in evaluation. Raises UserError if the call writes to a parameter or draws
-    random numbers."""
+    """Returns outputs in evaluation. Raises UserError if the call writes to a parameter."""
     _, *before = self._whole(params)
-    outputs, module = self._called(params, x, None)
-    _, after, others = nnx.split(module, nnx.Param, ...)
+    outputs, module = self._called(params, x, None, training=False)
+    _, after, _ = nnx.split(module, nnx.Param, ...)
     # A variable that the call did not write to still holds the same object.
     if not _same(before[0], after):
       raise self._refused("writes to a parameter in its call; only steps may change it")
-    if not _same(before[1], others):
-      raise self._refused(
-        "draws random numbers in evaluation too; give its __call__ an argument "
-        "deterministic, or use nnx.Dropout, which evaluation turns off"
-      )
     return outputs
 
   def _check_state(self, module: Any) -> None:
@@ -128,13 +134,30 @@ class NnxModel(parts_lib.ConstructedModel):
         kind, (nnx.Param, nnx.RngState)
       ):
         continue
-      if issubclass(kind, nnx.BatchStat):
-        raise self._refused(linen_modules.MIXES)
+      layer = _layer_of(module, path)
+      if issubclass(kind, nnx.BatchStat) and isinstance(layer, nnx.BatchNorm):
+        raise self._refused(
+          "its BatchNorm mixes examples, and frozen it holds state that no step may change; "
+          "use GroupNorm, which sees one example"
+        )
       name = "/".join(map(str, path))
       raise self._refused(
-        f"must hold no state but nnx.Param, not {name} of type {kind.__name__}; the loss of "
-        "one example cannot carry it to the next step"
+        f"must hold no state but nnx.Param, not {name} of type {kind.__name__} in its "
+        f"{type(layer).__name__}; the loss of one example cannot carry it to the next step"
       )
+
+
+def _layer_of(module: Any, path: Any) -> Any:
+  """Returns the innermost module on the way to a variable."""
+  layer = part = module
+  for name in path:
+    part = part[name] if isinstance(name, int) else _part(part, name)
+    layer = part if isinstance(part, nnx.Module) else layer
+  return layer
+
+
+def _part(whole: Any, name: str) -> Any:
+  return whole[name] if isinstance(whole, dict) else getattr(whole, name, None)
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:

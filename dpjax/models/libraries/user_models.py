@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -69,11 +69,18 @@ def check_collections(collections: Iterable[str], path: str) -> None:
   dpjax.validate.UserError: model.name='mine:Net': must hold no state but "params", not 'cache'...
   """
   others = [name for name in collections if name != "params"]
-  if "batch_stats" in others:
+  held = dict(collections) if isinstance(collections, Mapping) else {}
+  stats = held.get("batch_stats", {})
+  # BatchNorm's averages have these names. SpectralNorm keeps its vectors in this collection, too.
+  last = {str(where[-1].key) for where, _ in jax.tree_util.tree_leaves_with_path(stats)}
+  if {"mean", "var"} & last:
     raise UserError(linen_modules.MIXES, field="model.name", value=path)
   if others:
+    layers = (
+      f" of {', '.join(map(str, stats))}" if others[0] == "batch_stats" and stats else ""
+    )
     raise UserError(
-      f'must hold no state but "params", not {others[0]!r}; the loss of one example cannot '
+      f'must hold no state but "params", not {others[0]!r}{layers}; the loss of one example cannot '
       "carry it to the next step",
       field="model.name",
       value=path,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.noise import source, threefry
+from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
@@ -19,7 +19,7 @@ from dpjax.types import ArrayTree
 class CorrelatedNoiseState(NamedTuple):
   """State of correlated noise. Keep it secret: whoever knows it can subtract the noise."""
 
-  key: jax.Array  # typed key, never changes
+  key: jax.Array  # words of the key (`source.to_words`); never change
   draws: jax.Array  # int32, draws so far
   memory: Any  # the strategy's state: earlier noise, or a `Redrawn` if it is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
@@ -75,8 +75,11 @@ def add_correlated(
     for end in {min(factors, default=1.0), max(factors, default=1.0)}:
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
 
+  key = source.from_words(state.key)
+  is_release = source.is_release(key)
+
   def white_at(step: jax.Array) -> Any:
-    own_key = jax.random.fold_in(threefry.fused(state.key), step)
+    own_key = jax.random.fold_in(key, step)
     white = gaussian(own_key, tree, std)
     if not factors:
       return white
@@ -84,20 +87,22 @@ def add_correlated(
 
   if isinstance(state.memory, Redrawn):
     memory = state.memory
-    noisy = _with_redrawn(state, tree, correlation, white_at)
+    noisy = _with_redrawn(state, tree, correlation, white_at, is_release)
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
     noisy = trees.add(tree, row)
-  if source.is_secure(state.key):
+  if is_release:
     # All steps share one public grid, which is fine enough for the step with the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)
 
 
-def _with_redrawn(state: Any, tree: Any, strategy: Any, white_at: Any) -> Any:
+def _with_redrawn(
+  state: Any, tree: Any, strategy: Any, white_at: Any, is_release: bool
+) -> Any:
   """Returns tree + row of C^{-1} z; earlier white noise is drawn again to compute this row."""
-  if not source.is_secure(state.key):
+  if not is_release:
     return strategy.redrawn(white_at, state.draws, state.memory, tree)
   # For a release the noise is summed first, so that data and noise are added with one rounding.
   # If draws were added one by one, data plus a part of the noise would be rounded, too.

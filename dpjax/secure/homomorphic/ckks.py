@@ -33,7 +33,7 @@ from dpjax import validate
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError, Verbatim
 
-INSTALL = "pip install 'dpjax[he]'"
+INSTALL = "pip install -e '.[he]' in dpjax's clone"
 # Degree -> largest sum of the primes' bits for 128 bits of security, with ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
 # SEAL's type, which Python cannot name before TenSEAL is imported.

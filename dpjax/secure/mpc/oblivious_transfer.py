@@ -25,7 +25,7 @@ from typing import Any
 from dpjax.secure.mpc.correlations import Unique
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[secure]'"
+INSTALL = "pip install -e '.[secure]' in dpjax's clone"
 TEXT_BYTES = 16
 POINT_BYTES = 64
 

@@ -23,7 +23,7 @@ import numpy as np
 from dpjax.gradients import equations
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
+INSTALL = "pip install -e '.[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
 
 # SPU's default in a ring of 2^64.
 FRACTION_BITS = 18

@@ -32,7 +32,7 @@ from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[he]'"
+INSTALL = "pip install -e '.[he]' in dpjax's clone"
 # Number of bits of each entry that go into one ciphertext.
 _LIMB = 32
 # Largest number of clients -> (degree, plaintext modulus). A modulus must be above clients * 2^32.

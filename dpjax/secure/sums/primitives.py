@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[secure]'"
+INSTALL = "pip install -e '.[secure]' in dpjax's clone"
 # Bytes of a shared secret: 128 bits, the strength of X25519.
 SECRET_BYTES = 16
 # Number of bytes of a stream that are processed at once, so that they stay in the cache.

@@ -24,7 +24,7 @@ import numpy as np
 
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[vertical]'"
+INSTALL = "pip install -e '.[vertical]' in dpjax's clone"
 
 
 class Alignment(NamedTuple):

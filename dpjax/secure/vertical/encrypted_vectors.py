@@ -24,7 +24,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[vertical]'"
+INSTALL = "pip install -e '.[vertical]' in dpjax's clone"
 _PARAMETERS = {  # successive products -> (polynomial degree, bits of the moduli)
   1: (8192, (60, 40, 40, 60)),  # 200 bits; up to 218 are 128-bit secure at this degree
   2: (16384, (60, 40, 40, 40, 60)),  # 240 bits; up to 438

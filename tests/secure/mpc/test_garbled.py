@@ -9,8 +9,8 @@ import pytest
 from dpjax.secure.mpc import garbled, oblivious_transfer
 from dpjax.validate import UserError
 
-pytest.importorskip("Crypto", reason="needs pycryptodome: pip install 'dpjax[secure]'")
-pytest.importorskip("cryptography", reason="pip install 'dpjax[secure]'")
+pytest.importorskip("Crypto", reason="needs pycryptodome: pip install -e '.[secure]'")
+pytest.importorskip("cryptography", reason="pip install -e '.[secure]'")
 
 
 def _compared(x, y, bits):
@@ -146,5 +146,5 @@ def test_points_that_are_none_are_refused():
 @pytest.mark.parametrize("name", ["Crypto.PublicKey", "cryptography.hazmat.primitives"])
 def test_without_the_extra_it_is_one_line(monkeypatch, name):
   monkeypatch.setitem(sys.modules, name, None)
-  with pytest.raises(UserError, match=r"pip install 'dpjax\[secure\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '\.\[secure\]'"):
     garbled.less(1, 2, bits=2)

@@ -232,7 +232,7 @@ def test_protocols_and_parties_are_checked():
 
 def test_without_the_extra_it_is_one_line(monkeypatch):
   monkeypatch.setitem(sys.modules, "spu", None)
-  with pytest.raises(UserError, match="needs spu; pip install 'dpjax\\[mpc-spu\\]'"):
+  with pytest.raises(UserError, match="needs spu; pip install -e '\\.\\[mpc-spu\\]'"):
     secure_jit(jnp.sum)(X)
   assert "spu==" in spu_program.INSTALL
 

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 @pytest.fixture(autouse=True)
 def cryptography():
-  pytest.importorskip("cryptography", reason="needs pip install 'dpjax[secure]'")
+  pytest.importorskip("cryptography", reason="needs pip install -e '.[secure]'")
 
 
 def _party():
@@ -26,7 +26,7 @@ def _party():
 
 
 def _garbler():
-  pytest.importorskip("Crypto", reason="needs pip install 'dpjax[secure]'")
+  pytest.importorskip("Crypto", reason="needs pip install -e '.[secure]'")
   return garbled.Garbler(5, bits=4)
 
 

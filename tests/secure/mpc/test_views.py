@@ -114,5 +114,5 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
     raise UserError(f"needs the extra 'secure'; {primitives.INSTALL}")
 
   monkeypatch.setattr(primitives, "library", missing)
-  with pytest.raises(UserError, match="pip install 'dpjax.secure.'"):
+  with pytest.raises(UserError, match=r"pip install -e '\.\[secure\]'"):
     mpc.split(np.zeros(1))
