@@ -180,6 +180,9 @@ class Plan:
   def _check_shape(self) -> None:
     shape = self.noise_shape
     participation = self.sampler.participation
+    if self.statistics is not None:
+      # Statistics are private under one relation, and raise for another one.
+      self.statistics.event(self.neighboring_relation)
     shape.check_steps(self.num_steps)
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
