@@ -217,14 +217,21 @@ def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
   return min(0.0, float(special.log_ndtr(height)) + shift)
 
 
+def _steepest(std: float, num_classes: int, order: float) -> tuple[float, float]:
+  """Returns (log q1, log q0), a range of q from which one teacher can raise the cost to its top."""
+  log_q0 = _log_q0(std, order)
+  # The cost may jump at q0. So q1 is lowered by more than the rounding of the way there and back.
+  return _moved(log_q0, std, num_classes, -1) * (1 + 1e-12), log_q0
+
+
 def _local(log_q: float, std: float, num_classes: int, order: float) -> float:
   """Returns a bound on the local sensitivity of one answer's cost (algorithm 3, proposition 13)."""
-  log_q0 = _log_q0(std, order)
-  log_q1 = _moved(log_q0, std, num_classes, -1)
-  if log_q1 <= log_q <= log_q0:
-    log_q = log_q1
+  log_q1, log_q0 = _steepest(std, num_classes, order)
+  in_range = log_q1 <= log_q <= log_q0
+  log_q = log_q1 if in_range else log_q
   here = _cost(log_q, std, order)
-  worse = _cost(_moved(log_q, std, num_classes, 1), std, order)
+  moved = 0.0 if in_range else _moved(log_q, std, num_classes, 1)
+  worse = _cost(moved, std, order)
   better = _cost(_moved(log_q, std, num_classes, -1), std, order)
   return max(worse - here, here - better)
 
@@ -256,8 +263,7 @@ def votes_sensitivity(
     raise UserError(f"must be integers of sum {num_teachers}", field="counts")
   order = float(_orders([order])[0])
   num_classes = len(votes)
-  log_q0 = _log_q0(std, order)
-  log_q1 = _moved(log_q0, std, num_classes, -1)
+  log_q1, log_q0 = _steepest(std, num_classes, order)
   log_q = log_prob_of_others(votes, std)
   plateau = _local(log_q1, std, num_classes, order)
   sensitivities = np.full(num_teachers + 1, plateau)
@@ -291,8 +297,7 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
   >>> conditions_hold(std=40.0, num_classes=10, order=14.0)
   True
   """
-  log_q0 = _log_q0(std, order)
-  log_q1 = _moved(log_q0, std, num_classes, -1)
+  log_q1, _ = _steepest(std, num_classes, order)
 
   def rises(values: list[float]) -> bool:
     steps = np.diff(values)
