@@ -260,13 +260,20 @@ class Plan:
     if attack is not None:
       return unit._kept_from(attack)
     noise_multiplier = accounting.calibrate_noise_multiplier(
-      lambda z: dataclasses.replace(unit, noise_multiplier=z).event(),
+      lambda z: unit._trial(noise_multiplier=z).event(),
       epsilon=epsilon or 0.0,
       delta=unit.accounted_delta(delta),
       neighboring_relation=unit.neighboring_relation,
       accountant=unit.accountant,
     )
     return dataclasses.replace(unit, noise_multiplier=noise_multiplier)
+
+  def _trial(self, **changes: Any) -> Plan:
+    """Returns this plan with other numbers for a search, which checks only the plan it returns."""
+    trial = object.__new__(type(self))
+    for field in dataclasses.fields(self):
+      object.__setattr__(trial, field.name, changes.get(field.name, getattr(self, field.name)))
+    return trial
 
   def _kept_from(self, attack: accounting.AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
@@ -275,8 +282,7 @@ class Plan:
       # The search asks a faster accountant where to start. If that accountant does not know the
       # sampler, UserError is raised, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
-      changed["noise_multiplier"] = noise_multiplier
-      return dataclasses.replace(self, **changed).privacy_profile()
+      return self._trial(noise_multiplier=noise_multiplier, **changed).privacy_profile()
 
     noise_multiplier = accounting.calibration.noise_of_profile(
       make_profile, attack, delta=self.delta, accountant=self.accountant

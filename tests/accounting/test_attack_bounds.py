@@ -120,7 +120,8 @@ def test_any_pair_of_rates_is_kept_by_the_noise_found_and_not_by_less(rates):
   found = noise_of_profile(lambda z, by: _gaussian_profile(1 / z), bound, delta=_DELTA)
   assert bound.cost(_gaussian_profile(1 / found), _DELTA) <= bound.limit
   exact = 1 / (special.ndtri(tpr) - special.ndtri(fpr))
-  assert exact * (1 - 1e-6) <= found <= exact * 1.002
+  # Between two corners of the curve the search stops up to a hundredth early, on the safe side.
+  assert exact * (1 - 1e-6) <= found <= exact * 1.01
 
 
 @settings(max_examples=30, deadline=None)
