@@ -37,9 +37,8 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
@@ -61,7 +60,7 @@ def line(result: dict) -> str:
 def main() -> None:
   with app.as_targeted():
     config, workdir = config_flag.asked()
-  same = {"config": build.digest(config).hex(), "mesh": str(config.mesh)}
+  same = {"config": config_names.digest(config).hex(), "mesh": str(config.mesh)}
   peers.carry_out(CENTRAL, config, workdir, same, line, "step")
 
 
