@@ -163,7 +163,7 @@ def add_gaussian(
     noise = gaussian(own_key, noisy, std)
     noisy = trees.add(noisy, noise)
     # A public grid limits the information in the lowest bits (Mironov 2012).
-    if source.is_secure(state.key):
+    if source.is_release(state.key):
       noisy = source.snap(noisy, source.grid_step(std))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, after_draw(state)

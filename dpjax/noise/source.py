@@ -1,9 +1,15 @@
-"""All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
+"""All float noise of dpjax, its keys, and its release mode: noise rounded to a public grid.
 
-`jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
-who guesses the key can subtract the noise. `new_key` makes a release key: 256 bits of the operating
-system's entropy (`secrets`). Under this key random bits come from the cipher ChaCha20 (RFC 8439).
-Otherwise it works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
+Whoever knows a key can subtract its noise. `new_key` draws keys from the operating system's entropy
+(`secrets`), so nobody can guess them. `jax.random.fold_in`, `split` and `bits` take each kind:
+
+| key                     | bits of secret | random bits come from        | noisy sums are       |
+| ----------------------- | -------------- | ---------------------------- | -------------------- |
+| `new_key()`             | 128            | JAX's own `threefry4x32`     | floating-point sums  |
+| `new_key(release=True)` | 256            | the cipher ChaCha20 (RFC 8439) | on the public grid |
+| `jax.random.key(seed)`  | those of seed  | JAX's default                | floating-point sums  |
+
+A key of a seed is for tests: anyone who guesses the seed has the noise.
 
 ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
 and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42
@@ -57,6 +63,9 @@ from dpjax.noise import distributions, threefry
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
+# JAX's generator of ordinary keys. Its keys have 128 bits, where those of JAX's default have 64.
+ORDINARY = "threefry4x32"
+ORDINARY_BYTES = 16
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
@@ -115,7 +124,7 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
 
 def _no_seed(seed: Any) -> jax.Array:
   raise UserError(
-    "a release key has no seed; make one by dpjax.noise.source.new_key()", field="seed"
+    "a release key has no seed; make one by dpjax.new_key(release=True)", field="seed"
   )
 
 
@@ -152,29 +161,41 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 
 
 def key_from_bytes(secret: bytes) -> jax.Array:
-  """Returns the release key with these 32 bytes, which must be secret and random.
+  """Returns the key with these bytes, which must be secret and random.
 
-  >>> is_secure(key_from_bytes(bytes(range(32))))
+  With 32 bytes it is a release key, with 16 an ordinary key (`new_key`).
+
+  >>> is_release(key_from_bytes(bytes(range(32))))
   True
   """
-  if len(secret) != KEY_BYTES:
-    raise UserError(f"must be {KEY_BYTES} bytes, got {len(secret)}", field="secret")
-  return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secret, np.uint32)), impl=IMPL)
+  impls = {KEY_BYTES: IMPL, ORDINARY_BYTES: ORDINARY}
+  if len(secret) not in impls:
+    raise UserError(
+      f"must be {KEY_BYTES} or {ORDINARY_BYTES} bytes, got {len(secret)}", field="secret"
+    )
+  words = jnp.asarray(np.frombuffer(secret, np.uint32))
+  return jax.random.wrap_key_data(words, impl=impls[len(secret)])
 
 
-def new_key() -> jax.Array:
-  """Draws a release key of 256 bits from the operating system's entropy, new at each call.
+def new_key(*, release: bool = False) -> jax.Array:
+  """Draws a secret key from the operating system's entropy, new at each call.
+
+  Args:
+    release: False: a key of JAX's own `threefry4x32`, of 128 bits. True: a release key of 256 bits,
+      whose noise comes from ChaCha20 and is rounded to a public grid.
 
   >>> bool(new_key() == new_key())
   False
+  >>> is_release(new_key()), is_release(new_key(release=True))
+  (False, True)
   """
-  return key_from_bytes(secrets.token_bytes(KEY_BYTES))
+  return key_from_bytes(secrets.token_bytes(KEY_BYTES if release else ORDINARY_BYTES))
 
 
-def is_secure(key: Array) -> bool:
-  """Returns whether a key is a release key of this module; works during tracing.
+def is_release(key: Array) -> bool:
+  """Returns whether noise under a key is rounded to the public grid; works during tracing.
 
-  >>> is_secure(jax.random.key(0))
+  >>> is_release(jax.random.key(0))
   False
   """
   return trees.is_key(key) and jax.random.key_impl(key) == IMPL

@@ -26,22 +26,26 @@ def test_chacha20_block_is_that_of_rfc_8439_section_2_3_2():
   assert np.asarray(block[0], "<u4").tobytes().hex() == want
 
 
-def test_p18_keys_come_from_the_operating_system_and_have_256_bits(monkeypatch):
-  asked = []
-  monkeypatch.setattr(
-    source.secrets, "token_bytes", lambda n: asked.append(n) or bytes(range(n))
-  )
-  key = source.new_key()
-  assert asked == [32] and jax.random.key_data(key).dtype == np.uint32
-  assert jax.random.key_data(key).size * 32 == 256
+@pytest.mark.parametrize(("release", "bits"), [(False, 128), (True, 256)])
+def test_p18_keys_come_from_the_operating_system(monkeypatch, release, bits):
+  monkeypatch.setattr(source.secrets, "token_bytes", lambda n: bytes(range(n)))
+  key = source.new_key(release=release)
+  words = np.asarray(jax.random.key_data(key))
+  assert words.dtype == np.uint32 and words.tobytes() == bytes(range(bits // 8))
+  assert source.is_release(key) == release
+
+
+def test_a_release_key_has_no_seed():
   with pytest.raises(UserError, match="a release key has no seed"):
     jax.random.key(0, impl=source.IMPL)
-  with pytest.raises(UserError, match="32 bytes"):
+  with pytest.raises(UserError, match="secret"):
     source.key_from_bytes(b"short")
 
 
 def test_new_keys_differ():
-  assert len({noise.key_id(source.new_key()) for _ in range(20)}) == 20
+  for release in (False, True):
+    keys = [source.new_key(release=release) for _ in range(20)]
+    assert len({noise.key_id(key) for key in keys}) == 20
 
 
 def test_every_derived_stream_is_another():
@@ -161,7 +165,7 @@ def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
   tree = {"a": jnp.zeros(3000), "b": jnp.zeros(3000)}
   first, state = noise.add_gaussian(noise.init(_KEY), tree, 1.0)
   second, _ = noise.add_gaussian(state, tree, 1.0)
-  other, _ = noise.add_gaussian(noise.init(source.new_key()), tree, 1.0)
+  other, _ = noise.add_gaussian(noise.init(source.new_key(release=True)), tree, 1.0)
   draws = [first["a"], first["b"], second["a"], second["b"], other["a"]]
   off = np.corrcoef(np.stack(draws)) - np.eye(5)
   assert np.abs(off).max() < 5 / np.sqrt(3000)
@@ -173,7 +177,7 @@ def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 2.0))
   out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))
   assert out.dtype == jnp.float64 and int(state.draws) == 1
-  assert source.is_secure(state.key)
+  assert source.is_release(state.key)
 
 
 def test_a_step_of_any_number_type_rounds_alike():

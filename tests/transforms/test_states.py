@@ -27,7 +27,7 @@ _NAMES += ("scaled coordinates",)
 def _after(name, calls=1):
   """(plan, its update by one call, the state after so many calls), from the second step on."""
   plan = test_plan_spent._PLANS[name]
-  key = dpjax.new_key() if name == "release" else jax.random.key(1)
+  key = dpjax.new_key(release=True) if name == "release" else jax.random.key(1)
   tx = plan.accumulated(optax.chain(plan.transform(key), optax.adam(0.1)), rows=8)
   summed = test_plan_spent.summed_of(plan)
   update = jax.jit(lambda opt_state: tx.update(summed, opt_state, _PARAMS))
@@ -281,7 +281,7 @@ def test_optax_has_none_of_the_names_that_private_states_have():
 
 def test_no_two_counts_share_a_checksum():
   counts = jnp.arange(100_000, dtype=jnp.int32)
-  for key in (None, jax.random.key(3), noise.new_key()):
+  for key in (None, jax.random.key(3), noise.new_key(), noise.new_key(release=True)):
     found = jax.vmap(lambda count, key=key: state.checksum(count, key))(counts)
     assert len(np.unique(found)) == len(counts) and 0 not in found[:1000]
 

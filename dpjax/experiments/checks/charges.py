@@ -521,7 +521,7 @@ def key_reuse(subject: Subject) -> Row:
     shared.append("one key for two purposes")
   if max(random.sampler for random in draws).bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
-  secure = all(noise.source.is_secure(key) for key in (first.noise, first.local))
+  secure = all(noise.source.is_release(key) for key in (first.noise, first.local))
   if config.release and not secure:
     shared.append("release keys of fewer than 256 bits")
   shared += _poor_bits(draws)

@@ -240,14 +240,14 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
   def keys() -> tuple[dict[str, Any], str]:
     run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
     run_keys.check_weights(meta, weights, workdir=folder)
-    random = job.new_keys() if meta is None else run_keys.from_meta(meta)
+    random = job.new_keys() if meta is None else run_keys.from_meta(job.seed, meta)
     run_id = run_keys.run_id(config_names.digest(job.config), data, random)
     run_keys.check_run(meta, run_id, workdir=folder)
     return run_keys.to_json(random), run_id
 
   # The first process draws, and the others get its keys.
   random, run_id = processes.on_first(keys)
-  return Admission(data, weights, run_keys.from_json(random), run_id)
+  return Admission(data, weights, run_keys.from_json(job.seed, random), run_id)
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:

@@ -27,18 +27,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax import noise
 from dpjax.validate import UserError
 
-# The generator of ordinary keys: JAX's own Threefry with keys of 128 bits.
-_IMPL = "threefry4x32"
-_KEY_BYTES = 16
-_RELEASE = "chacha20"
 SAMPLER_BITS = 256
-_ORDER_BYTES = 8
+_ORDER_BITS = 64
 # Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
 _WEIGHTS = "weights_sha256"
@@ -83,66 +78,50 @@ def drawn(
     draw = lambda purpose, size: secrets.token_bytes(size)
   else:
     draw = lambda purpose, size: _bytes(purpose, size, seed, noise_seed)
-
-  def key(purpose: str) -> jax.Array:
-    if release:
-      return noise.source.key_from_bytes(draw(purpose, noise.source.KEY_BYTES))
-    return _wrapped(draw(purpose, _KEY_BYTES), _IMPL)
-
-  return RunKeys(
-    init=jax.random.key(seed),
-    noise=key("noise"),
-    local=key("local"),
-    sampler=int.from_bytes(draw("sampler", SAMPLER_BITS // 8), "big"),
-    order=int.from_bytes(_bytes("order", _ORDER_BYTES, seed, None), "big"),
+  size = noise.source.KEY_BYTES if release else noise.source.ORDINARY_BYTES
+  return _of(
+    seed,
+    noise=draw("noise", size),
+    local=draw("local", size),
+    sampler=draw("sampler", SAMPLER_BITS // 8),
   )
 
 
-def _bytes(purpose: str, size: int, seed: int, noise_seed: int | None) -> bytes:
+def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
   """Returns bytes that follow from seeds; another purpose has other bytes."""
-  text = f"dpjax keys {purpose} {seed} {noise_seed}"
+  text = f"dpjax keys {purpose} {seeds}"
   return hashlib.sha256(text.encode()).digest()[:size]
 
 
-def _wrapped(words: bytes, impl: Any) -> jax.Array:
-  return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(words, np.uint32)), impl=impl)
+def _of(seed: int, **held: bytes) -> RunKeys:
+  """Returns the keys with these bytes. The length of a noise key says its generator."""
+  return RunKeys(
+    init=jax.random.key(seed),
+    noise=noise.source.key_from_bytes(held["noise"]),
+    local=noise.source.key_from_bytes(held["local"]),
+    sampler=int.from_bytes(held["sampler"], "big"),
+    order=int.from_bytes(_bytes("order", _ORDER_BITS // 8, seed), "big"),
+  )
 
 
-def to_json(random: RunKeys) -> dict[str, Any]:
-  """Returns keys as JSON data, with the name of their generator. They are as secret as the keys."""
-  held: dict[str, Any] = {}
-  for name, value in random._asdict().items():
-    if isinstance(value, int):
-      held[name] = f"{value:x}"
-      continue
-    impl = _RELEASE if noise.source.is_secure(value) else str(jax.random.key_impl(value))
-    words = np.asarray(jax.random.key_data(value)).tobytes().hex()
-    held[name] = {"impl": impl, "words": words}
-  return held
+def to_json(random: RunKeys) -> dict[str, str]:
+  """Returns the secret part of keys as JSON data."""
+  held = {"noise": random.noise, "local": random.local}
+  data = {
+    name: np.asarray(jax.random.key_data(key)).tobytes() for name, key in held.items()
+  }
+  sampler = random.sampler.to_bytes(SAMPLER_BITS // 8, "big")
+  return {name: text.hex() for name, text in (data | {"sampler": sampler}).items()}
 
 
-def from_json(held: Mapping[str, Any]) -> RunKeys:
+def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
   """Inverts `to_json`.
 
   >>> random = drawn(0)
-  >>> from_json(to_json(random)) == random
+  >>> from_json(0, to_json(random)) == random
   True
   """
-
-  def key(name: str) -> jax.Array:
-    value = held[name]
-    words = bytes.fromhex(value["words"])
-    if value["impl"] == _RELEASE:
-      return noise.source.key_from_bytes(words)
-    return _wrapped(words, value["impl"])
-
-  return RunKeys(
-    init=key("init"),
-    noise=key("noise"),
-    local=key("local"),
-    sampler=int(held["sampler"], 16),
-    order=int(held["order"], 16),
-  )
+  return _of(seed, **{name: bytes.fromhex(text) for name, text in held.items()})
 
 
 def joined(*digests: bytes) -> bytes:
@@ -188,14 +167,14 @@ def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   return {name: value for name, value in meta.items() if name not in (_KEYS, _RUN)}
 
 
-def from_meta(meta: Mapping[str, Any]) -> RunKeys:
+def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
   """Returns the keys that `to_meta` stored.
 
   Raises:
     UserError: `meta` holds no keys, or damaged ones.
   """
   try:
-    return from_json(meta[_KEYS])
+    return from_json(seed, meta[_KEYS])
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise UserError(
       "holds no keys of a run, so it cannot be gone on from", field="checkpoint"

@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 def _new_key() -> jax.Array:
   """Draws the key for all randomness of one answer. Nobody else has the key, and it is not
   stored."""
-  return noise.source.new_key()
+  return noise.new_key(release=True)
 
 
 def _spend(folder: pathlib.Path, round: int) -> None:

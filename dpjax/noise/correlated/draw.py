@@ -88,7 +88,7 @@ def add_correlated(
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
     noisy = trees.add(tree, row)
-  if source.is_secure(state.key):
+  if source.is_release(state.key):
     # All steps share one public grid, which is fine enough for the step with the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
@@ -97,7 +97,7 @@ def add_correlated(
 
 def _with_redrawn(state: Any, tree: Any, strategy: Any, white_at: Any) -> Any:
   """Returns tree + row of C^{-1} z; earlier white noise is drawn again to compute this row."""
-  if not source.is_secure(state.key):
+  if not source.is_release(state.key):
     return strategy.redrawn(white_at, state.draws, state.memory, tree)
   # For a release the noise is summed first, so that data and noise are added with one rounding.
   # If draws were added one by one, data plus a part of the noise would be rounded, too.
