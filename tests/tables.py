@@ -915,8 +915,9 @@ def _draws() -> list[Row]:
   """Bytes for each parameter: moved and held for a while by an absent machine, held by a CPU."""
   words = {
     "jax_normal": "`jax.random.normal`",
-    "fused": "dpjax, keys of `jax.random.key`",
-    "release": "dpjax, keys of a release",
+    "ordinary": "dpjax, `dpjax.new_key()`",
+    "threefry2x32": "dpjax, `jax.random.key(seed)`",
+    "release": "dpjax, `dpjax.new_key(release=True)`",
     "redrawn_4": "correlated, four draws, three of them again",
   }
   entries_of = entries("training/draws.csv")

@@ -27,11 +27,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax.noise import threefry
 from dpjax.types import Array, ArrayLike, DType
 
 # Number of 32-bit words for one exponential draw. With 192 bits a draw reaches 192 log 2 = 133.
 WORDS = 6
+# JAX's generator of ordinary keys (`source.new_key`). Its keys have 128 bits, where those of JAX's
+# default have 64, and XLA fuses its draws with what uses them.
+ORDINARY = "threefry4x32"
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
 # Smallest first word of u for which Laplace noise is computed from 1 - u, at u = 1 - 2^-8. Nearer
@@ -166,12 +168,31 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   return jax.lax.fori_loop(0, 32 * len(words), step, start).astype(jnp.int32)
 
 
-def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
+def three_words(key: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+  """Returns three random words, uint32 [shape] each; the first three of `words`."""
+  if jax.random.key_impl(key) == ORDINARY:
+    return _fused_words(key, 3, shape)
+  return tuple(jax.random.bits(key, (3, *shape), jnp.uint32))
+
+
+def words(key: Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
   """Returns the `WORDS` words of u, and two words for a sign or an angle, all from one key.
 
-  Each word is uint32 [shape]. The first three words are drawn as in older versions, so that the
-  float32 noise of a key does not change.
+  Each word is uint32 [shape].
   """
-  high, low, turn = threefry.rows(key, 3, shape)
-  more = threefry.rows(jax.random.fold_in(key, 1), WORDS - 1, shape)
+  if jax.random.key_impl(key) == ORDINARY:
+    high, low, turn, *more = _fused_words(key, WORDS + 2, shape)
+  else:
+    high, low, turn = three_words(key, shape)
+    more = jax.random.bits(jax.random.fold_in(key, 1), (WORDS - 1, *shape), jnp.uint32)
   return (high, low, *more[1:]), (turn, more[0])
+
+
+def _fused_words(key: Array, count: int, shape: tuple[int, ...]) -> tuple[Array, ...]:
+  """Returns random words of an ordinary key, each from a key of its own.
+
+  So XLA computes a word where it is used. Words that were parts of one array would be stored.
+  """
+  # Without the barrier XLA computes the keys again for every number.
+  keys = jax.lax.optimization_barrier(jax.random.split(key, count))
+  return tuple(jax.random.bits(own_key, shape, jnp.uint32) for own_key in keys)

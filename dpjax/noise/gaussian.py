@@ -17,7 +17,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees
-from dpjax.noise import source, threefry
+from dpjax.noise import source
 from dpjax.noise.state import NoiseState, after_draw, check_accounted, poisoned, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
@@ -159,7 +159,7 @@ def add_gaussian(
   if std != 0:
     noisy = check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
-    own_key = jax.random.fold_in(threefry.fused(state.key), state.draws)
+    own_key = jax.random.fold_in(state.key, state.draws)
     noise = gaussian(own_key, noisy, std)
     noisy = trees.add(noisy, noise)
     # A public grid limits the information in the lowest bits (Mironov 2012).

@@ -14,10 +14,10 @@ def test_the_committed_figures_hold_what_is_said_of_memory():
     row = tables.one(rows, tree="leaf_10m", method=method, target=target)
     return float(row["temporary_bytes"]) / float(row["parameters"])
 
-  assert temporaries("fused") < 0.1 < 40 < temporaries("words_kept")
+  assert temporaries("ordinary") < 0.1 < 40 < temporaries("threefry2x32")
   for target in ("tpu:v5e:1x1", "gpu:h100:1"):
-    assert temporaries("fused", target) < 0.1
-    row = tables.one(rows, tree="leaf_10m", method="fused", target=target)
+    assert temporaries("ordinary", target) < 0.1
+    row = tables.one(rows, tree="leaf_10m", method="ordinary", target=target)
     # Each parameter is read once and written once.
     assert float(row["moved_bytes"]) == pytest.approx(
       8 * float(row["parameters"]), rel=0.01
@@ -26,15 +26,15 @@ def test_the_committed_figures_hold_what_is_said_of_memory():
 
 @pytest.mark.long
 def test_a_small_tree_is_measured():
-  plain, fused = noise_draws.measure("leaves_20", ["fused"], repeats=1)
-  assert (plain.method, fused.method) == ("jax_normal", "fused")
-  assert plain.time_ratio == 1 and fused.draw_s > 0
+  plain, ordinary = noise_draws.measure("leaves_20", ["ordinary"], repeats=1)
+  assert (plain.method, ordinary.method) == ("jax_normal", "ordinary")
+  assert plain.time_ratio == 1 and ordinary.draw_s > 0
 
 
 def test_wrong_arguments_end_in_a_line():
   with pytest.raises(UserError, match="workloads='leaf_1b'"):
-    noise_draws.measure("leaf_1b", ["fused"])
+    noise_draws.measure("leaf_1b", ["ordinary"])
   with pytest.raises(UserError, match="methods='rbg'"):
     noise_draws.measure("leaf_1m", ["rbg"])
   with pytest.raises(UserError, match="target='tpu'"):
-    noise_draws.compiled_for("tpu", "leaf_1m", ["fused"])
+    noise_draws.compiled_for("tpu", "leaf_1m", ["ordinary"])

@@ -147,6 +147,17 @@ def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
   assert stats.kstest(np.minimum(sample[:1000], 5.42), cdf).pvalue < 1e-6
 
 
+_ORDINARY = source.key_from_bytes(bytes(range(16)))
+# Two Gaussian and two Laplace numbers of this key.
+_RECORDED = [
+  -1.0787420272827148,
+  -0.41253817081451416,
+  1.720413327217102,
+  0.6147293448448181,
+]
+
+
+@pytest.mark.parametrize("key", [jax.random.key(1), _ORDINARY], ids=["seed", "ordinary"])
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize(
   ("draw", "law"),
@@ -157,11 +168,51 @@ def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
     (source.exponential, stats.expon),
   ],
 )
-def test_every_draw_has_its_law_and_no_other(x64, dtype, draw, law):
-  sample = np.asarray(draw(jax.random.key(1), jnp.zeros(60_000, dtype), 2.0)) / 2
+def test_every_draw_has_its_law_and_no_other(x64, dtype, draw, law, key):
+  sample = np.asarray(draw(key, jnp.zeros(60_000, dtype), 2.0)) / 2
   assert stats.kstest(sample, law.cdf).pvalue > 1e-3
   for wrong in (2 / 3, 0.9, 1.1, 3 / 2):
     assert stats.kstest(sample * wrong, law.cdf).pvalue < 1e-6
+
+
+def test_noise_of_an_ordinary_key_is_a_function_of_its_words():
+  """Box and Muller in float64, from the words of JAX's own generator; and a wrong word."""
+  drawn = source.gaussian(_ORDINARY, jnp.zeros(2000), 1.0)
+  keys = jax.random.split(jax.random.split(_ORDINARY, 1)[0], 3)
+  high, low, turn = (np.asarray(jax.random.bits(key, (2000,)), float) for key in keys)
+  radius = np.sqrt(-2 * np.log((high + (low + 0.5) * 2.0**-32) * 2.0**-32))
+  sign = np.where(turn >= 2**31, -1, 1)
+  sine = lambda x: np.sin(np.pi / 2 * (x % 2**31 + 0.5) * 2.0**-31)
+  np.testing.assert_allclose(drawn, radius * sign * sine(turn), rtol=2e-5, atol=2e-5)
+  assert not np.allclose(drawn, radius * sign * sine(low), atol=0.5)
+
+
+def test_noise_of_an_ordinary_key_keeps_its_numbers():
+  """Numbers recorded when ordinary keys came: a run goes on with the noise that it had."""
+  drawn = [draw(_ORDINARY, jnp.zeros(2), 2.0) for draw in (source.gaussian, source.laplace)]
+  np.testing.assert_allclose(np.concatenate(drawn), _RECORDED, rtol=1e-6)
+
+
+def test_the_cosine_of_a_turn_is_exact_to_a_few_units_in_the_last_place():
+  turn = np.random.default_rng(0).integers(0, 2**32, 20_000, np.uint32)
+  turn[:4] = [0, 2**31, 2**32 - 1, 2**31 - 1]
+  exact = np.where(turn >> 31, -1, 1) * np.sin(np.pi / 2 * (turn % 2**31 + 0.5) * 2.0**-31)
+  found = np.asarray(source._cosine(jnp.asarray(turn)), float)
+  np.testing.assert_allclose(found, exact, rtol=4e-7)
+  assert (found != 0).all()
+
+
+@pytest.mark.slow
+def test_words_of_an_ordinary_key_are_not_stored():
+  def temporaries(key):
+    tree = jnp.zeros(2**16)
+    step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 1.0))
+    held = step.lower(noise.init(key), tree).compile().memory_analysis()
+    return held.temp_size_in_bytes / tree.nbytes
+
+  assert temporaries(_ORDINARY) < 0.1
+  # JAX's default generator stores them on a CPU.
+  assert temporaries(jax.random.key(0)) > 3
 
 
 @pytest.mark.parametrize("prob", [1e-12, 0.3, 1 - 1e-12])
@@ -193,7 +244,11 @@ def test_rare_coins_are_not_those_of_a_float32_uniform(monkeypatch):
 # --- the resolution of what it is added to
 
 
-_KEYS = {"plain": jax.random.key(4), "release": source.key_from_bytes(bytes(range(32)))}
+_KEYS = {
+  "plain": jax.random.key(4),
+  "ordinary": _ORDINARY,
+  "release": source.key_from_bytes(bytes(range(32))),
+}
 
 
 @pytest.mark.parametrize("draw", [source.gaussian, source.laplace])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.noise import source, threefry
+from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
@@ -76,7 +76,7 @@ def add_correlated(
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
 
   def white_at(step: jax.Array) -> Any:
-    own_key = jax.random.fold_in(threefry.fused(state.key), step)
+    own_key = jax.random.fold_in(state.key, step)
     white = gaussian(own_key, tree, std)
     if not factors:
       return white
