@@ -7,9 +7,9 @@ import sys
 
 import jax
 import pytest
+from dpjax.run_code import packages
 from jax._src import compiler
 
-from dpjax.run_code import packages
 from tests import quick_compile
 
 _OPTION = "jax_disable_most_optimizations"

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from configs.attack import poisoning_digits
-from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
 from dpjax.experiments.run import loop, run_keys
@@ -54,7 +53,7 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 def _prepared(config):
   (point,) = attack_table.points(config)
   loaded = build.load_data(point.config)
-  random = run_keys.derived(0, build.digest(point.config), data.digest(loaded[0]))
+  random = run_keys.drawn(0, noise_seed=0)
   return poisoned_rounds.prepare(point.config, loaded, random)
 
 

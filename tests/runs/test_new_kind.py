@@ -38,7 +38,7 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import guarantee, run_keys
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.loop import Job, Phase, single
 
 
@@ -46,7 +46,6 @@ def build(config, data=None):
   x = np.load(config.path) if data is None else data
   return Job(
     config=config,
-    digest=run_keys.config_digest("mean", dataclasses.asdict(config)),
     seed=config.seed,
     data_name=config.path,
     data=lambda: hashlib.sha256(x.tobytes()).digest(),
@@ -253,7 +252,6 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   "changes, message",
   [
     ({"config": {}}, "Job.config: must be a dataclass, not {}"),
-    ({"digest": "abc"}, "Job.digest: must be 32 bytes .*config_digest"),
     ({"seed": -1}, "Job.seed=-1: must be an integer >= 0"),
     ({"data": b"abc"}, "Job.data: must be a function, not b'abc'"),
     ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not ndarray"),

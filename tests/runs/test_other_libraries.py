@@ -12,8 +12,7 @@ from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.run import loop
-from dpjax.experiments.run.run_keys import derived
+from dpjax.experiments.run import loop, run_keys
 from dpjax.validate import UserError
 from tests.runs import stops
 
@@ -100,7 +99,7 @@ def test_first_parameters_of_many_models_are_drawn_in_one_trace():
   # Attacks train models side by side: each starts from `start` inside a traced function.
   config = _config("NnxConstant", **{"model.options": {}})
   train, _ = data.load("digits")
-  random = derived(0, b"config", b"data")
+  random = run_keys.drawn(0, noise_seed=0)
   draw = jax.jit(
     jax.vmap(lambda key: build.start(config, train, random._replace(init=key))[2])
   )

@@ -10,7 +10,7 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
-from dpjax.experiments.kinds.pate import build, vote_costs
+from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
@@ -178,8 +178,3 @@ def test_what_a_run_refuses(sides, tmp_path, changes, message):
   with pytest.raises(UserError, match=message):
     _run(_config(**changes), sides, tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_the_digest_leaves_out_where_data_lie():
-  assert build.digest(_config(data_dir="/elsewhere")) == build.digest(_config())
-  assert build.digest(_config(seed=1)) != build.digest(_config())

@@ -219,7 +219,7 @@ def test_empty_records_are_part_of_the_identity_of_data(sides):
 
 def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path):
   config = _config(attack=True)
-  run = build._Run(config, *sides, run_keys.fresh(0))
+  run = build._Run(config, *sides, run_keys.drawn(0, release=True))
   state = run.init()
   assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
   run.write(tmp_path, state)

@@ -257,6 +257,7 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   if done is not None and meta:
     data = job_lib.data_of(job)
     run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
+    run_keys.check_weights(meta, job.weights(), workdir=folder)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
     # Imported here: only the end of a run needs the plotting library.
     from dpjax.experiments.run import report

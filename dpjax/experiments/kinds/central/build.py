@@ -518,8 +518,9 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   job = job_on_data(config, load_data, with_features, loaded, started)
   if config.pretrained is None:
     return job
-  weights = names.weights_sha256(config.pretrained, "pretrained")
-  return job._replace(weights=lambda: {"pretrained": weights})
+  path = config.pretrained
+  read = lambda: {"pretrained": names.weights_sha256(path, "pretrained")}
+  return job._replace(weights=read)
 
 
 def job_on_data(
