@@ -7,7 +7,7 @@
 Every field of the config (dpjax/experiments/kinds/federated/config.py) can be overridden by its
 dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on
 one accelerator and under shard_map on several; --config.execution, --config.num_threads and
---config.num_devices choose. --config.release=true takes every key from the operating system
+--config.num_devices choose. --config.release=true takes keys of 256 bits, rounds noise to a grid,
 and logs nothing private. The run writes to --workdir:
 config.json, metrics.jsonl, tensorboard/, result.json, report.png and .csv, params.npz (the
 model), checkpoints/ (holds the noise key: secret). Stop it at any time; the same command goes
