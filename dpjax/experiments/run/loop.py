@@ -175,7 +175,13 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     )
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
-    owner.remember(folder, {**secrets, STARTS: starts}, before=meta)
+    wanted = {**secrets, STARTS: starts} if meta is None else meta
+    owner.remember(folder, wanted, before=meta)
+
+  def goes_on() -> None:
+    # A run that was refused until here has changed nothing.
+    if meta is not None:
+      owner.remember(folder, {**meta, STARTS: starts}, before=meta)
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
@@ -194,6 +200,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
       admission.run_id,
       noise.key_id(random.noise),
       on_save,
+      goes_on,
       release=job.release,
       hook=hook,
     )
@@ -370,6 +377,7 @@ class _Trainer:
     run_id: str,
     key_name: str,
     on_save: Callable[[int], None],
+    goes_on: Callable[[], None],
     *,
     release: bool,
     hook: row_hooks.RowHook | None = None,
@@ -380,6 +388,7 @@ class _Trainer:
     self.release = release
     self.key_name = key_name
     self.on_save = on_save
+    self.goes_on: Callable[[], None] | None = goes_on
     self.started = time.monotonic()
     self.before = 0.0
     self.late: list[int] = []  # the signal of a last step, which stops the next phase
@@ -392,6 +401,9 @@ class _Trainer:
     """Carries out a phase to its end, from its newest checkpoint if there is one. Returns the ended
     phase. A signal during its last step stops the next phase after a step."""
     running = Running(phase, self)
+    if self.goes_on is not None:
+      processes.on_first(self.goes_on)
+      self.goes_on = None
     with contextlib.closing(running), signals() as received:
       received.extend(self.late)
       running.go(received)
