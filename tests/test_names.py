@@ -89,7 +89,7 @@ def test_code_that_a_module_only_imports_is_part_of_the_blame(tmp_path):
   assert message is not None and message.startswith(
     "model.name='own_front:net': TypeError: "
   )
-  assert message.endswith("(line 8)") and names.blame(ValueError("ours")) is None
+  assert message.endswith("(line 9)") and names.blame(ValueError("ours")) is None
 
 
 def test_a_dict_field_takes_json_and_python():

@@ -15,9 +15,14 @@ from dpjax import data, noise
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -151,15 +156,19 @@ def test_a_noise_seed_repeats_noise_and_sampling(kind):
 
 def test_without_privacy_every_algorithm_meets_the_same_cohorts():
   """All follows from the seed. With privacy, the cohorts are secret."""
-  keys = lambda **changes: federate_build.build(_federated(**changes)).new_keys()
-  plain = {"privacy.method": "none", "privacy.noise_multiplier": None}
+
+  def keys(**changes):
+    private = _federated(**{k: v for k, v in changes.items() if k != "privacy"})
+    return federate_build.build(fields.replace_all(private, changes)).new_keys()
+
+  plain = {"privacy": FedPrivacyConfig(method="none")}
   averaging = keys(**plain)
   assert averaging == keys(**plain, algorithm="fed_prox")
   assert averaging.sampler != keys(**plain, seed=1).sampler
   assert keys().sampler != keys().sampler
-  sgd = {"privacy.method": "sgd", "privacy.noise_multiplier": None}
-  once = lambda: build.build(_central(**sgd, **{"data.num_examples": None})).new_keys()
-  assert once() == once()
+  config = _central(**{"data.num_examples": None})
+  config = dataclasses.replace(config, privacy=PrivacyConfig(method="sgd"))
+  assert build.build(config).new_keys() == build.build(config).new_keys()
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -325,11 +334,11 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
-  """What is written of two runs on data one record apart: no name, no id that differs."""
+  """What is written of two runs on other data with one noise: no name, no id that differs."""
   make, *_ = _KINDS[kind]
   results = []
-  for name, change in (("a", {}), ("b", _changes()["one bit of one pixel"])):
-    _write(tmp_path, **change)
+  for name, shift in (("a", 0), ("b", 1)):
+    _write(tmp_path, y_train=(_arrays()["y_train"] + shift) % 3)
     config = make(diagnostics=False, noise_seed=0)
     results.append(_run(kind, config, tmp_path / name, tmp_path))
   assert results[0]["params_sha256"] != results[1]["params_sha256"]

@@ -292,7 +292,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
   held = owner.remembered(workdir)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
-  enter(code.replace("rate)\n", "rate * 2)\n"))
+  enter(code.replace("sgd(rate)", "sgd(lambda step: 2 * rate(step))"))
   monkeypatch.setenv("USER", "somebody")
   monkeypatch.chdir(tmp_path)
   result = loop.train(config, workdir)
@@ -304,7 +304,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
 
 
 _ANOTHER_MEMORY = "run.json: is not what the run wrote there"
-_NO_MEMORY = "did not remember its data"
+_NO_MEMORY = "are gone"
 
 
 @pytest.mark.parametrize(
