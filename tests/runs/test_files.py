@@ -64,6 +64,7 @@ def _job(*, release: bool = False) -> loop.Job:
     data_name="rows",
     data=lambda: hashlib.sha256(_ROWS.tobytes()).digest(),
     start=start,
+    noise_seed=None if release else 0,
     release=release,
   )
 

@@ -179,7 +179,6 @@ def _phase(**changes):
 def _job(phase=(), **changes):
   made = {
     "config": _Count(),
-    "digest": bytes(32),
     "seed": 0,
     "data_name": "none",
     "data": lambda: bytes(32),
