@@ -176,7 +176,7 @@ def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_
 def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   tmp_path, monkeypatch
 ):
-  config = _config(num_rounds=4)
+  config = _config(num_rounds=4, noise_seed=0)
   whole = loop.train(config, tmp_path / "whole")
   found = whole["audit"]
   assert whole["epsilon_audited_lower"] == found["epsilon_audited_lower"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import shutil
 import signal
 import sys
 import textwrap
@@ -102,9 +103,11 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
   stop_after(monkeypatch, 4)
   with pytest.raises(loop.Interrupted, match="step 4"):
     loop.train(config, tmp_path / "run")
+  shutil.copytree(tmp_path / "run", tmp_path / "copy")
   resumed = loop.train(config, tmp_path / "run")
+  whole = loop.train(config, tmp_path / "copy")
   assert resumed["params_sha256"] == whole["params_sha256"]
-  assert writers.read_metrics(tmp_path / "run") == writers.read_metrics(tmp_path / "whole")
+  assert writers.read_metrics(tmp_path / "run") == writers.read_metrics(tmp_path / "copy")
   config.epsilon = 2.0
   with pytest.raises(UserError, match="config.epsilon: 1.0 there, 2.0 now"):
     loop.train(config, tmp_path / "run")

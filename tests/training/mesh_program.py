@@ -56,6 +56,7 @@ def config(mesh):
     "privacy.sampling_prob": 0.2,
     "privacy.capacity": SLOTS,
     "privacy.delta": 1e-1,
+    "noise_seed": 0,
   }
   return fields.replace_all(TrainConfig(mesh=mesh), small)
 
