@@ -8,7 +8,6 @@ field. Python's search path applies; with `python -m launch.train` the current d
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -18,10 +17,10 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpjax import run_code, validate
+from dpjax import validate
 from dpjax.validate import UserError
 
 FORM = "package.module:name"
@@ -120,9 +119,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   # Some callables, such as built-in ones, have no signature to check.
   except ValueError:
     pass
-  is_data = field == "data.name"
-  with run_code.reading(path) if is_data else contextlib.nullcontext():
-    return guarded(path, field, maker)(*args, **named)
+  return guarded(path, field, maker)(*args, **named)
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,38 +202,7 @@ def blame(error: BaseException) -> str | None:
   return None if faulty is None else f"{_FIELDS_OF[faulty]}: {reason(error, faulty)}"
 
 
-# --- code of a run
-
-# Fields in `_FIELDS` may hold an import path. Those in `_FILES` name files of weights, which a
-# run starts from or attacks.
-_FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule", "writer")
-_FILES = (".pretrained", ".attack.target")
-
-
-def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
-  """Returns field -> {"path", "sha256"} for every import path and file of weights in a config,
-  except those within `options`.
-
-  For an import path the sha256 covers the file of the module in the path. It also covers the file
-  that defines the object, if it is another file. `code` also covers what these files import.
-
-  >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
-  {}
-  >>> list(sources({"model": {"name": "dpjax.models:Linear"}}))
-  ['model.name']
-  """
-  hashes: dict[str, dict[str, str]] = {}
-  for name, value in fields.items():
-    if isinstance(value, Mapping) and name != "options":
-      hashes |= sources(value, f"{prefix}{name}.")
-    elif name in _FIELDS and isinstance(value, str) and is_path(value):
-      hashes[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
-    elif f".{prefix}{name}".endswith(_FILES) and isinstance(value, str):
-      hashes[f"{prefix}{name}"] = {
-        "path": value,
-        "sha256": _sha256_of(value, prefix + name),
-      }
-  return hashes
+# --- files of weights
 
 
 def weights_file(path: str) -> str:
@@ -256,60 +222,23 @@ def weights_file(path: str) -> str:
   return weight_folders.newest(path) or saved
 
 
-def _sha256_of(path: str, field: str) -> str:
-  """Returns the SHA-256 of a file, which is read in parts, or of a folder of weights."""
-  at = f"{field}={path!r}"
-  path = weights_file(path) if field.endswith("pretrained") else path
-  if os.path.isdir(path) and field.endswith("pretrained"):
-    from dpjax import weight_folders
-
-    return weight_folders.sha256(path, at)
-  validate.no_pipe(path, field, path)
-  try:
-    with open(path, "rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
-  except OSError as error:
-    raise UserError(f"{error.strerror}", field=field, value=path) from error
-
-
-def _sha256(path: str, field: str) -> str:
-  files = _files(path.partition(":")[0], find(path, field))
-  # Code typed into a notebook has no file, so no digest could tell two versions apart.
-  if not files:
-    raise UserError(
-      "must be code of a file, by which a run knows it again", field=field, value=path
-    )
-  return hashlib.sha256(b"".join(map(run_code.source, files))).hexdigest()
-
-
-def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
-  """Returns all code that a run with these config fields imports: see `dpjax.run_code`.
+def weights_sha256(path: str, field: str) -> str:
+  """Returns the SHA-256 of a file or folder of weights, which is read in parts.
 
   Args:
-    extra: further modules or objects to start from, such as the type of a user's own config.
+    field: field of the config that holds the path, for messages.
 
-  >>> code({"model": {"name": "mlp"}}).modules
-  {}
+  Raises:
+    UserError: the file cannot be read.
   """
-  return run_code.of([*extra, *_roots(fields)])
+  file = weights_file(path)
+  if os.path.isdir(file):
+    from dpjax import weight_folders  # needed only for folders that another program wrote
 
-
-def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
-  """Returns the modules and objects that the import paths in a config's fields name.
-
-  Import paths within `options` count too, since the object with these options may import them.
-  The path `data.name` itself is returned, too.
-  """
-  roots: list[Any] = []
-  for name, value in fields.items():
-    where = f"{prefix}{name}"
-    if isinstance(value, Mapping):
-      roots += _roots(value, f"{where}.")
-    elif isinstance(value, str) and is_path(value):
-      home = value.partition(":")[0]
-      if name in _FIELDS and "options" not in prefix.split("."):
-        roots += [home, find(value, where)]
-        roots += [value] if f".{where}".endswith(".data.name") else []
-      elif "options" in prefix.split("."):
-        roots.append(home)
-  return roots
+    return weight_folders.sha256(file, f"{field}={path!r}")
+  validate.no_pipe(file, field, path)
+  try:
+    with open(file, "rb") as held:
+      return hashlib.file_digest(held, "sha256").hexdigest()
+  except OSError as error:
+    raise UserError(f"{error.strerror}", field=field, value=path) from error

@@ -272,7 +272,9 @@ class Plan:
     """Returns this plan with other numbers for a search, which checks only the plan it returns."""
     trial = object.__new__(type(self))
     for field in dataclasses.fields(self):
-      object.__setattr__(trial, field.name, changes.get(field.name, getattr(self, field.name)))
+      object.__setattr__(
+        trial, field.name, changes.get(field.name, getattr(self, field.name))
+      )
     return trial
 
   def _kept_from(self, attack: accounting.AttackBound) -> Plan:

@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import names, run_code, validate
+from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
@@ -79,8 +79,6 @@ def get(name: str = "config", **more: Any) -> Any:
   """
   flag_text = str(flags.FLAGS[name].value)
   file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
-  # The search for the code of the run begins at the config file.
-  run_code.begin_at(str(_file_of(flag_text, f"--{name}={flag_text}")))
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   steps = fields.override_all(config, texts, name=f"--{name}")
   if steps:

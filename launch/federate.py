@@ -7,7 +7,7 @@
 Every field of the config (dpjax/experiments/kinds/federated/config.py) can be overridden by its
 dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on
 one accelerator and under shard_map on several; --config.execution, --config.num_threads and
---config.num_devices choose. --config.release=true takes every key from the operating system
+--config.num_devices choose. --config.release=true takes keys of 256 bits, rounds noise to a grid,
 and logs nothing private. The run writes to --workdir:
 config.json, metrics.jsonl, tensorboard/, result.json, report.png and .csv, params.npz (the
 model), checkpoints/ (holds the noise key: secret). Stop it at any time; the same command goes
@@ -40,7 +40,7 @@ from absl import flags
 
 from dpjax.experiments.kinds.federated import build, secure_sums
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FEDERATED, default="configs/fed/quickstart.py")
@@ -74,12 +74,13 @@ def line(result: dict) -> str:
 def main() -> None:
   with app.as_targeted():
     config, workdir = config_flag.asked("fed_")
+  digest = config_names.digest(config, build.ELSEWHERE)
   peers.carry_out(
     FEDERATED,
     config,
     workdir,
     # The digest covers only the computation. Checkpoints also depend on where client state is kept.
-    {"config": build.digest(config).hex(), "client_state": config.client_state},
+    {"config": digest.hex(), "client_state": config.client_state},
     line,
     "round",
   )

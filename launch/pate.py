@@ -12,7 +12,7 @@ Stop it at any time; the same command goes on where it stopped.
 The epsilon that is printed does not depend on the votes. With --config.data_dependent=true
 result.json also says what these very votes cost, which is private; with
 --config.publish_cost=true that number gets noise of its own, which is accounted.
---config.release=true takes every key from the operating system and writes nothing private.
+--config.release=true takes keys of 256 bits and writes nothing private.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ where it stopped.
 
 Only the first step reads private records. The generator and its samples cost nothing more.
 --config.attack=true also attacks the samples; its result is private.
---config.release=true takes every key from the operating system and writes nothing private.
+--config.release=true takes keys of 256 bits and writes nothing private.
 """
 
 from __future__ import annotations

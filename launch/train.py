@@ -18,7 +18,7 @@ from a few steps on zeros). It refuses what the run would refuse, and writes not
 With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, which need not be
 there. The plan then says whether the step fits, its memory, what devices send, and how many hours
 all steps take at least.
---config.release=true takes every key from the operating system and logs nothing private.
+--config.release=true takes keys of 256 bits, rounds noise to a grid, and logs nothing private.
 
 Several accelerators share every batch with --config.mesh=data:8. On several machines, or in
 several processes of one, run the same command with another --process_id in each:
@@ -37,9 +37,8 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
-from dpjax.experiments.run import guarantee, writers
+from dpjax.experiments.run import config_names, guarantee, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
@@ -61,7 +60,7 @@ def line(result: dict) -> str:
 def main() -> None:
   with app.as_targeted():
     config, workdir = config_flag.asked()
-  same = {"config": build.digest(config).hex(), "mesh": str(config.mesh)}
+  same = {"config": config_names.digest(config).hex(), "mesh": str(config.mesh)}
   peers.carry_out(CENTRAL, config, workdir, same, line, "step")
 
 

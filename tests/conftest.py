@@ -44,6 +44,16 @@ _OF_EXTRAS = {
 }
 
 
+def pytest_fixture_setup(fixturedef):
+  """A fixture's runs have the same keys, whichever test asks for it first."""
+  pinned.restart(f"{fixturedef.baseid} {fixturedef.argname}")
+
+
+def pytest_runtest_call(item):
+  """A test's runs have the same keys whenever it runs."""
+  pinned.restart(item.nodeid)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
   """Cases that were measured to be slow or long are marked like those that say so themselves;

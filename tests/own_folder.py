@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from dpjax.run_code import loaded
-
 # A model and a data set, as files of a user hold them.
 NET = '''
 import flax.linen as nn
@@ -45,12 +43,8 @@ def corners():
 
 @pytest.fixture
 def fresh(monkeypatch):
-  """A way into a folder as a process that begins there would go; leaves no module behind.
-
-  Nor a recorded load: a later run would find the loaded file edited, and be refused.
-  """
+  """A way into a folder as a process that begins there would go; leaves no module behind."""
   before, path, here = {*sys.modules}, [*sys.path], os.getcwd()
-  loads = {file: dict(held) for file, held in loaded._LOADS.items()}
   monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
   def enter(folder):
@@ -64,5 +58,3 @@ def fresh(monkeypatch):
   yield enter
   enter(pathlib.Path(here))
   sys.path[:] = path
-  loaded._LOADS.clear()
-  loaded._LOADS.update(loads)

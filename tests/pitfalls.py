@@ -101,7 +101,7 @@ REMEDY = {
   15: "`Plan(slices=k)` draws once and slices the draw. Do not draw each slice by itself.",
   16: "Draws and noise are functions of seed, key and step. Save the whole state.",
   17: "Each leaf, step and device folds its own number into the key. Give each run its own key.",
-  18: "No key is assumed. `dpjax.new_key()` and `release=true` ask the operating system.",
+  18: "No key is assumed. `dpjax.new_key()` and every private run ask the operating system.",
   19: "Noise is drawn once, after the sum over devices. Never call `psum` on noisy sums.",
   20: "Sums and noise are float32 at least, whatever the activations are.",
   21: "Integer noise is sized with its rounding, and the chance of a wrap is bounded.",
@@ -129,7 +129,7 @@ REMEDY = {
   43: "A plan refuses a sampler under which an example comes back too early.",
   44: "Such an epsilon is called simulated, and that of the run stands beside it.",
   45: "`dp_adam` subtracts the noise from the second moment. Plain Adam costs no privacy.",
-  46: "A client's key follows from run, round and client. Give each run its own seed.",
+  46: "A client's key follows from the run's own key, from round and client.",
 }
 
 _NAME = re.compile(r"test_((?:p\d+_)+)")

@@ -11,7 +11,7 @@ _LAYERS = (
   {"sealed"},  # which types hold
   {"types", "_lazy"},
   {"columns", "branches", "standard_kernels", "key_uses"},
-  {"run_code", "weight_folders"},  # what a run is made of
+  {"weight_folders"},
   {"names", "trees", "markdown", "random_images", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs

@@ -1,6 +1,5 @@
 """What `quick_compile` asks of XLA, and of whom it asks it."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import jax
 import pytest
 from jax._src import compiler
 
-from dpjax.run_code import packages
 from tests import quick_compile
 
 _OPTION = "jax_disable_most_optimizations"
@@ -33,12 +31,6 @@ def test_programs_that_users_would_compile_are_compiled_as_theirs(is_quick):
 
 def test_another_compiler_is_asked_for_nothing_of_it():
   assert not _asked(None)
-
-
-def test_to_a_run_it_is_no_code_of_the_user():
-  file = inspect.unwrap(compiler.get_compile_options).__code__.co_filename
-  assert compiler.get_compile_options.__code__.co_filename == file
-  assert packages.owner(file) == "installed"
 
 
 def test_flags_of_a_program_are_those():

@@ -2,7 +2,7 @@
 
 The digest is a fixed function of the data, without noise. Whoever sees the digest, or a value that
 follows from it without noise, can confirm a guess of the whole data set. So the digest is as secret
-as the data. `experiments.run.run_keys` derives keys from the digest, and checkpoints hold it.
+as the data. Checkpoints hold it, so that a run goes on with its own data only.
 """
 
 from __future__ import annotations

@@ -341,7 +341,9 @@ def _per_leaf(
   With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
-  keys = jax.random.split(key, max(len(leaves), 1))
+  # Without the barriers XLA computes the keys again for every number, from the first key on.
+  derived = jax.random.split(jax.lax.optimization_barrier(key), max(len(leaves), 1))
+  keys = jax.lax.optimization_barrier(derived)
 
   def draw(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")

@@ -335,6 +335,4 @@ def _notes(job: Inputs) -> list[str]:
     notes.append("adjacency WITHOUT labels: they count as public and are used raw")
   if how.shuffle:
     notes.append("needs a trusted shuffler: central model")
-  if how.seeded_noise:
-    notes.append("noise comes from the seed: reproducible, NOT fit for a release")
   return notes

@@ -100,7 +100,6 @@ class Rigorous:
   shuffle: bool = True  # a trusted shuffler: central (epsilon, delta) by amplification
   delta: float = 1e-5
   pool: int = 4  # side of the blocks over which images are averaged first; a public step
-  seeded_noise: bool = False  # noise from the seed: reproducible, NOT fit for a release
 
   def __post_init__(self) -> None:
     named = lambda name: {f"rigorous.{name}": getattr(self, name)}

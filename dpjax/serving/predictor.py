@@ -42,7 +42,7 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run import loop, model_inputs, provenance, saved, workdir, writers
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
@@ -150,8 +150,7 @@ class Predictor:
       raise UserError(f"{at}: must be the folder of a finished run; there is none")
     config, train = _configs(path, at)
     _check_kind(train, at)
-    unread = ("pretrained",) if _holds_all_weights(train) else ()
-    result = workdir.finished(path, config, unread=unread)
+    result = workdir.finished(path, config)
     if result is None:
       raise UserError(
         f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
@@ -257,7 +256,8 @@ class Predictor:
 
   @property
   def differences(self) -> list[str]:
-    """Lists versions and a device that differ from those of the training; [] if none differs.
+    """Lists versions, the user's modules and a device that differ from those of the training; [] if
+    none differs.
 
     Each difference may change the rounding. Without differences, logits have the bits of
     evaluation (see `row_exact`).
@@ -269,6 +269,12 @@ class Predictor:
     for name in _ROUNDING:
       if before.get(name) != now.get(name):
         differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
+    starts = self.result.get(loop.STARTS)
+    theirs = starts[-1]["modules"] if starts else {}
+    ours = provenance.own_modules()
+    for name in sorted(theirs.keys() & ours.keys()):
+      if theirs[name] != ours[name]:
+        differences.append(f"module {name!r} was edited since")
     device = str(self.result.get("device"))
     if device != provenance.device():
       differences.append(f"{device} there, {provenance.device()} here")

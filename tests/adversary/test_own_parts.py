@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
+from dpjax import accounting, federated, gradients, noise, sampling, transforms
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import guarantee
@@ -225,17 +225,6 @@ def test_rows_that_are_examples_are_no_users():
 
 def _users(num_examples, sampling_prob):
   return sampling.UserSampler(prob=sampling_prob, capacity=num_examples + 1)
-
-
-def test_code_that_is_in_no_file_cannot_be_known_again(monkeypatch):
-  import __main__
-
-  typed = lambda apply: None
-  typed.__module__ = "__main__"
-  monkeypatch.setattr(__main__, "typed", typed, raising=False)
-  monkeypatch.delattr(__main__, "__file__", raising=False)
-  with pytest.raises(UserError, match="must be code of a file"):
-    names.sources({"loss": "__main__:typed"})
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import hashlib
+import itertools
 import math
 import pathlib
 import sys
@@ -26,7 +26,6 @@ import numpy as np
 import optax
 
 from configs import quickstart
-from dpjax import data
 from dpjax.experiments.checks import (
   batches,
   charges,
@@ -36,6 +35,8 @@ from dpjax.experiments.checks import (
 )
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
+from dpjax.experiments.run import run_keys
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Algorithm
 
 STEPS = 150
@@ -349,103 +350,44 @@ _NOISE = {
 # --- keys ---------------------------------------------------------------------------------
 
 
-def _streams_of(change: Callable[[Any, bytes], tuple[Any, bytes]]) -> Callable[[Any], Any]:
-  """Keys follow from a changed config and a changed digest of the data."""
+def _keys(change: Callable[[RunKeys, int], RunKeys]) -> Callable[[Any], Any]:
+  """change(keys of a run, number of the run) -> the keys that it has."""
 
   def broken(sound):
-    honest = sound.run_keys
+    numbers = itertools.count()
 
-    def run_keys(config, digest=bytes(32)):
-      return honest(*change(config, digest))
+    def run_keys(config):
+      return change(sound.run_keys(config), next(numbers))
 
     return sound._replace(run_keys=run_keys)
 
   return broken
-
-
-def _field(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  """Keys know only a part of one field."""
-
-  def changed(config, digest):
-    value = functools.reduce(getattr, name.split("."), config)
-    return fields.replace_all(config, {name: change(value)}), digest
-
-  return _streams_of(changed)
 
 
 def _key_bits(bits: int) -> Callable[[Any], Any]:
-  def broken(sound):
-    def run_keys(config, digest=bytes(32)):
-      found = sound.run_keys(config, digest)
-      seen = hashlib.sha256(np.asarray(jax.random.key_data(found.noise)).tobytes()).digest()
-      key = jax.random.key(int.from_bytes(seen[:4], "big") % 2**bits)
-      return found._replace(noise=key)
+  def narrowed(keys, number):
+    seen = hashlib.sha256(np.asarray(jax.random.key_data(keys.noise)).tobytes()).digest()
+    return keys._replace(noise=jax.random.key(int.from_bytes(seen[:4], "big") % 2**bits))
 
-    return sound._replace(run_keys=run_keys)
-
-  return broken
+  return _keys(narrowed)
 
 
-def _seed_and_steps_added(config, digest):
-  both = {"seed": config.seed + config.num_steps, "num_steps": 1}
-  return fields.replace_all(config, both), digest
-
-
-def _digest_of(change: Callable[[Any], bytes]) -> Callable[[Any], Any]:
-  """`data.digest` sees a part of the data. The plant says so to `run` by an attribute."""
-
-  def broken(sound):
-    return sound._replace(
-      run_keys=lambda config, digest=bytes(32): sound.run_keys(config, digest)
-    )
-
-  broken.digest = lambda train: hashlib.sha256(change(train)).digest()  # type: ignore
-  return broken
-
-
-def _bytes(x: Any) -> bytes:
-  return np.ascontiguousarray(np.asarray(x)).tobytes()
-
-
+_SEEDED = run_keys.drawn(0, noise_seed=0)
 _KEYS = {
-  "key_of_seed_mod_4": _field("seed", lambda s: s % 4),
-  "key_of_seed_mod_1000": _field("seed", lambda s: s % 1000),
-  "key_of_seed_mod_2_32": _field("seed", lambda s: s % 2**32),
-  "key_of_seed_half": _field("seed", lambda s: s // 2),
-  "key_of_seed_mod_997": _field("seed", lambda s: s % 997),
-  "key_of_whole_learning_rate": _field("optimizer.learning_rate", math.floor),
-  "key_of_rounded_learning_rate": _field("optimizer.learning_rate", lambda r: round(r, 3)),
-  "key_of_float16_learning_rate": _field(
-    "optimizer.learning_rate", lambda r: float(np.float16(r))
+  "keys_of_the_seed": _keys(lambda keys, number: _SEEDED),
+  "noise_of_the_seed": _keys(lambda keys, number: keys._replace(noise=_SEEDED.noise)),
+  "sampler_of_the_seed": _keys(lambda keys, number: keys._replace(sampler=_SEEDED.sampler)),
+  "noise_of_every_second_run": _keys(
+    lambda keys, number: keys._replace(noise=jax.random.key(number // 2))
   ),
-  "key_of_fraction_of_learning_rate": _field("optimizer.learning_rate", lambda r: r % 1.0),
-  "key_of_size_of_learning_rate": _field("optimizer.learning_rate", abs),
-  "key_of_steps_in_hundreds": _field("num_steps", lambda n: n // 100),
-  "key_of_steps_mod_8": _field("num_steps", lambda n: n % 8),
-  "key_of_whole_epsilon": _field("privacy.epsilon", lambda e: float(int(e))),
-  "key_of_rounded_clip_norm": _field("privacy.l2_clip_norm", lambda c: round(c, 2)),
-  "key_without_delta": _field("privacy.delta", lambda d: 1e-5),
-  "key_of_first_letter_of_data": _field("data.name", lambda n: n[0]),
-  "key_of_last_letter_of_schedule": _field("optimizer.schedule", lambda n: n[-1]),
-  "key_of_upper_case_model": _field("model.name", lambda n: n.upper()),
-  "key_without_model_options": _field("model.options", lambda o: {}),
-  "key_of_limit_in_tens": _field("data.limit", lambda n: n // 10),
-  "key_of_seed_plus_steps": _streams_of(_seed_and_steps_added),
   "key_of_12_bits": _key_bits(12),
   "key_of_32_bits": _key_bits(32),
-  "key_without_data": _streams_of(lambda config, digest: (config, bytes(32))),
-  "key_of_number_of_records": _digest_of(lambda train: str(len(train)).encode()),
-  "key_of_first_row": _digest_of(lambda train: _bytes(train.x[:1]) + _bytes(train.y[:1])),
-  "key_of_all_but_the_last_row": _digest_of(
-    lambda train: _bytes(train.x[:-1]) + _bytes(train.y[:-1])
+  "sampler_of_32_bits": _keys(
+    lambda keys, number: keys._replace(sampler=keys.sampler % 2**32)
   ),
-  "key_without_labels": _digest_of(lambda train: _bytes(train.x)),
-  "key_of_labels": _digest_of(lambda train: _bytes(train.y)),
-  "key_of_the_mean": _digest_of(lambda train: _bytes(np.mean(train.x, dtype=np.float16))),
-  "key_of_sorted_records": _digest_of(
-    lambda train: b"".join(sorted(_bytes(x) + _bytes(y) for x, y in zip(train.x, train.y)))
-  ),
-}  # fmt: skip
+  "noise_is_augmentation": _keys(lambda keys, number: keys._replace(local=keys.noise)),
+  "noise_is_first_parameters": _keys(lambda keys, number: keys._replace(noise=keys.init)),
+}
 
 
 # --- sums ---------------------------------------------------------------------------------
@@ -940,14 +882,7 @@ UNSEEN = {
 def run(name: str, sound: Any) -> Any:
   """The row that must refuse the plant, of the broken run."""
   plant = PLANTS[name]
-  digest = getattr(plant.break_, "digest", None)
-  honest = data.digest
-  try:
-    if digest is not None:
-      data.digest = digest
-    return plant.row(plant.break_(sound))
-  finally:
-    data.digest = honest
+  return plant.row(plant.break_(sound))
 
 
 def main(path: str, *names: str) -> None:

@@ -16,6 +16,7 @@ from dpjax.experiments.checks import batches, charges, influence, noise_distribu
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
+from dpjax.experiments.run import run_keys
 from dpjax.sampling import PoissonSampler, ShuffledSampler
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
@@ -245,31 +246,22 @@ def capacity_too_small(subject):
 
 
 def keys_of_the_seed_alone(subject):
-  def run_keys(config, digest=bytes(32)):
-    return build.run_keys(_config(seed=config.seed), digest)
-
-  return subject._replace(run_keys=run_keys)
-
-
-def keys_of_the_config_alone(subject):
-  def run_keys(config, digest=b""):
-    return build.run_keys(config, bytes(32))
-
-  return subject._replace(run_keys=run_keys)
+  keys = lambda config: run_keys.drawn(config.seed, noise_seed=0)
+  return subject._replace(run_keys=keys)
 
 
 def one_key_for_noise_and_augmentation(subject):
-  def run_keys(config, digest=bytes(32)):
-    honest = build.run_keys(config, digest)
+  def keys(config):
+    honest = build.run_keys(config)
     return honest._replace(local=honest.noise)
 
-  return subject._replace(run_keys=run_keys)
+  return subject._replace(run_keys=keys)
 
 
-def release_keys_from_the_config(subject):
+def release_keys_of_an_ordinary_run(subject):
   config = dataclasses.replace(subject.config, release=True)
   return subject._replace(
-    config=config, run_keys=lambda c, digest=bytes(32): build.run_keys(c, digest)
+    config=config, run_keys=lambda config: run_keys.drawn(config.seed)
   )
 
 
@@ -304,8 +296,8 @@ _BUGS = {
   ),
   charges.overflow: (capacity_too_small,),
   charges.key_reuse: (
-    keys_of_the_seed_alone, keys_of_the_config_alone, one_key_for_noise_and_augmentation,
-    release_keys_from_the_config,
+    keys_of_the_seed_alone, one_key_for_noise_and_augmentation,
+    release_keys_of_an_ordinary_run,
   ),
   charges.white_box_audit: (transform_that_does_not_clip,),
 }  # fmt: skip

@@ -23,6 +23,7 @@ _CONFIG = [
   "--config.local.epochs=1",
   "--config.eval_every=20",
   "--config.checkpoint_every=3",
+  "--config.noise_seed=0",
 ]
 
 

@@ -19,6 +19,7 @@ from tests.runs.stops import sigterm
 _CONFIG = RelevanceConfig(
   data=DataConfig(name="digits", limit=120),
   model=ModelConfig(name="linear"), num_epochs=2, batch_size=40, epsilons=[4.0],
+  noise_seed=0,
 )  # fmt: skip
 
 

@@ -28,6 +28,9 @@ def get_config():
 """
 
 
+_REPEATED = "--config.base.noise_seed=0"
+
+
 def _command(folder, *arguments):
   (folder / "sweep.py").write_text(CONFIG)
   flags = [f"--config={folder / 'sweep.py'}", f"--workdir={folder / 'out'}"]
@@ -80,8 +83,7 @@ def test_configs_of_the_repository_are_sweeps():
 
 
 def _in_interpreters_of_their_own(tmp_path, *more):
-  """As users start it. A forked command draws for pinned sources (`tests.pinned`), and the
-  processes that a sweep starts do not."""
+  """As users start it."""
   return subprocess.run(
     [sys.executable, "-m", *_command(tmp_path, *more)],
     cwd=ROOT,
@@ -93,7 +95,7 @@ def _in_interpreters_of_their_own(tmp_path, *more):
 @pytest.mark.long
 def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   first, second = tmp_path / "a", tmp_path / "b"
-  steps = ("--config.grid.data.limit=[1400]", "--config.base.num_steps=400")
+  steps = ("--config.grid.data.limit=[1400]", "--config.base.num_steps=400", _REPEATED)
   for folder in (first, second):
     folder.mkdir()
   process = subprocess.Popen(
@@ -174,11 +176,15 @@ def test_two_processes_find_what_one_finds_and_go_on_where_it_stopped(tmp_path):
   alone, together = tmp_path / "alone", tmp_path / "together"
   for folder in (alone, together):
     folder.mkdir()
-  assert _in_interpreters_of_their_own(alone).returncode == 1
-  first = ("--config.grid.privacy.epsilon=[4.0]", "--config.grid.data.limit=[1400]")
+  assert _in_interpreters_of_their_own(alone, _REPEATED).returncode == 1
+  first = (
+    "--config.grid.privacy.epsilon=[4.0]",
+    "--config.grid.data.limit=[1400]",
+    _REPEATED,
+  )
   assert _in_interpreters_of_their_own(together, *first).returncode == 0
   before = _written(together)
-  done = _in_interpreters_of_their_own(together, "--processes=2")
+  done = _in_interpreters_of_their_own(together, "--processes=2", _REPEATED)
   assert done.returncode == 1, done.stderr
   assert done.stderr.splitlines()[-1].startswith("error: 2 of 4 runs failed")
   assert before.items() <= _written(together).items()

@@ -31,6 +31,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.run import loop
+from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 
 # Orbax reads arrays at once: where one is damaged, others end after its loop is closed.
@@ -278,14 +279,14 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
   hidden = x.astype(np.float64) @ layers["dense_0"]["kernel"] + layers["dense_0"]["bias"]
   wanted = np.tanh(hidden) @ layers["head"]["kernel"] + layers["head"]["bias"]
   np.testing.assert_allclose(whole, wanted, rtol=1e-4, atol=1e-5)
-  named = build.digest(config)
+  named = names.weights_sha256(config.pretrained, "pretrained")
   assert run.guarantee.kind == "claimed"
   assert list(run.pretrained_on) == ["data that nothing beside it names"]
-  # Any other byte in the folder is another run: other streams.
+  # Any other byte in the folder is another run.
   place = folder / "10/default/_METADATA"
   held = json.loads(place.read_text())
   place.write_text(json.dumps(held, indent=1))
-  assert build.digest(config) != named
+  assert names.weights_sha256(config.pretrained, "pretrained") != named
   shutil.rmtree(folder)
   with pytest.raises(UserError, match="there is no such file"):
     build.check(config)
@@ -303,10 +304,7 @@ def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
   )
   save(1)
   job = build.build(_config(tmp_path), pair)
-  # Whoever writes these checkpoints goes on. The keys of the job are of the first one.
+  # Whoever writes these checkpoints goes on: before the run, and during it.
   digest = save(2)
-  with pytest.raises(UserError, match="changed since this run took its keys from it"):
-    loop.run(job, tmp_path / "early")
-  job = build.build(_config(tmp_path), pair)
-  result = loop.run(job, tmp_path / "late", on_save=lambda step: save(step + 3))
-  assert result["user_code"]["pretrained"]["sha256"] == digest
+  loop.run(job, tmp_path / "run", on_save=lambda step: save(step + 3))
+  assert owner.remembered(tmp_path / "run")["weights_sha256"] == {"pretrained": digest}

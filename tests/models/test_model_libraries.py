@@ -10,7 +10,7 @@ from configs import quickstart
 from dpjax import data, models, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.run.run_keys import derived
+from dpjax.experiments.run.run_keys import drawn
 from dpjax.models import libraries
 from dpjax.validate import UserError
 
@@ -33,7 +33,7 @@ def _started(name, **options):
     quickstart.get_config(),
     {"model.name": f"{_MODULE}:{name}", "model.options": options},
   )
-  return build.start(config, _TRAIN, derived(0, b"config", b"data"))
+  return build.start(config, _TRAIN, drawn(0, noise_seed=0))
 
 
 def _as_nnx(name, key):

@@ -283,7 +283,7 @@ def fast():
 def training_run(config: Any) -> Any:
   """What a TrainConfig builds. UserError where it is refused."""
   build.check(config)
-  whole = build.run_keys(config, bytes(32))
+  whole = build.run_keys(config)
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   if config.privacy.method == "least_squares":
     loaded = build.load_data(config)
@@ -346,7 +346,7 @@ class _Recorder:
 def federated_run(config: Any) -> Any:
   """What a FedConfig builds. UserError where it is refused."""
   federate_build.check(config)
-  whole = federate_build.run_keys(config, bytes(32))
+  whole = build.run_keys(config)
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   made = fields.Setting.make

@@ -40,7 +40,7 @@ def _point(point):
   config = point.config
   train, test = loaded(config)
   unread_lib.refuse(config, relevance_unused.of_dataset(train))
-  whole = run_keys.derived(config.seed, relevance_build.digest(config), bytes(32))
+  whole = run_keys.drawn(config.seed, noise_seed=0)
   job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]
   keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)

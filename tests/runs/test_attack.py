@@ -127,7 +127,7 @@ def test_copies_of_what_is_no_image_are_refused():
   flat = data.from_arrays(
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
-  random = run_keys.derived(0, build.digest(point), data.digest(flat))
+  random = run_keys.drawn(0, noise_seed=0)
   with pytest.raises(UserError, match="attack.queries=2: needs images") as caught:
     members.prepare(point, (flat, test), random)
   assert "\n" not in str(caught.value)
@@ -152,7 +152,7 @@ def test_defences_are_measured_on_the_same_members():
   for config in (_config(), _config(**_PRIVATE)):
     point = _point(config)
     loaded = build.load_data(point)
-    random = run_keys.derived(0, build.digest(point), data.digest(loaded[0]))
+    random = run_keys.drawn(0, noise_seed=0)
     found.append(members.prepare(point, loaded, random))
   assert np.array_equal(found[0].included, found[1].included)
   assert 20 < found[0].included[-1].sum() < 40
@@ -237,7 +237,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
     changes["train.privacy.neighboring_relation"] = "replace_special"
   point = _point(_config(**_PRIVATE, **changes))
   loaded = build.load_data(point)
-  random = run_keys.derived(0, build.digest(point), data.digest(loaded[0]))
+  random = run_keys.drawn(0, noise_seed=0)
   attacked = members.prepare(point, loaded, random)
   line, once = members._line(attacked), allowed.by_plan(attacked.run.plan)
   twice = once(once([0.01, 0.3]))
@@ -309,7 +309,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   changes |= {"federate.privacy.local_noise_multiplier": 1e-6}
   point = _point(_config(**_DENSE, **changes))
   loaded = build.load_data(point)
-  random = run_keys.derived(0, build.digest(point), b"0" * 32)
+  random = run_keys.drawn(0, noise_seed=0)
   assert "server sees every message" in inversion.prepare(point, loaded, random).note
 
 

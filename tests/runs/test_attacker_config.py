@@ -1,12 +1,9 @@
 """Runs whose noise is calibrated to what an attacker may do."""
 
-import dataclasses
-
 import pytest
 
 from dpjax import accounting
 from dpjax.experiments.config.attacker import AttackerConfig
-from dpjax.experiments.kinds.central import build as central_build
 from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import privacy as federated
@@ -29,9 +26,6 @@ def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
   central.check(config)
   plan = central.make_plan(config, 1000)
   assert _keeps(_BOUND, plan)
-  # Another guarantee is another run, with noise of its own; one of before has its old digest.
-  other = dataclasses.replace(config, privacy=PrivacyConfig(sampling_prob=1.0))
-  assert central_build.digest(other) != central_build.digest(config)
   statement = guarantee.asked(_BOUND, plan.delta)
   assert "a true positive rate above 0.1 at a false positive rate of 0.01" in " ".join(
     statement.split()

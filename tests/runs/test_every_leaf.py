@@ -118,11 +118,13 @@ def _small(config):
 
 
 def _one_noise_for_all():
-  """Other noise, which every field draws by its place in the digest, is no sign that it is read."""
-  derived = run_keys.derived
-  alike = lambda seed, config, data: derived(seed, bytes(32), data)
-  fresh = lambda seed: derived(seed, bytes(32), bytes(32))
-  return mock.patch.multiple(run_keys, derived=alike, fresh=fresh)
+  """Other noise, which every run draws, is no sign that a field is read."""
+  drawn = run_keys.drawn
+
+  def alike(seed, *, noise_seed=None, **how):
+    return drawn(seed, noise_seed=noise_seed or 0, **how)
+
+  return mock.patch.object(run_keys, "drawn", alike)
 
 
 # The ledger and `run_sha256` name the run by a digest of its whole config.

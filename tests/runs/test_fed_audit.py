@@ -11,7 +11,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import audit, build
 from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
-from dpjax.experiments.run import loop, run_keys, writers
+from dpjax.experiments.run import loop, writers
 from dpjax.secure import SkellamSum
 from dpjax.validate import UserError
 from tests.runs import descriptions
@@ -176,7 +176,7 @@ def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_
 def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   tmp_path, monkeypatch
 ):
-  config = _config(num_rounds=4)
+  config = _config(num_rounds=4, noise_seed=0)
   whole = loop.train(config, tmp_path / "whole")
   found = whole["audit"]
   assert whole["epsilon_audited_lower"] == found["epsilon_audited_lower"]
@@ -255,21 +255,6 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
     assert result["neighboring_relation"] == (
       "replace_special" if shares else "replace_one"
     )
-
-
-def test_without_an_audit_the_streams_are_those_of_a_config_that_has_none():
-  config = small_config()
-  named = fields.to_dict(config)
-  named["data"].pop("data_dir")
-  for name in ("mirrored", "colours"):
-    named["model"].pop(name)
-  idle = ("execution", "num_devices", "num_threads", "memory_budget_gb", "client_state")
-  for name in (*idle, "audit", "loss", "secure_sum"):
-    named.pop(name)
-  assert build.digest(config) == run_keys.config_digest("federated", named)
-  changed = _config(), _config(**{"audit.num_canaries": 21})
-  digests = {build.digest(c) for c in (config, *changed)}
-  assert len(digests) == 3
 
 
 def test_every_setting_of_an_audit_changes_it():

@@ -6,7 +6,6 @@ import pytest
 
 import dpjax
 from configs.fed import quickstart
-from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -72,18 +71,6 @@ def test_the_ledger_holds_every_round(finished):
   spent = ledger.epsilon(plan.accounted_delta(plan.delta))
   assert spent == pytest.approx(finished[1]["epsilon"], rel=1e-9)
   assert plan.normalize_by == 6.0 and plan.sampler.prob == 6 / 30
-
-
-def test_p46_another_seed_is_another_run_and_other_streams():
-  run_keys = lambda **changes: federate_build.run_keys(_config(**changes), bytes(32))
-  one, other = (run_keys(seed=seed) for seed in (0, 1))
-  assert one.sampler != other.sampler and one.sampler > 2**64
-  assert noise.key_id(one.noise) != noise.key_id(other.noise)
-  assert noise.key_id(one.noise) != noise.key_id(one.local)
-  louder = run_keys(**{"privacy.noise_multiplier": 2.0})
-  assert noise.key_id(one.noise) != noise.key_id(louder.noise)
-  elsewhere = run_keys(execution="vmap")
-  assert noise.key_id(one.noise) == noise.key_id(elsewhere.noise)
 
 
 def test_p8_rounds_without_clients_are_charged_and_get_noise(tmp_path):

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from configs.fed import shakespeare
-from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import FtrlConfig
-from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run import workdir as owner
@@ -135,15 +133,6 @@ def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, match):
   with pytest.raises(UserError, match=match):
     loop.train(_config(**changes), tmp_path / "run")
   assert not (tmp_path / "run").exists()
-
-
-def test_p17_how_noise_is_clipped_and_correlated_is_part_of_the_streams():
-  run_keys = lambda **o: noise.key_id(
-    federate_build.run_keys(_config(**o), bytes(32)).noise
-  )
-  assert run_keys() != run_keys(**_ADAPTIVE) != run_keys(**_FTRL)
-  other = {"privacy.ftrl": FtrlConfig(strategy="tree")}
-  assert run_keys(**_FTRL) != run_keys(**_FTRL, **other)
 
 
 def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(

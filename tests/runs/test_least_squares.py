@@ -12,7 +12,8 @@ from dpjax.experiments.checks import table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, one_release, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, run_keys
+from dpjax.experiments.run import workdir as owner
 from dpjax.mechanisms.least_squares import joint_sensitivity
 from dpjax.validate import UserError
 
@@ -60,7 +61,8 @@ def test_a_run_is_one_gaussian_release_and_says_so(loaded, tmp_path):
   # The weights are those of the mechanism on these rows with this key.
   train = loaded[0]
   config = _config()
-  random = build.run_keys(config, build.data.digest(train))
+  held = owner.remembered(tmp_path / "run")
+  random = run_keys.from_meta(config.seed, held)
   plan = privacy.make_plan(config, 300)
   released = one_release.mechanism(config, plan, 10)(
     jax.random.fold_in(random.noise, 0), train.x, mechanisms.centred_labels(train.y, 10)
@@ -118,7 +120,7 @@ def test_empty_records_are_left_out(loaded):
   present = np.ones(len(train), bool)
   present[5] = False
   config = _config(privacy__neighboring_relation="replace_special")
-  random = build.run_keys(config, build.data.digest(train))
+  random = build.run_keys(config)
   weights = []
   for part in (build.dataclasses.replace(train, present=present), train.subset(present)):
     work = one_release.started(config, (part, loaded[1]), random)

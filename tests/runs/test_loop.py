@@ -38,7 +38,7 @@ def _central(**more: Any) -> Any:
   small = {
     "grad_method": "vmap", "num_steps": 6, "eval_every": 2, "checkpoint_every": 2,
     "model.name": "linear", "model.options": {}, "data.limit": 300,
-    "privacy.epsilon": None, "privacy.noise_multiplier": 2.0,
+    "privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0,
   }  # fmt: skip
   return fields.replace_all(quickstart.get_config(), {**small, **more})
 
@@ -48,6 +48,7 @@ def _federated(**more: Any) -> Any:
     "num_rounds": 6, "eval_every": 2, "checkpoint_every": 2, "data.limit": 150,
     "partition.num_clients": 30, "clients_per_round": 6.0, "local.batch_size": 4,
     "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
+    "noise_seed": 0,
   }  # fmt: skip
   return fields.replace_all(fed_quickstart.get_config(), {**small, **more})
 
@@ -56,45 +57,59 @@ def _relevance(**more: Any) -> Any:
   base = RelevanceConfig(
     data=DataConfig(name="digits", limit=120),
     model=ModelConfig(name="linear"), num_epochs=3, batch_size=40, epsilons=[4.0],
+    noise_seed=0,
   )  # fmt: skip
   return dataclasses.replace(base, **more)
 
 
-_SEEDED = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False, seeded_noise=True)
+_RIGOROUS = Rigorous(model1="dp_sgd", shuffle=False, pool=2, split=False)
 _SCAFFOLD = {"algorithm": "scaffold", "server_optimizer.rule": "adam"}
 
 
 class _Kind(NamedTuple):
-  """A kind of run: how to start it, and where in it there is something to stop."""
+  """A kind of run with a `noise_seed`: how to start it, and where in it to stop."""
 
   config: Any
   stop_at: int
   subfolder: str = ""
-  release: Any = None  # its config with keys of the operating system
+  release: Any = None  # its config with the keys of a release
+
+  @property
+  def drawn(self) -> Any:
+    """Its config with keys of the operating system."""
+    return dataclasses.replace(self.config, noise_seed=None)
 
   def go(self, workdir: pathlib.Path, config: Any = None) -> dict[str, Any]:
     return loop.train(self.config if config is None else config, workdir)
 
 
 _KINDS = {
-  "central": _Kind(_central(), 3, release=_central(release=True, augmentation="shift")),
+  "central": _Kind(
+    _central(), 3, release=_central(release=True, augmentation="shift", noise_seed=None)
+  ),
   "central, slices": _Kind(_central(slices=2, ema_decay=0.9), 3),
-  "federated": _Kind(_federated(), 3, release=_federated(release=True)),
+  "federated": _Kind(_federated(), 3, release=_federated(release=True, noise_seed=None)),
   "federated, scaffold": _Kind(_federated(**_SCAFFOLD), 3),
   "relevance": _Kind(_relevance(), 5, _MODEL_2),
   "relevance, in model 1": _Kind(_relevance(), 5, "model_1"),
   "relevance, dpsgd": _Kind(_relevance(method="dpsgd"), 5, _MODEL_2),
   "relevance, adlm": _Kind(_relevance(method="adlm"), 5, _MODEL_2),
   "relevance, rigorous": _Kind(
-    _relevance(mode="rigorous", rigorous=_SEEDED), 5, _MODEL_2,
-    release=_relevance(
-      mode="rigorous", rigorous=dataclasses.replace(_SEEDED, seeded_noise=False)
-    ),
+    _relevance(mode="rigorous", rigorous=_RIGOROUS), 5, _MODEL_2,
+    release=_relevance(mode="rigorous", rigorous=_RIGOROUS, noise_seed=None),
   ),
 }  # fmt: skip
 _PLAIN = ["central", "federated", "relevance"]  # one of each
 _REPEATING = [*_PLAIN, "relevance, in model 1", "relevance, rigorous"]
-_RELEASED = [name for name, kind in _KINDS.items() if kind.release is not None]
+# Runs with secret keys: ordinary ones, and releases.
+_SECRET = [*_PLAIN, *(f"{n}, release" for n, kind in _KINDS.items() if kind.release)]
+
+
+def _secret(name: str) -> tuple[_Kind, Any]:
+  """Returns a kind of run and its config with secret keys."""
+  name, _, release = name.partition(", release")
+  kind = _KINDS[name] if name in _KINDS else _KINDS["relevance, rigorous"]
+  return kind, kind.release if release or name not in _PLAIN else kind.drawn
 
 
 @pytest.fixture(scope="module")
@@ -400,83 +415,87 @@ def test_a_run_over_its_budget_refuses_before_it_starts(name, tmp_path):
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-# --- release keys
+# --- secret keys
 
 
-@pytest.mark.parametrize("name", _RELEASED)
+def _made(monkeypatch) -> list[run_keys.RunKeys]:
+  """Returns a list that gets the keys of every run that begins."""
+  made, drawn = [], run_keys.drawn
+  note = lambda seed, **how: made.append(drawn(seed, **how)) or made[-1]
+  monkeypatch.setattr(run_keys, "drawn", note)
+  return made
+
+
+@pytest.mark.parametrize("name", _SECRET)
 @pytest.mark.parametrize("how", [sigterm, die])
-def test_p16_a_resumed_release_equals_the_uninterrupted_one(
-  name, how, tmp_path, monkeypatch
-):
+def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, monkeypatch):
   """Every stream comes back. (The copy of the folder after the first step, run to its end
   without a stop, is the uninterrupted run.)"""
-  kind, workdir, copy = _KINDS[name], tmp_path / "run", tmp_path / "whole"
+  (kind, config), workdir, copy = _secret(name), tmp_path / "run", tmp_path / "whole"
   stop_after(monkeypatch, 1, die, kind.subfolder)
   with pytest.raises(KeyboardInterrupt):
-    kind.go(workdir, kind.release)
+    kind.go(workdir, config)
   shutil.copytree(workdir, copy)
-  kind.go(copy, kind.release)
+  kind.go(copy, config)
   stop_after(monkeypatch, kind.stop_at, how, kind.subfolder)
   with pytest.raises((loop.Interrupted, KeyboardInterrupt)):
-    kind.go(workdir, kind.release)
-  resumed = kind.go(workdir, kind.release)
+    kind.go(workdir, config)
+  resumed = kind.go(workdir, config)
   _same(workdir, copy)
   if not kind.subfolder:  # one key, all the steps
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
-@pytest.mark.parametrize("name", _RELEASED)
+@pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
-  kind, workdir = _KINDS[name], tmp_path / "run"
+  (kind, config), workdir = _secret(name), tmp_path / "run"
   init = loop.Running.__init__
   monkeypatch.setattr(loop.Running, "__init__", lambda *a: die())
   with pytest.raises(KeyboardInterrupt):
-    kind.go(workdir, kind.release)
+    kind.go(workdir, config)
   monkeypatch.setattr(loop.Running, "__init__", init)
-  kept = run_keys.from_meta(kind.release.seed, owner.remembered(workdir))
+  kept = run_keys.from_meta(config.seed, owner.remembered(workdir))
   made = []
-  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(seed))
-  result = kind.go(workdir, kind.release)
+  monkeypatch.setattr(run_keys, "drawn", lambda seed, **how: made.append(seed))
+  result = kind.go(workdir, config)
   assert not made
   if not kind.subfolder:
     charge = result["ledger"]["charges"][0]
     assert charge["noise_key_id"] == noise.key_id(kept.noise) and charge["first_step"] == 0
 
 
-@pytest.mark.parametrize("name", _RELEASED)
+@pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], run_keys.fresh
-  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  (kind, config), made = _secret(name), _made(monkeypatch)
   with monkeypatch.context() as killed:
     killed.setattr(owner, "remember", lambda *what, before: die())
     with pytest.raises(KeyboardInterrupt):
-      kind.go(tmp_path / "run", kind.release)
-  kind.go(tmp_path / "run", kind.release)
+      kind.go(tmp_path / "run", config)
+  kind.go(tmp_path / "run", config)
   ids = [noise.key_id(one.noise) for one in made]
   assert len(ids) == 2 and ids[0] != ids[1]
 
 
-@pytest.mark.parametrize("name", _RELEASED)
-def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one(
+@pytest.mark.parametrize("name", _SECRET)
+def test_p18_two_runs_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], run_keys.fresh
-  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
-  results = [kind.go(tmp_path / folder, kind.release) for folder in "ab"]
+  (kind, config), made = _secret(name), _made(monkeypatch)
+  results = [kind.go(tmp_path / folder, config) for folder in "ab"]
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   assert noise.key_id(made[0].noise) != noise.key_id(made[1].noise)
-  held = run_keys.to_meta(bytes(32), made[0])["release_streams"]
-  words = [held["noise"], held["local"], held["sampler"]]
-  assert all(len(word) > 32 for word in words)
+  held = run_keys.to_json(made[0])
+  words = list(held.values())
+  assert len(words) == 3 and all(len(word) >= 32 for word in words)
   for path in (tmp_path / "a").rglob("*"):
     if path.is_file() and checkpoint.FOLDER not in path.parts:
       content = path.read_bytes()
       assert not any(word.encode() in content for word in words), path
       assert not any(bytes.fromhex(held[n]) in content for n in ("noise", "local")), path
   if kind.subfolder:  # what is done needs no key any more
-    assert "release_streams" not in owner.remembered(tmp_path / "a")
+    assert "keys" not in owner.remembered(tmp_path / "a")
     left = sorted(p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir())
     assert left == [writers.LOCK, "run.json"]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import shutil
 import signal
 import sys
 import textwrap
@@ -38,7 +39,7 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import guarantee, run_keys
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.loop import Job, Phase, single
 
 
@@ -46,7 +47,6 @@ def build(config, data=None):
   x = np.load(config.path) if data is None else data
   return Job(
     config=config,
-    digest=run_keys.config_digest("mean", dataclasses.asdict(config)),
     seed=config.seed,
     data_name=config.path,
     data=lambda: hashlib.sha256(x.tobytes()).digest(),
@@ -103,9 +103,11 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
   stop_after(monkeypatch, 4)
   with pytest.raises(loop.Interrupted, match="step 4"):
     loop.train(config, tmp_path / "run")
+  shutil.copytree(tmp_path / "run", tmp_path / "copy")
   resumed = loop.train(config, tmp_path / "run")
+  whole = loop.train(config, tmp_path / "copy")
   assert resumed["params_sha256"] == whole["params_sha256"]
-  assert writers.read_metrics(tmp_path / "run") == writers.read_metrics(tmp_path / "whole")
+  assert writers.read_metrics(tmp_path / "run") == writers.read_metrics(tmp_path / "copy")
   config.epsilon = 2.0
   with pytest.raises(UserError, match="config.epsilon: 1.0 there, 2.0 now"):
     loop.train(config, tmp_path / "run")
@@ -180,7 +182,6 @@ def _phase(**changes):
 def _job(phase=(), **changes):
   made = {
     "config": _Count(),
-    "digest": bytes(32),
     "seed": 0,
     "data_name": "none",
     "data": lambda: bytes(32),
@@ -253,7 +254,6 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   "changes, message",
   [
     ({"config": {}}, "Job.config: must be a dataclass, not {}"),
-    ({"digest": "abc"}, "Job.digest: must be 32 bytes .*config_digest"),
     ({"seed": -1}, "Job.seed=-1: must be an integer >= 0"),
     ({"data": b"abc"}, "Job.data: must be a function, not b'abc'"),
     ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not ndarray"),

@@ -145,7 +145,7 @@ def _stated(stated, steps):
 def _central(config, count):
   """Plan, guarantee and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
-  random = build.run_keys(config, bytes(32))
+  random = build.run_keys(config)
   if config.privacy.method == "least_squares":
     work = one_release.started(config, (train, train), random)
     assert work.guarantee.relation == _ADD
@@ -167,7 +167,7 @@ def _federated(config, count):
   rows = np.arange(2 * count).reshape(count, 2)
   nominal = declared if dealt is None else None
   federation = data.Federation(train, list(rows), nominal_users=nominal)
-  random = federate_build.run_keys(config, bytes(32))
+  random = build.run_keys(config)
   run = federate_build.assemble(config, (federation, train), random)
   if run.guarantee.relation != _ADD:
     return None
@@ -189,7 +189,7 @@ def _of_relevance(config, count):
   if config.private.neighboring_relation != _ADD:
     return None
   train = _zeros(config, count, _declared(config))
-  random = run_keys.derived(config.seed, bytes(32), bytes(32))
+  random = run_keys.drawn(config.seed, noise_seed=0)
   job = relevance_build.make_job(config, train, train.subset(slice(0, 2)), {}, random)
   plan = gradient_methods.make_plan(job, job.size, job.epsilon)
   plan.batches(job.train, rng=0)  # is not refused

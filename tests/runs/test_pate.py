@@ -10,7 +10,7 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
-from dpjax.experiments.kinds.pate import build, vote_costs
+from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
@@ -53,7 +53,7 @@ def _run(config, sides, folder):
 @pytest.fixture(scope="module")
 def whole(sides, tmp_path_factory):
   folder = tmp_path_factory.mktemp("whole")
-  return folder, _run(_config(data_dependent=True), sides, folder)
+  return folder, _run(_config(data_dependent=True, noise_seed=0), sides, folder)
 
 
 def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
@@ -84,8 +84,8 @@ def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfol
   _, result = whole
   stop_after(monkeypatch, stop, subfolder=subfolder)
   with pytest.raises(loop.Interrupted):
-    _run(_config(data_dependent=True), sides, tmp_path)
-  again = _run(_config(data_dependent=True), sides, tmp_path)
+    _run(_config(data_dependent=True, noise_seed=0), sides, tmp_path)
+  again = _run(_config(data_dependent=True, noise_seed=0), sides, tmp_path)
   assert again["params_sha256"] == result["params_sha256"]
   assert again["ledger"] == result["ledger"]
 
@@ -178,8 +178,3 @@ def test_what_a_run_refuses(sides, tmp_path, changes, message):
   with pytest.raises(UserError, match=message):
     _run(_config(**changes), sides, tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_the_digest_leaves_out_where_data_lie():
-  assert build.digest(_config(data_dir="/elsewhere")) == build.digest(_config())
-  assert build.digest(_config(seed=1)) != build.digest(_config())

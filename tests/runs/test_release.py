@@ -3,7 +3,7 @@
 import pytest
 
 from configs import quickstart
-from dpjax import data, gradients, noise
+from dpjax import gradients, noise
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import loop, run_keys, writers
@@ -30,9 +30,6 @@ def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   assert again["params_sha256"] != finished[1]["params_sha256"]
   ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (again, finished[1])]
   assert ids[0] != ids[1]
-  digest = data.digest(build.load_data(_config())[0])
-  derived = noise.key_id(build.run_keys(_config(), digest).noise)
-  assert derived not in ids
 
 
 def test_p32_release_logs_no_diagnostics_and_says_what_it_is(finished):
@@ -60,7 +57,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   import numpy as np
 
   config = _config(**{"privacy.epsilon": 1.0})
-  built = build.assemble(config, None, run_keys.fresh(config.seed))
+  built = build.assemble(config, None, run_keys.drawn(config.seed, release=True))
   plan = built.plan
   tx = plan.transform(built.random.noise)
   grads = gradients.stacked({"w": jax.random.normal(jax.random.key(0), (4, 500))})
@@ -77,16 +74,13 @@ def test_what_cannot_be_released_is_refused(tmp_path):
   noiseless = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
   with pytest.raises(UserError, match="noise_multiplier=0: without noise nothing"):
     loop.train(_config(**noiseless), tmp_path / "run")  # not at its end
-  with pytest.raises(UserError, match="holds no release keys"):
+  with pytest.raises(UserError, match="holds no keys"):
     run_keys.from_meta(0, {"data_sha256": ""})
   assert not (tmp_path / "run").exists()
 
 
-def test_what_an_audit_would_do_is_no_part_of_a_run_without_one():
-  config = _config(release=False)
-  keys = lambda config: build.run_keys(config, bytes(32))
-  before = keys(config)
-  other = keys(fields.replace(config, "audit.num_canaries", 10))
-  assert noise.key_id(before.noise) == noise.key_id(other.noise)
-  audited = keys(fields.replace(config, "audit.enabled", True))
-  assert noise.key_id(before.noise) != noise.key_id(audited.noise)
+@pytest.mark.parametrize("noise_seed", [0, 7])
+def test_the_noise_of_a_release_is_secret(noise_seed, tmp_path):
+  with pytest.raises(UserError) as caught:
+    loop.train(_config(noise_seed=noise_seed), tmp_path / "run")
+  assert (caught.value.field, caught.value.value) == ("noise_seed", noise_seed)

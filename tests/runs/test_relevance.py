@@ -78,24 +78,20 @@ def test_a_wrong_config_is_one_line_before_anything_runs(fields, words):
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_noise_comes_from_the_seed_only_where_it_is_said():
-  paper, proved = _config(), _config(mode="rigorous")
-  seeded = _config(
-    mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
-  )
-
-  def key(config):
-    job = relevance_build.build(config)
-    return loop._run_keys(job, job.digest, _DATA, None).noise
-
+def test_noise_comes_from_a_seed_only_where_it_is_said():
+  key = lambda config: relevance_build.build(config).new_keys().noise
   same = lambda config: bool(key(config) == key(config))
-  assert same(paper) and same(seeded) and not same(proved)
-  other = dataclasses.replace(paper, epsilons=[3.0])
-  name = lambda config: noise.key_id(key(config))
-  assert name(paper) != name(other)
-  pooled = relevance.Private(relevance_pool=4)
-  digest = relevance_build.digest
-  assert digest(RelevanceConfig(private=pooled)) != digest(RelevanceConfig())
+  for mode in ("paper", "rigorous"):
+    config = _config(mode=mode)
+    assert not same(config) and same(dataclasses.replace(config, noise_seed=1))
+    assert noise.source.is_release(key(config)) == (mode == "rigorous")
+  assert same(_config(method="no_dp"))
+
+
+def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
+  (result,) = experiment.run_all(_config(mode="rigorous", noise_seed=1), tmp_path)
+  assert result["epsilon_kind"] == "claimed" and result["proved_epsilon"] is None
+  assert guarantee.REPEATED in result["failed_assumptions"]
 
 
 # --- runs
@@ -146,7 +142,6 @@ def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   results = experiment.run_all(config, tmp_path)
   assert [r["epsilon_kind"] for r in results] == ["claimed", "proved", "none"]
   assert results[1]["proved_epsilon"] == pytest.approx(2.0)
-  assert results[1]["noise_from_seed"] is False and results[0]["noise_from_seed"] is True
   lines = (tmp_path / "claims.csv").read_text().splitlines()
   assert len(lines) == 4 and lines[0].startswith("method,dataset,claimed_epsilon")
   assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + 3 * 2

@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import config_names, loop, run_keys, saved, workdir
+from dpjax.experiments.run import loop, run_keys, saved, workdir
 from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
 
@@ -76,7 +76,8 @@ def test_a_run_begins_from_a_run(tmp_path):
   own = "tests.runs.test_saved:own"
   result = loop.train(_config(**{"data.name": own, "pretrained": path}), tmp_path / "own")
   assert result["pretrained_on"] == [_FIRST]
-  assert result["user_code"]["pretrained"]["path"] == path
+  held = workdir.remembered(tmp_path / "own")
+  assert held["weights_sha256"] == {"pretrained": names.weights_sha256(path, "pretrained")}
 
 
 def _begun(first, num_classes=2, **changes):
@@ -94,12 +95,10 @@ def test_all_but_another_head_is_taken(first):
 
 
 def test_the_folder_of_a_run_is_its_parameters(first):
-  """Its digest too, which decides the noise."""
   by_file = _config(pretrained=str(first))
   by_folder = _config(pretrained=str(first.parent))
   digests = [
-    names.sources(fields.to_dict(config))["pretrained"]["sha256"]
-    for config in (by_file, by_folder)
+    names.weights_sha256(config.pretrained, "pretrained") for config in (by_file, by_folder)
   ]
   assert digests[0] == digests[1]
   runs = [build.assemble(config, _data(2, "own")) for config in (by_file, by_folder)]
@@ -230,7 +229,7 @@ def test_another_model_is_refused(first):
 
 def test_no_file_and_no_params(tmp_path):
   with pytest.raises(UserError, match="pretrained=.*[Nn]o such file"):
-    build.digest(_config(**{"pretrained": str(tmp_path / "none.npz")}))
+    build.check(_config(**{"pretrained": str(tmp_path / "none.npz")}))
   (tmp_path / "text.npz").write_text("text")
   with pytest.raises(UserError, match="pretrained=.*is no params.npz"):
     _begun(tmp_path / "text.npz")
@@ -265,18 +264,6 @@ def test_a_damaged_file_is_one_line(first, tmp_path, damage):
   with pytest.raises(UserError, match="^pretrained=") as caught:
     _begun(path)
   assert "\n" not in str(caught.value)
-
-
-def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path, monkeypatch):
-  path = tmp_path / "a.npz"
-  digests = []
-  for content in (b"a", b"b"):
-    path.write_bytes(content)
-    digests.append(build.digest(_config(**{"pretrained": str(path)})))
-  assert len({*digests, build.digest(_config())}) == 3
-  # that of before there was the field; the code of the day is part of every digest
-  monkeypatch.setattr(run_keys, "config_digest", config_names.digest_v1)
-  assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
 
 
 _WRONG = {

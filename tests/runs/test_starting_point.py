@@ -82,21 +82,16 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   kernel = before["block_0"]["mlp_out"].pop("kernel") + low_rank
   np.testing.assert_allclose(after["block_0"]["mlp_out"].pop("kernel"), kernel, rtol=1e-5)
   np.testing.assert_array_equal(after["embed"]["embedding"], before["embed"]["embedding"])
-  source = result["user_code"]["pretrained"]
-  assert source["path"] == str(weights) and len(source["sha256"]) == 64
-  # edited weights are another run: other keys, and the folder is refused
-  named = build.digest(config)
+  # edited weights are another run: the folder is refused
   held = weights.read_bytes()
   try:
     models.save_gpt2(
       weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}}
     )
-    assert build.digest(config) != named
-    with pytest.raises(UserError, match="pretrained=.*is not that of the run"):
+    with pytest.raises(UserError, match="pretrained: is not the file"):
       loop.train(config, tmp_path / "run", data=_datasets())
   finally:
     weights.write_bytes(held)
-  assert build.digest(config) == named
   assert json.loads((tmp_path / "run" / "config.json").read_text())["pretrained"]
 
 
@@ -208,7 +203,3 @@ def test_weights_and_patterns_that_do_not_fit_the_model_are_refused(weights):
   for message, changed in faults.items():
     with pytest.raises(UserError, match=message):
       build.assemble(_config(weights, **changed), _datasets())
-
-
-def test_weights_name_another_run(weights):
-  assert build.digest(TrainConfig()) != build.digest(_config(weights))

@@ -1,38 +1,32 @@
-"""RunKeys are bound to config and data: one record apart, nothing is shared; other data under
-a run are noticed; what follows from the data without noise stands in checkpoints alone."""
+"""Two runs share no key; other data under a run are noticed; what follows from the data without
+noise stands in checkpoints alone."""
 
 import dataclasses
-import functools
 import json
-import subprocess
-import sys
-from unittest import mock
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from configs import mnist_scatter_ftrl, quickstart
-from configs.attack import gradient_inversion_cifar10
+from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from configs.radp import quickstart as radp_quickstart
-from configs.secure import quickstart as secure_quickstart
-from dpjax import data, noise, run_code
+from dpjax import data, noise
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.pate import build as pate_build
+from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.secure import build as secure_build
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.kinds.synthesis import build as synthesis_build
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
@@ -125,27 +119,67 @@ def _digest_of(kind, config, folder):
   return data.digest(_KINDS[kind][2].load_data(config, features=False)[0])
 
 
-def _streams_of(kind, config, digest):
-  found = run_keys.derived(config.seed, _KINDS[kind][2].digest(config), digest)
-  keys = {noise.key_id(found.noise), noise.key_id(found.local)}
-  return {*keys, found.sampler, found.order}, found.init
+def _secret(random):
+  return {noise.key_id(random.noise), noise.key_id(random.local), random.sampler}
+
+
+def _public(random):
+  return noise.key_id(random.init), random.order
 
 
 # --- the digest
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_p46_data_one_record_apart_share_neither_noise_nor_batches(kind, tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"release": True}])
+def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, changes):
+  if kind == "relevance" and changes:
+    changes = {"method": "radp", "mode": "rigorous"}
+  job = _KINDS[kind][2].build(_KINDS[kind][0](**changes))
+  one, other = job.new_keys(), job.new_keys()
+  assert len(_secret(one)) == 3 and _secret(one).isdisjoint(_secret(other))
+  assert _public(one) == _public(other)  # of the seed alone
+  assert noise.key_id(one.init) not in _secret(one)
+  assert all(map(noise.source.is_release, (one.noise, one.local))) == bool(changes)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_noise_seed_repeats_noise_and_sampling(kind):
+  keys = lambda **changes: _KINDS[kind][2].build(_KINDS[kind][0](**changes)).new_keys()
+  assert keys(noise_seed=3) == keys(noise_seed=3)
+  one = keys(noise_seed=3)
+  for changes in ({"noise_seed": 4}, {"noise_seed": 3, "seed": 1}):
+    other = keys(**changes)
+    assert _secret(one).isdisjoint(_secret(other)), changes
+    assert (_public(one) == _public(other)) == ("seed" not in changes)
+
+
+def test_without_privacy_every_algorithm_meets_the_same_cohorts():
+  """All follows from the seed. With privacy, the cohorts are secret."""
+
+  def keys(**changes):
+    private = _federated(**{k: v for k, v in changes.items() if k != "privacy"})
+    return federate_build.build(fields.replace_all(private, changes)).new_keys()
+
+  plain = {"privacy": FedPrivacyConfig(method="none")}
+  averaging = keys(**plain)
+  assert averaging == keys(**plain, algorithm="fed_prox")
+  assert averaging.sampler != keys(**plain, seed=1).sampler
+  assert keys().sampler != keys().sampler
+  config = _central(**{"data.num_examples": None})
+  config = dataclasses.replace(config, privacy=PrivacyConfig(method="sgd"))
+  assert build.build(config).new_keys() == build.build(config).new_keys()
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_every_change_of_the_data_is_noticed(kind, tmp_path):
   config = _KINDS[kind][0]()
   _write(tmp_path)
-  first, init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
-  assert first == _streams_of(kind, config, _digest_of(kind, config, tmp_path))[0]
-  assert len(first) == 4
+  first = _digest_of(kind, config, tmp_path)
+  assert first == _digest_of(kind, config, tmp_path)
   for name, change in _changes().items():
     _write(tmp_path, **change)
-    other, other_init = _streams_of(kind, config, _digest_of(kind, config, tmp_path))
-    assert first.isdisjoint(other), name
-    assert bool(init == other_init)  # of the seed alone
+    assert _digest_of(kind, config, tmp_path) != first, name
 
 
 def test_the_test_set_and_names_are_no_part_of_the_data(tmp_path):
@@ -188,65 +222,17 @@ _VALUES = st.recursive(
 )
 
 
-# Of the names where a run begins. No example edits code, and each digest asks for all of it.
-_code_of = functools.cache(run_code.of)
-
-
-@mock.patch.object(run_code, "of", lambda roots: _code_of(tuple(roots)))
 @hypothesis.given(_VALUES, _VALUES)
 @hypothesis.settings(max_examples=300, deadline=None)
-def test_configs_have_one_digest_exactly_where_they_are_equal(one, other):
+def test_configs_have_one_form_exactly_where_they_are_equal(one, other):
   """As a folder's config is compared: dicts have no order; a number is one number in a field,
   which has a type, and True, 1 and 1.0 are three among a model's options."""
-  digest = lambda value: run_keys.config_digest("kind", {"field": value})
-  assert (digest(one) == digest(other)) == (one == other)
-  assert digest(one) == digest(json.loads(json.dumps(one)))
-  options = lambda value: run_keys.config_digest(
-    "kind", {"model": {"options": {"a": value}}}
-  )
+  form = lambda value: config_names.canonical({"field": value})
+  assert (form(one) == form(other)) == (one == other)
+  assert form(one) == form(json.loads(json.dumps(one)))
+  options = lambda value: config_names.canonical({"model": {"options": {"a": value}}})
   typed = lambda value: json.dumps(value, sort_keys=True).replace("-0.0", "0.0")
   assert (options(one) == options(other)) == (typed(one) == typed(other))
-
-
-@pytest.mark.parametrize(("get_config", "room", "started"), [
-  (quickstart.get_config, build, "86470f4e2e529cab"),
-  (mnist_scatter_ftrl.get_config, build, "e2d23c88f8a0ff96"),
-  (fed_quickstart.get_config, federate_build, "ce1416bf0a921555"),
-  (radp_quickstart.get_config, relevance_build, "9bb2a1817c111f63"),
-  (secure_quickstart.get_config, secure_build, "4d395d3ba13ad1a6"),
-  (gradient_inversion_cifar10.get_config, attack_build, "0cdc68f7430bf948"),
-])  # fmt: skip
-def test_what_was_published_can_be_repeated(get_config, room, started, monkeypatch):
-  """With the code of then, by the noise of then: what comes to be configurable later is named
-  only where it is another value than theirs."""
-  assert not room.digest(get_config()).hex().startswith(started)  # other code, other noise
-  monkeypatch.setattr(run_keys, "config_digest", config_names.digest_v1)
-  assert room.digest(get_config()).hex().startswith(started)
-
-
-def test_a_field_that_came_later_moves_the_names_of_today_alone(monkeypatch):
-  """Version 1 leaves it out at its first value; that of today names every field."""
-  config = fields.to_dict(quickstart.get_config())
-  later = {**config, "model": {**config["model"], "mirrored": False}}
-  earlier = {**config, "model": dict(config["model"])}
-  del earlier["model"]["mirrored"]
-  v1 = config_names.digest_v1("central", later)
-  v2 = config_names.digest_v2("central", later)
-  assert v1 == config_names.digest_v1("central", earlier)
-  assert v2 != config_names.digest_v2("central", earlier)
-  # No config is named alike by two versions, and a file that is named enters both.
-  assert v1 != v2
-  turned = {**config, "model": {**config["model"], "mirrored": True}}
-  assert len({v1, config_names.digest_v1("central", turned)}) == 2
-  for version, name in ((1, v1), (2, v2)):
-    monkeypatch.setattr(config_names, "VERSION", version)
-    assert config_names.of_config("central", later) == name
-
-
-def test_runs_that_begin_now_are_named_by_the_newest_version():
-  program = "from dpjax.experiments.run import config_names as c; print(c.VERSION)"
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-  assert done.stdout.strip() == str(max(config_names.VERSIONS)), done.stderr
 
 
 def test_features_are_known_by_what_they_were_computed_from(tmp_path):
@@ -270,11 +256,11 @@ def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
   config = fields.replace_all(make(), place)
   reads, load = [], data.load
   monkeypatch.setattr(data, "load", lambda *a, **k: reads.append(a) or load(*a, **k))
+  config = dataclasses.replace(config, noise_seed=0)
   own = train(config, tmp_path / "own")
   assert len(reads) == 1
   given = train(config, tmp_path / "given", data=kind_module.load_data(config))
   assert own["params_sha256"] == given["params_sha256"]
-  assert own["digest_version"] == config_names.VERSION
 
 
 # --- runs
@@ -348,12 +334,13 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
-  """What is written of two runs on data one record apart: no name, no id that differs."""
+  """What is written of two runs on other data with one noise: no name, no id that differs."""
   make, *_ = _KINDS[kind]
   results = []
-  for name, change in (("a", {}), ("b", _changes()["one bit of one pixel"])):
-    _write(tmp_path, **change)
-    results.append(_run(kind, make(diagnostics=False), tmp_path / name, tmp_path))
+  for name, shift in (("a", 0), ("b", 1)):
+    _write(tmp_path, y_train=(_arrays()["y_train"] + shift) % 3)
+    config = make(diagnostics=False, noise_seed=0)
+    results.append(_run(kind, config, tmp_path / name, tmp_path))
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   noisy = {"params_sha256", "wall_seconds", "test_accuracy", "test_loss"}
   noisy |= {"run_sha256"}  # of the config and of the other keys
@@ -364,26 +351,24 @@ def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["central", "federated"])
-def test_a_run_of_an_earlier_version_is_not_gone_on_with(kind, tmp_path, monkeypatch):
+def test_a_run_whose_keys_are_gone_is_not_gone_on_with(kind, tmp_path, monkeypatch):
   make, *_ = _KINDS[kind]
   _write(tmp_path)
-  with monkeypatch.context() as older:
-    older.setattr(run_keys, "to_meta", lambda *what: {})
-    older.setattr(run_keys, "check_data", lambda *a, **k: None)
-    _cut_off(kind, make(), tmp_path / "run", tmp_path, older)
-  with pytest.raises(UserError, match="earlier version.*nothing was changed") as caught:
+  _cut_off(kind, make(), tmp_path / "run", tmp_path, monkeypatch)
+  (tmp_path / "run" / checkpoint.FOLDER / "run.json").unlink()
+  with pytest.raises(UserError, match="are gone.*nothing was changed") as caught:
     _run(kind, make(), tmp_path / "run", tmp_path)
   assert "\n" not in str(caught.value)
 
 
-def test_an_earlier_experiment_of_relevance_gets_no_more_points(tmp_path):
+def test_an_experiment_whose_keys_are_gone_gets_no_more_points(tmp_path):
   _write(tmp_path)
   config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
   _run("relevance", config, tmp_path / "run", tmp_path)
   for path in (tmp_path / "run").rglob("run.json"):
     path.unlink()
   _run("relevance", config, tmp_path / "run", tmp_path)  # nothing is left to run
-  with pytest.raises(UserError, match="earlier version"):
+  with pytest.raises(UserError, match="are gone"):
     _run("relevance", dataclasses.replace(config, num_seeds=2), tmp_path / "run", tmp_path)
 
 
@@ -420,18 +405,19 @@ def test_a_number_beyond_every_float_has_its_own_name():
 
 
 @pytest.mark.parametrize(
-  ("config", "digest", "section"),
+  ("config", "section"),
   [
-    (TrainConfig(), build.digest, "data."),
-    (FedConfig(), federate_build.digest, "data."),
-    (PateConfig(), pate_build.digest, ""),
-    (SynthesisConfig(), synthesis_build.digest, ""),
-    (RelevanceConfig(), relevance_build.digest, "data."),
-    (SecureConfig(), secure_build.digest, "train.data."),
-    (AttackConfig(), attack_build.digest, "train.data."),
+    (TrainConfig(), "data."),
+    (FedConfig(), "data."),
+    (PateConfig(), ""),
+    (SynthesisConfig(), ""),
+    (RelevanceConfig(), "data."),
+    (SecureConfig(), "train.data."),
+    (AttackConfig(), "train.data."),
   ],
 )
-def test_where_data_lie_is_no_part_of_a_runs_name(config, digest, section):
+def test_where_data_lie_is_no_part_of_a_runs_name(config, section):
+  digest = config_names.digest
   places = config_names.PLACES if section else config_names.PLACES[:1]
   moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
   assert moved != config and digest(moved) == digest(config)
@@ -440,5 +426,5 @@ def test_where_data_lie_is_no_part_of_a_runs_name(config, digest, section):
 
 
 def test_a_field_of_that_name_elsewhere_is_part_of_a_runs_name():
-  kept = {"model": {"options": {"data_dir": 1}}, "data": {"options": {"data_dir": 1}}}
-  assert config_names.without_places(kept) == kept
+  config = TrainConfig(model=ModelConfig("mlp", {"data_dir": 1}))
+  assert config_names.digest(config) != config_names.digest(TrainConfig())

@@ -69,8 +69,7 @@ def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
 def _prepared(**changes):
   (point,) = attack_table.points(_config(**changes))
   loaded = build.load_data(point.config)
-  job = build.build(point.config, loaded)
-  return inversion.prepare(point.config, loaded, run_keys.derived(0, job.digest, b"0" * 32))
+  return inversion.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
 
 
 def test_noise_inside_the_sum_is_promised_against_the_server():

@@ -256,7 +256,7 @@ def test_names_are_stable_unique_and_safe(epsilons, names, seeds):
 def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
   found = sweep.points(_config(seeds=list(range(5))))
-  run_keys = [build.run_keys(point.config, bytes(32)) for point in found]
+  run_keys = [build.run_keys(point.config) for point in found]
   assert len({noise.key_id(stream.noise) for stream in run_keys}) == len(found)
   assert len({stream.sampler for stream in run_keys}) == len(found)
 
@@ -696,9 +696,7 @@ def test_a_wrong_federated_sweep_is_refused(changes, says):
 
 def test_p17_federated_points_share_no_noise():
   config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
-  found = [
-    federate_build.run_keys(point.config, bytes(32)) for point in sweep.points(config)
-  ]
+  found = [federate_build.build(point.config).new_keys() for point in sweep.points(config)]
   assert len({noise.key_id(run_keys.noise) for run_keys in found}) == 4
 
 

@@ -23,7 +23,7 @@ from dpjax import parallel as processes
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, loop, writers
+from dpjax.experiments.run import checkpoint, config_names, loop, writers
 from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
@@ -56,6 +56,7 @@ def config(mesh):
     "privacy.sampling_prob": 0.2,
     "privacy.capacity": SLOTS,
     "privacy.delta": 1e-1,
+    "noise_seed": 0,
   }
   return fields.replace_all(TrainConfig(mesh=mesh), small)
 
@@ -103,7 +104,7 @@ class _Steps:
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
       "exchanged": exchanged(self.step),
-      "digest": build.digest(config(None)).hex(),
+      "digest": config_names.digest(config(None)).hex(),
       "epsilon": self.run.guarantee.curve(4),
     }
 

@@ -10,7 +10,7 @@ import pytest
 from dpjax import gradients
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import workdir, writers
+from dpjax.experiments.run import config_names, workdir, writers
 from dpjax.validate import UserError
 from tests import commands
 from tests.training import mesh_program
@@ -195,7 +195,7 @@ def test_a_mesh_of_other_axes_is_refused_by_the_library(mesh, told):
 
 def test_a_folder_takes_its_run_back_on_other_devices(tmp_path):
   here, there = TrainConfig(), TrainConfig(mesh="data:1")
-  assert build.digest(here) == build.digest(there)
+  assert config_names.digest(here) == config_names.digest(there)
   workdir.claim(tmp_path, here)
   workdir.known(tmp_path, there)
   nothing = dict.fromkeys(writers.RESULT_KEYS) | {"epsilon_kind": "none"}

@@ -142,6 +142,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_average(tmp_path, monkeypatc
     "model.name": "linear",
     "model.options": {},
     "data.limit": 400,
+    "noise_seed": 0,
   }
   config = fields.replace_all(quickstart.get_config(), small)
   whole = loop.train(config, tmp_path / "whole")

@@ -15,16 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from dpjax import accounting, auditing, data, gradients, noise, trees
+from dpjax import accounting, auditing, gradients, noise, trees
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
-from dpjax.experiments.config.fields import to_dict
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import config_names
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum
-from dpjax.validate import UserError
 
 # Number of steps that `own_sum` compares at least, for a model of any size, if the run has them.
 _OWN_STEPS = 4
@@ -37,16 +34,9 @@ _SKIPPED_WORK = 200_000_000
 # run with every length of the other.
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
-# Number of consecutive seeds whose keys are compared.
-_SEEDS = 64
-_SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
-# A multiple of all numbers up to 16. Adding it to a seed does not change a key that is derived from
-# the seed modulo such a number.
-_COMMON_MULTIPLE = 720_720
+_DRAWS = 64  # number of runs whose keys are compared
 # Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200
-# Largest number of records in the data sets whose digests are compared.
-_RECORDS = 500
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
@@ -290,185 +280,48 @@ def divisor(subject: Subject) -> Row:
   )
 
 
-def _other_integers(value: int, name: str) -> Iterator[int]:
-  yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
-  yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
-  if name == "seed":  # many runs differ in their seed alone
-    yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
-    yield from range(value + 1, value + _SEEDS)
-    # If there are at most a few thousand possible keys, two of these seeds almost surely share one.
-    drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
-    yield from drawn.tolist()
-
-
-def _other_entries(value: Any) -> Iterator[Any]:
-  """Yields changes of a dict, a list or a tuple: one more entry, or one changed entry."""
-  if isinstance(value, dict):
-    yield {**value, "another": 1}
-    for key, entry in value.items():
-      yield from ({**value, key: other} for other in _changed(entry))
-    return
-  yield type(value)([*value, 1])
-  for i, entry in enumerate(value):
-    for other in _changed(entry):
-      yield type(value)([*value[:i], other, *value[i + 1 :]])
-
-
-def _changed(value: Any, name: str = "") -> Iterator[Any]:
-  """Yields other values of a field, such as a slightly larger number or another sign. If a key
-  depends on only a part of the value, some of these values should give the same key."""
-  if isinstance(value, bool):
-    yield not value
-  elif isinstance(value, int):
-    yield from _other_integers(value, name)
-  elif isinstance(value, float):
-    yield from (math.nextafter(value, math.inf), value * 1.0001, value * (1 + 1e-9))
-    yield from (
-      value + 0.25,
-      value + 1,
-      value + 2,
-      value + 16,
-      value * 2,
-      value * 10,
-      -value,
-    )
-  elif isinstance(value, str):
-    yield from (f"{value}_", f"_{value}", value[::-1], f"{value}{value}", value.upper())
-  elif isinstance(value, (dict, list, tuple)):
-    yield from _other_entries(value)
-  else:
-    yield from (f"{value}_", 1, 0.5)
-
-
-def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-  """Yields (field, config with only this field changed), for each field that affects the run."""
-  values = to_dict(config)
-  # `pretrained` is left out, since a changed name would need a file that exists.
-  elsewhere = (*config.where, "pretrained")
-  for name, value in [(name, values[name]) for name in values if name not in elsewhere]:
-    part = getattr(config, name)
-    if not dataclasses.is_dataclass(part):
-      for other in _changed(value, name):
-        yield name, dataclasses.replace(config, **{name: other})
-    elif name != "audit" or config.audit.enabled:
-      for inner in (field.name for field in dataclasses.fields(part)):
-        # The location of the data does not affect the run.
-        if inner not in config_names.PLACES:
-          for changed in _changed(value[inner]):
-            other = dataclasses.replace(part, **{inner: changed})  # type: ignore
-            yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
-
-
-def _settings_text(config: TrainConfig) -> str:
-  """Returns a config as text in which 1 and 1.0 are equal, except in a model's options."""
-  return repr(config_names.canonical(to_dict(config)))
-
-
 def _identities(random: Any) -> set[str]:
   keys = {noise.key_id(key) for key in (random.noise, random.local)}
   return {*keys, f"sampler {random.sampler}"}
 
 
-def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
-  """Yields (name, data): a part of the data, and data that differ from this part in one record or
-  in their order."""
-  part = train.subset(slice(0, min(len(train), _RECORDS)))
-  yield "fewer records", part
-  yield "the first record", part.subset(slice(1, None))
-  yield "the last record", part.subset(slice(0, len(part) - 1))
-  yield "one record twice", part.subset(np.array([*range(len(part)), 0]))
-  yield "the order of two records", part.subset(np.array([1, 0, *range(2, len(part))]))
-  for at in (0, len(part) // 2, len(part) - 1):
-    again = np.arange(len(part))
-    again[at] = (at + 1) % len(part)
-    yield f"record {at}, exchanged", part.subset(again)
-  try:
-    x = np.asarray(part.x)
-    y = np.asarray(part.y)
-    for at in (0, len(part) - 1):
-      changed = x.copy()
-      labels = y.copy()
-      entry = changed.reshape(len(part), -1)[at, -1:]
-      entry[...] = entry + np.ones((), x.dtype)
-      yield f"one number of record {at}", dataclasses.replace(part, x=changed)
-      first_label = labels.reshape(len(part), -1)[at, :1]
-      first_label[...] = (first_label + 1) % max(2, part.num_classes)
-      yield f"the label of record {at}", dataclasses.replace(part, y=labels)
-  # The data set does not allow the changed value: this change and those after it are left out.
-  except UserError:
-    return
-
-
-def _shared_keys(subject: Subject) -> Iterator[str]:
-  """Yields the names of config fields, and of changes of the data, for which two runs share a
-  key."""
-  assert subject.run_keys is not None
-  keys_of = subject.run_keys
-  config = subject.config
-  assert config is not None
-  holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
-
-  def held(what: str, settings: str, random: Any) -> Iterator[str]:
-    for name in _identities(random):
-      before, text = holders.setdefault(name, (what, settings))
-      if text != settings:
-        yield what if before in ("", what) else f"{before} and {what}"
-
-  yield from held("", _settings_text(config), keys_of(config))
-  for name, other in _neighbours(config):
-    try:
-      random = keys_of(other)
-    # A changed import path leads to no code, so it has no run and no keys.
-    except UserError:
-      continue
-    yield from held(name, _settings_text(other), random)
-  for i, (what, changed) in enumerate(_other_data(subject.train)):
-    whole = i == 0 and len(changed) == len(subject.train)
-    settings = _settings_text(config) if whole else f"other data {i}"
-    yield from held(f"data: {what}", settings, keys_of(config, data.digest(changed)))
-
-
-def _poor_bits(subject: Subject) -> Iterator[str]:
-  """Yields the names of keys with a bit that is the same for too many seeds."""
-  assert subject.run_keys is not None and subject.config is not None
-  seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
-  keys = [subject.run_keys(config) for config in seeds]
+def _poor_bits(draws: list[RunKeys]) -> Iterator[str]:
+  """Yields the names of keys with a bit that is the same in too many draws."""
   for name in ("noise", "local"):
-    words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in keys]
-    bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
+    words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in draws]
+    bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [draws, bits]
     ones = bits.sum(axis=0)
-    # Each bit of a good key is a fair coin over seeds.
-    tails = stats.binom.cdf(np.minimum(ones, _SEEDS - ones), _SEEDS, 0.5)
+    # Each bit of a good key is a fair coin.
+    tails = stats.binom.cdf(np.minimum(ones, len(draws) - ones), len(draws), 0.5)
     if tails.min() * 2 * len(ones) < 1e-9:
       yield f"some bits of the {name} key"
 
 
 def key_reuse(subject: Subject) -> Row:
-  """Tests that two runs whose configs or data differ share no key of noise, augmentation or
-  batches."""
+  """Tests that two runs of one config share no key of noise, augmentation or batches, and that
+  the bits of their keys are fair coins."""
   name = "no key serves twice"
-  if subject.run_keys is None or subject.config is None:
-    return not_applicable(name, "keys are the caller's own: one for each run")
-  random = subject.run_keys(subject.config)
   config = subject.config
-  identities = _identities(random)
-  shared = list(dict.fromkeys(_shared_keys(subject)))
-  fewer = data.digest(subject.train.subset(slice(1, None)))
-  if not identities.isdisjoint(_identities(subject.run_keys(config, fewer))):
-    shared.append("one record of the data")
-  if len(identities) < 3 or noise.key_id(random.init) in identities:
+  if subject.run_keys is None or config is None:
+    return not_applicable(name, "keys are the caller's own: one for each run")
+  if config.noise_seed is not None:
+    return not_applicable(name, "noise_seed repeats the noise, so epsilon is a claim")
+  draws = [subject.run_keys(config) for _ in range(_DRAWS)]
+  identities = [_identities(random) for random in draws]
+  shared = []
+  if len(set().union(*identities)) < sum(map(len, identities)):
+    shared.append("two runs of one config")
+  first = draws[0]
+  if len(identities[0]) < 3 or noise.key_id(first.init) in identities[0]:
     shared.append("one key for two purposes")
-  if random.sampler.bit_length() < 64:
+  if max(random.sampler for random in draws).bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
-  if config.release:
-    if not identities.isdisjoint(_identities(subject.run_keys(config))):
-      shared.append("release keys that follow from the config")
-    if not all(noise.source.is_release(key) for key in (random.noise, random.local)):
-      shared.append("keys that are no release keys")
-  else:
-    shared += _poor_bits(subject)
+  secure = all(noise.source.is_release(key) for key in (first.noise, first.local))
+  if config.release and not secure:
+    shared.append("release keys of fewer than 256 bits")
+  shared += _poor_bits(draws)
   shown = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(name, len(shared), 0, f"fields whose change keeps a key{shown}")
+  return row(name, len(shared), 0, f"ways in which runs share a key{shown}")
 
 
 def white_box_audit(subject: Subject) -> Row:

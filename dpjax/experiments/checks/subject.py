@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
@@ -56,7 +57,7 @@ class Subject(NamedTuple):
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any] | None  # (params, x [B, ...]) -> outputs [B, ...]
-  run_keys: Callable[..., RunKeys] | None  # (config, digest of other data) -> keys
+  run_keys: Callable[[TrainConfig], RunKeys] | None  # config -> the keys of a new run
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
@@ -76,11 +77,8 @@ class Subject(NamedTuple):
 
   @property
   def seed_bits(self) -> int:
-    """Returns the number of bits of the run's sampler seed, rounded up to whole bytes; 128 if its
-    keys are unknown."""
-    if self.run_keys is None:
-      return 128
-    return -(-self.run_keys(self.config).sampler.bit_length() // 8) * 8
+    """Returns the number of bits of the run's sampler seed; 128 if its keys are unknown."""
+    return 128 if self.run_keys is None else run_keys.SAMPLER_BITS
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
     """Returns random training examples, leaves [size, ...], with keys if the loss needs them.

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dpjax import data, gradients
+from dpjax import gradients
 from dpjax.experiments.checks import (
   batches,
   before_steps,
@@ -31,7 +31,6 @@ from dpjax.experiments.checks.subject import Subject as Subject
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import run_keys
-from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import LossFn
 from dpjax.validate import UserError, first_line
 
@@ -58,8 +57,10 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
       value=config.privacy.method,
     )
   loaded = build.load_data(config) if loaded is None else loaded
-  whole = data.digest(loaded[0])
-  run = build.assemble(config, loaded, _run_keys(config, whole))
+  # A verdict can be repeated. A release is checked with the keys of a release, which are drawn.
+  seed = None if config.release else config.noise_seed or 0
+  random = run_keys.drawn(config.seed, noise_seed=seed, release=config.release)
+  run = build.assemble(config, loaded, random)
   plan = run.plan
 
   # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
@@ -82,7 +83,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
-    run_keys=lambda c, digest=whole: _run_keys(c, digest),
+    run_keys=build.run_keys,
     params=run.params,
     train=run.train,
     keyed=run.keyed,
@@ -92,10 +93,6 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     guarantee=run.guarantee,
     optimizer=run.optimizer,
   )
-
-
-def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
-  return run_keys.fresh(config.seed) if config.release else build.run_keys(config, digest)
 
 
 def checks(checked: Subject) -> Iterator[Row]:

@@ -38,8 +38,17 @@ PoolIsPublic = Annotated[
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
 ]
-Release = Annotated[bool, "keys from the operating system, noise on a grid, no diagnostics"]
-Seed = Annotated[int, rules.at_least(0), "of every key that no release draws"]
+NoiseSeed = Annotated[
+  int | None,
+  rules.at_least(0),
+  "repeat noise and sampling, for tests and lessons: epsilon is a claim; none: secret keys",
+]
+Release = Annotated[
+  bool, "keys of 256 bits, noise on a grid, no diagnostics; see docs/release.md"
+]
+Seed = Annotated[
+  int, rules.at_least(0), "of first parameters and public orders; without privacy, of all"
+]
 Writer = Annotated[
   str | None,
   "gets every row of metrics, too: wandb | mlflow | package.module:name of a function of "

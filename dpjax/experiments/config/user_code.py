@@ -27,11 +27,8 @@ whatever it holds. The event of a user's sampler is its author's claim, so `epsi
 it is refused in every private run. A user's aggregator is refused wherever the server's noise gives
 the guarantee. `launch.check` finds a layer that mixes examples.
 
-All keys derive from a digest. It covers the code at a path and all files of the user that this code
-reaches. It also covers dpjax itself, and the versions of JAX and of other packages (see
-`dpjax.run_code`). So edited code never shares noise with its earlier version, and a run resumes
-only with its own code.
-result.json lists files with their sha256: those at the paths in `user_code`, all in `code`.
+result.json lists the user's own modules with their SHA-256, as each start of the run found them
+(`starts`). A run resumes whatever became of them: that is for a reader.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
-  """Raises UserError unless every field has its annotated type, and follows its rules.
+  """Raises UserError unless every field has its annotated type, and follows its rules; also for a
+  release with a `noise_seed`.
 
   NaN is refused as a number. All types are checked before the first range.
 
@@ -32,6 +33,13 @@ def typed(config: Any) -> None:
   """
   fields.check(config, type(config), "config")
   rules.check(config)
+  noise_seed = getattr(config, "noise_seed", None)
+  if noise_seed is not None and getattr(config, "release", False):
+    raise UserError(
+      "must be none with release=True, whose noise must be secret",
+      field="noise_seed",
+      value=noise_seed,
+    )
 
 
 def names_fields(call: _F) -> _F:

@@ -8,22 +8,9 @@ from typing import Any
 
 from dpjax import data
 from dpjax.data import published
-from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.config.unread import Unused, needs
-from dpjax.experiments.run import config_names, run_keys
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
-
-
-def digest(kind: str, config: Any) -> bytes:
-  """Returns the public digest of all fields of a config that decide what its run computes.
-
-  Args:
-    kind: name of the kind of run.
-    config: config of a run. All its fields matter, except locations of data.
-  """
-  fields = config_names.without_places(to_dict(config))
-  return run_keys.config_digest(kind, fields)
 
 
 def unread(config: Any) -> Unused:

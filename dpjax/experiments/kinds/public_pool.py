@@ -71,8 +71,8 @@ def _rows(x: Any) -> Iterator[bytes]:
 def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
   """Returns the digest of all data that a run reads: the private records and the pool.
 
-  Keys depend on this digest. Two runs with different pools ask about different rows. With the same
-  noise, the difference of their noisy counts would be the difference of their exact counts.
+  A run goes on with the same pool only: other rows, asked about with the same noise, would give the
+  difference of exact counts.
   """
   pool = public.subset(np.arange(config.num_pool))
   return run_keys.joined(data.digest(private), data.digest(pool))

@@ -56,7 +56,7 @@ def of_training(config: TrainConfig) -> Unused:
     | needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
     | needs(private, _PRIVATE, "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
-    | needs(private, _PRIVATE, *named)
+    | needs(private, _PRIVATE, "noise_seed", *named)
     | _at_once(config)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(

@@ -28,7 +28,6 @@ from dpjax.experiments.run import (
   guarantee,
   loop,
   provenance,
-  run_keys,
   saved,
   writers,
 )
@@ -190,7 +189,7 @@ def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Ph
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
   job = kind.build(config, zeros)
-  schedule = job.start(run_keys.derived(job.seed, job.digest, job.data()))
+  schedule = job.start(job.new_keys())
   before = time.monotonic() - began + features
   first = []
 

@@ -31,6 +31,8 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
+# The assumption that fails if a run's noise can be repeated (`repeated`).
+REPEATED = "the noise is secret: it follows from noise_seed"
 # Keys of result.json for bounds on every membership attack, which follow from the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
@@ -197,7 +199,7 @@ def of_plan(
     unit: unit of privacy, whose data form one record, such as "user"; "" for the unit of the plan.
     budget: largest epsilon; None: there is no budget.
     note: text before the plan's statement.
-    release: whether noise is on a grid, with keys of the operating system; see `released`.
+    release: whether noise is on a grid, with keys of 256 bits; see `released`.
 
   Raises:
     UserError: a run without a guarantee has a budget, or is a release.
@@ -362,6 +364,27 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
     return noted_guarantee
   rests = (*promised.failed_assumptions, assumed)
   return dataclasses.replace(noted_guarantee, kind="claimed", failed_assumptions=rests)
+
+
+def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
+  """Returns the guarantee of a run whose noise follows from `noise_seed`: a claim.
+
+  With None, whose keys come from the operating system, and for a run without a guarantee, it is
+  unchanged.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> proved = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> repeated(proved, 3).failed_assumptions
+  ('the noise is secret: it follows from noise_seed',)
+  """
+  if noise_seed is None or promised.kind == "none":
+    return promised
+  note = (
+    f"CLAIMED. Noise and sampling follow from noise_seed={noise_seed}, so that the run can be "
+    "repeated. Whoever knows this number can subtract the noise. What follows would hold if the "
+    "noise were secret."
+  )
+  return noted(promised, paragraph(note), REPEATED)
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:

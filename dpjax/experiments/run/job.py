@@ -18,8 +18,8 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
+from dpjax.experiments.run import run_keys, writers
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
@@ -113,14 +113,24 @@ class Job(NamedTuple):
   """A run before any computation, made by its kind's `build`."""
 
   config: Config  # written to config.json; another config is refused in the same folder
-  digest: bytes  # `run_keys.config_digest` of all fields that decide what is computed
-  seed: int
+  seed: int  # of first parameters and public orders; without privacy, of everything
   data_name: str  # for messages
   # Function that returns 32 bytes which identify the data: `dpjax.data.digest`, or another SHA-256.
   data: Callable[[], bytes]
   start: Callable[[RunKeys], Schedule]  # builds the phases; UserError: the run is refused
-  release: bool = False  # whether its keys come from the operating system
+  # Whether it has a guarantee. Then its keys are secret: they come from the operating system.
+  private: bool = True
+  noise_seed: int | None = None  # seed of noise and sampling in place of secret keys
+  release: bool = False  # whether its model is to be published; see docs/release.md
   over_processes: bool = False  # whether several processes may share its steps
+  # Function that returns the SHA-256 of each file of weights that the config names, by field.
+  weights: Callable[[], dict[str, str]] = dict
+
+  def new_keys(self) -> RunKeys:
+    """Returns the keys of a run that begins now."""
+    return run_keys.drawn(
+      self.seed, private=self.private, noise_seed=self.noise_seed, release=self.release
+    )
 
 
 def every(count: int, step: int, num_steps: int) -> int | None:
@@ -218,19 +228,24 @@ def checked(job: Job) -> Job:
     _refuse("build", "return a dpjax.experiments.run.loop.Job", job)
   if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
     _refuse("Job.config", "be a dataclass", job.config)
-  _check_digest(
-    "Job.digest", "be 32 bytes (dpjax.experiments.run.run_keys.config_digest)", job.digest
-  )
   validate.integer_at_least(0, **{"Job.seed": job.seed})
-  _check_functions(job, "data", "start")
+  if job.noise_seed is not None:
+    validate.integer_at_least(0, **{"Job.noise_seed": job.noise_seed})
+  _check_functions(job, "data", "start", "weights")
   return job
 
 
 def data_of(job: Job) -> bytes:
   """Reads the data now, and returns their digest."""
   digest = job.data()
-  wanted = "return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256)"
-  _check_digest("Job.data", wanted, digest)
+  # The digest follows from the data, so a message may show its type and size, not its content.
+  if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
+    size = f" of {len(digest)}" if isinstance(digest, bytes | str) else ""
+    raise UserError(  # secret
+      "must return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256), not "
+      f"{type(digest).__name__}{size}",
+      field="Job.data",
+    )
   return digest
 
 
@@ -299,16 +314,6 @@ def scored(phase: Phase, state: ArrayTree) -> Scores:
   if not are_numbers:
     _refuse("Phase.evaluate", "return numbers by their names", scores)
   return {f"test_{name}": value for name, value in scores.items()}
-
-
-def _check_digest(field: str, wanted: str, digest: object) -> None:
-  # The digest follows from the data, so a message may show its type and size, not its
-  # content.
-  if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
-    size = f" of {len(digest)}" if isinstance(digest, bytes | str) else ""
-    raise UserError(
-      f"must {wanted}, not {type(digest).__name__}{size}", field=field
-    )  # secret
 
 
 def _check_functions(part: Any, *names: str) -> None:

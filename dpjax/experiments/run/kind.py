@@ -36,11 +36,9 @@ class RunKind(Kind):
   Attributes:
     load_data: function (config, features=True) -> (train, test).
     build: function (config, data) -> Job.
-    digest: function from a config to 32 bytes that identify what the run computes.
     featured: function (config.model, data) -> the data with the inputs that the model needs.
   """
 
   load_data: Callable[..., tuple[Any, Any]]
   build: Callable[..., Any]
-  digest: Callable[[Any], bytes]
   featured: Callable[[Any, Any], Any]

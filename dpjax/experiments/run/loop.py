@@ -3,10 +3,10 @@
 A kind of run is `build(config) -> Job`. This module does the rest: resume, ledger, budget,
 signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
 
-The following order prevents lost steps and double privacy costs. Release keys and the data's digest
-are on disk before the first computation. Metrics of step k are written before the checkpoint of
-step k, which holds the ledger of k steps. A resumed run repeats later steps with the same batches
-and the same noise. So it releases what the interrupted run would have released.
+The following order prevents lost steps and double privacy costs. The run's keys and the data's
+digest are on disk before the first computation. Metrics of step k are written before the checkpoint
+of step k, which holds the ledger of k steps. A resumed run repeats later steps with the same
+batches and the same noise. So it releases what the interrupted run would have released.
 
 With several processes (`dpjax.parallel`), all processes make the same calls. Only process 0 uses
 files.
@@ -15,7 +15,6 @@ files.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import math
 import multiprocessing
@@ -23,11 +22,11 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import names, noise, run_code, trees
+from dpjax import noise, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
@@ -60,6 +59,8 @@ if TYPE_CHECKING:
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+# Key of result.json and of the secrets: what `provenance.start` returned at each start.
+STARTS = "starts"
 # Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
@@ -115,8 +116,9 @@ def run(
   """Carries out a job, or its remaining steps, and returns the content of result.json.
 
   Args:
-    job: job to run. Unless it is a release, equal configs and data give equal parameters, bit for
-      bit, on the same machine with the same software and devices.
+    job: job to run. A private run draws its keys when its folder is made, so two runs of one config
+      differ. With a `noise_seed`, or without privacy, equal configs and data give equal
+      parameters, bit for bit, on the same machine with the same software and devices.
     workdir: folder that is new, empty, or of an earlier (unfinished or finished) run of the same
       config on the same data.
     on_save: function that is called with the number of each saved step, and with the number of the
@@ -151,12 +153,11 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   from dpjax import optional
 
   optional.check("runs")
-  data, random, run_id, code, digest = admitted(job, folder, meta)
-  # The code is read now, since files that the config names may change before the run ends.
-  user_code = _user_code(job)
-  look = functools.partial(run_keys.code_of, job.config)
-  with run_code.watched(code, look):
-    schedule = job_lib.started(job, random)
+  admission = admitted(job, folder, meta)
+  random = admission.random
+  schedule = job_lib.started(job, random)
+  # The modules that the config names are imported by now.
+  starts = [*(meta or {}).get(STARTS, []), provenance.start()]
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
@@ -165,17 +166,22 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.released_if_refused(folder, fresh=fresh))
-    kept = random if job.release else None
-    secrets = run_keys.to_meta(data, kept, user_code, run_id, code)
+    secrets = run_keys.to_meta(
+      admission.data, random, weights=admission.weights, run=admission.run_id
+    )
     # Keys are on disk before any computation uses them, so a run that is killed later repeats the
     # same noise.
-    owner.remember(folder, secrets, before=meta)
+    wanted = {**secrets, STARTS: starts} if meta is None else meta
+    owner.remember(folder, wanted, before=meta)
+
+  def goes_on() -> None:
+    # A run that was refused until here has changed nothing.
+    if meta is not None:
+      owner.remember(folder, {**meta, STARTS: starts}, before=meta)
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
-    # The ledger names the noise key by a text that does not depend on the data.
-    name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(digest)
     hook = None
     # Configs without the field `writer` have no hook.
     if processes.is_first() and getattr(job.config, "writer", None) is not None:
@@ -186,9 +192,15 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
       if hook is not None:
         held.callback(hook.close)
     trainer = _Trainer(
-      folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
+      folder,
+      admission.run_id,
+      noise.key_id(random.noise),
+      on_save,
+      goes_on,
+      release=job.release,
+      hook=hook,
     )
-    return _carried_out(job, folder, schedule, trainer, code, user_code)
+    return _carried_out(job, folder, schedule, trainer, starts)
 
 
 def _check_processes(job: Job) -> None:
@@ -211,22 +223,34 @@ def _check_processes(job: Job) -> None:
     )
 
 
-def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """Returns (digest of data, keys, name of the run, code, digest of the config). Raises UserError
-  if `meta`, the record that the folder holds of its run, belongs to another run."""
+class Admission(NamedTuple):
+  """What a run needs to begin or go on in its folder."""
+
+  data: bytes  # digest of the data
+  weights: dict[str, str]  # SHA-256 of each file of weights, by field
+  random: RunKeys
+  run_id: str
+
+
+def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
+  """Returns the keys and the identity of a run. Raises UserError if `meta`, the record that the
+  folder holds of its run, belongs to another run."""
   data = job_lib.data_of(job)
-  code = run_keys.code_of(job.config)
-  # The digest of the config is computed once: each computation searches the run's code, and all
-  # keys must follow from the same digest.
-  digest = run_keys.digest_of(job.config, job.digest)
-  bound = run_keys.bound_data(data, code)
-  # The processes compare a value derived from `bound`. No message shows `bound`.
-  processes.same(data=bound.hex())
-  processes.on_first(lambda: _check_same(job, folder, meta, data, code))
-  random = _run_keys(job, digest, bound, meta)
-  run_id = run_keys.run_id(digest, bound, random)
-  processes.on_first(lambda: run_keys.check_run(meta, run_id, workdir=folder))
-  return data, random, run_id, code, digest
+  weights = job.weights()
+  # The processes compare a value derived from the digest. No message shows the digest.
+  processes.same(data=data.hex(), weights=str(weights))
+
+  def keys() -> tuple[dict[str, Any], str]:
+    run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
+    run_keys.check_weights(meta, weights, workdir=folder)
+    random = job.new_keys() if meta is None else run_keys.from_meta(job.seed, meta)
+    run_id = run_keys.run_id(config_names.digest(job.config), data, random)
+    run_keys.check_run(meta, run_id, workdir=folder)
+    return run_keys.to_json(random), run_id
+
+  # The first process draws, and the others get its keys.
+  random, run_id = processes.on_first(keys)
+  return Admission(data, weights, run_keys.from_json(job.seed, random), run_id)
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
@@ -234,8 +258,9 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   done = owner.finished(folder, job.config)
   # If `meta` is empty, the checkpoints were removed, and nothing tells which data were used.
   if done is not None and meta:
-    code = run_keys.code_of(job.config)
-    _check_same(job, folder, meta, job_lib.data_of(job), code, done=True)
+    data = job_lib.data_of(job)
+    run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
+    run_keys.check_weights(meta, job.weights(), workdir=folder)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
     # Imported here: only the end of a run needs the plotting library.
     from dpjax.experiments.run import report
@@ -244,40 +269,14 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   return done
 
 
-def _check_same(
-  job: Job,
-  folder: pathlib.Path,
-  meta: Result | None,
-  data: bytes,
-  code: run_code.Code,
-  *,
-  done: bool = False,
-) -> None:
-  """Raises UserError unless data and code are those of the run in the folder."""
-  run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
-  run_keys.check_code(meta, _user_code(job), code, workdir=folder, done=done)
-
-
-def _user_code(job: Job) -> dict[str, dict[str, str]]:
-  return names.sources(fields.to_dict(job.config))
-
-
-def _run_keys(job: Job, config: bytes, data: bytes, meta: Result | None) -> RunKeys:
-  if not job.release:
-    return run_keys.derived(job.seed, config, data)
-  return run_keys.fresh(job.seed) if meta is None else run_keys.from_meta(job.seed, meta)
-
-
 def _carried_out(
   job: Job,
   folder: pathlib.Path,
   schedule: Schedule,
   trainer: _Trainer,
-  code: run_code.Code,
-  user_code: dict[str, dict[str, str]],
+  starts: list[dict[str, Any]],
 ) -> Result:
   outcome = schedule(trainer)
-  trainer.check_code()
 
   def written() -> Result:
     result = {
@@ -290,9 +289,7 @@ def _carried_out(
       # A release has no duration: the time of a step depends on the private size of its batch.
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
-      "digest_version": config_names.VERSION,
-      "user_code": user_code,
-      run_keys.CODE: code.to_json(),
+      STARTS: starts,
     }
     # Parameters are written first, so that every result has its model beside it.
     owner.save_params(folder / outcome.saved_as, outcome.params)
@@ -376,7 +373,7 @@ class _Trainer:
     run_id: str,
     key_name: str,
     on_save: Callable[[int], None],
-    code: tuple[run_code.Code, Callable[[], run_code.Code]],
+    goes_on: Callable[[], None],
     *,
     release: bool,
     hook: row_hooks.RowHook | None = None,
@@ -387,8 +384,7 @@ class _Trainer:
     self.release = release
     self.key_name = key_name
     self.on_save = on_save
-    self.code = code
-    self.changes = run_code.number_of_changes()
+    self.goes_on: Callable[[], None] | None = goes_on
     self.started = time.monotonic()
     self.before = 0.0
     self.late: list[int] = []  # the signal of a last step, which stops the next phase
@@ -397,18 +393,13 @@ class _Trainer:
     """Returns the seconds that the run took, including those before a resume."""
     return self.before + time.monotonic() - self.started
 
-  def check_code(self) -> None:
-    """Raises UserError if the last step loaded code or data that the run's digest lacks."""
-    changes = run_code.number_of_changes()
-    if changes != self.changes:
-      self.changes = changes
-      if self.code[0].modules:
-        run_code.check_still(*self.code)
-
   def __call__(self, phase: Phase) -> Running:
     """Carries out a phase to its end, from its newest checkpoint if there is one. Returns the ended
     phase. A signal during its last step stops the next phase after a step."""
     running = Running(phase, self)
+    if self.goes_on is not None:
+      processes.on_first(self.goes_on)
+      self.goes_on = None
     with contextlib.closing(running), signals() as received:
       received.extend(self.late)
       running.go(received)
@@ -614,19 +605,9 @@ class Running:
     # A run killed after its last step, but before its result, has nothing left to train.
     if self.step == phase.num_steps or self.reached:
       return
-    # Code loaded while JAX traces the first step must be part of the run's digest, too.
-    first = True
     with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
       for draw in draws:
-        if first:
-          # `watched` checks the functions that were called while JAX traced the step, before the
-          # step writes anything.
-          with run_code.watched(*self.trainer.code):
-            self.state, info = job_lib.stepped(phase, self.state, draw)
-          first = False
-        else:
-          self.state, info = job_lib.stepped(phase, self.state, draw)
-          self.trainer.check_code()
+        self.state, info = job_lib.stepped(phase, self.state, draw)
         # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
         # lacks it.
         self.charge()

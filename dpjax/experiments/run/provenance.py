@@ -1,4 +1,7 @@
-"""The origin of a result: library versions, commit, device. It contains no path and no host."""
+"""The origin of a result: library versions, commit, the user's own modules, device.
+
+It is for a reader: nothing is refused because of it. It contains no path and no host.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,26 @@ import platform
 import resource
 import subprocess
 import sys
+import sysconfig
+from typing import Any
 
 import jax
 
 import dpjax
-from dpjax import run_code
+from dpjax import files
 
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
+# Distributions that affect every run, even if the user does not import them.
+_DISTRIBUTIONS = (
+  "dpjax",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "numpy",
+  "scipy",
+  "dp_accounting",
+)
 
 
 def libraries() -> dict[str, str | None]:
@@ -27,7 +43,7 @@ def libraries() -> dict[str, str | None]:
   >>> sorted(libraries())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'jax']
   """
-  found = {name: _version(name) for name in run_code.DISTRIBUTIONS}
+  found = {name: _version(name) for name in _DISTRIBUTIONS}
   return found | {"python": platform.python_version()}
 
 
@@ -49,6 +65,37 @@ def versions() -> dict[str, str | None]:
   changes with files that do not affect the run.
   """
   return libraries() | {"git_commit": git_commit(_PACKAGE)}
+
+
+def start() -> dict[str, Any]:
+  """Returns what a run records at each of its starts: the versions of libraries, and the SHA-256 of
+  the user's own modules."""
+  return {"versions": versions(), "modules": own_modules()}
+
+
+def own_modules() -> dict[str, str]:
+  """Returns the SHA-256 of the file of each imported module that is neither dpjax's, nor an
+  installed package's, nor of the standard library, by the module's name.
+
+  >>> "dpjax" in own_modules(), "os" in own_modules()
+  (False, False)
+  """
+  standard = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+  others = tuple(
+    os.path.join(os.path.realpath(folder), "") for folder in (str(_PACKAGE), *standard)
+  )
+  found = {}
+  for name, module in list(sys.modules.items()):
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+      continue
+    file = os.path.realpath(file)
+    installed = {"site-packages", "dist-packages"} & {*pathlib.PurePath(file).parts}
+    if not installed and not file.startswith(others):
+      # A module may outlive its file.
+      with contextlib.suppress(OSError):
+        found[name] = files.sha256(pathlib.Path(file))
+  return dict(sorted(found.items()))
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:

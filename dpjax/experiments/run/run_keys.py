@@ -1,153 +1,127 @@
-"""Keys of a run, derived from its config AND its data; and the stored record of the data.
+"""Keys of a run, and the stored record of its keys and its data.
 
-Keys depend on the config, because two runs with one seed and two epsilons must not share their
-noise: two sums with the same noise at two scales reveal the exact sums. The runs must not share
-batches either: their costs add up only if they sample independently. Keys depend on the data,
-because two runs with the same noise on neighbouring data sets differ by exactly the effect of one
-record.
+A private run draws its keys from the operating system when its folder is made. They are in the
+checkpoints' secrets before their first use, so that a run which resumes goes on with the same noise
+and the same batches. Two runs share no noise, whatever their configs, data and code are: the
+difference of two sums with one noise would be that of the exact sums.
+
+| run                                      | noise, sampling, draws inside examples follow from    |
+| ---------------------------------------- | ----------------------------------------------------- |
+| private                                  | the operating system: 128 bits for each key           |
+| private, with `release`                  | the operating system: 256 bits, for ChaCha20          |
+| private, with `noise_seed`               | `noise_seed` and `seed`; the guarantee is a claim     |
+| without privacy (method "sgd" or "none") | `seed`, so that two algorithms meet the same cohorts  |
+
+The first parameters, public partitions and public orders follow from `seed` in every run.
 
 The digest of the data, and any value that follows from it without noise, would confirm a guess of
 the data. So the digest leaves this process only in checkpoints, which also hold the noise key and
-are as secret as the data. The initial parameters depend on the seed alone. The ledger of a seeded
-run names the noise key by the config alone (`ledger_name`). Anyone who knows a run's seed and
-guesses its data can repeat the run, and compare bit for bit. So train models that you publish in
-release mode, in which keys come from the operating system (`fresh`).
+are as secret as the data.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import secrets
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpjax import names, noise, run_code
-from dpjax.experiments.config import fields as schema_fields
-from dpjax.experiments.run import config_names
-from dpjax.types import Config
+from dpjax import noise
 from dpjax.validate import UserError
 
+SAMPLER_BITS = 256
+_ORDER_BITS = 64
 # Names of entries in the JSON data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
-_RELEASE_KEYS = "release_streams"
-_USER_CODE = "user_code"
+_WEIGHTS = "weights_sha256"
+_KEYS = "keys"
 _RUN = "run_id"
-CODE = "code"
-_INPUTS = "code_inputs"
-_KEYS = ("noise", "local")
-_NUMBERS = ("sampler", "order")
-_SAMPLER_BITS = 256
-_ORDER_BITS = 64
 
 
 class RunKeys(NamedTuple):
-  """Every source of randomness of a run. All except `init` are as secret as the data."""
+  """Every source of randomness of a run. `noise`, `local` and `sampler` are as secret as the data,
+  unless they follow from a seed."""
 
   init: jax.Array  # for the initial parameters; public, since it depends on the seed alone
   noise: jax.Array
   local: jax.Array  # for random draws inside one example or one client
-  sampler: int  # 128 bits, in release mode 256
-  # 64 bits. Outside of release mode they follow from seed and data alone, so runs that differ in
-  # other fields of their config have the same order.
-  order: int
+  sampler: int  # 256 bits: which records or clients take part
+  order: int  # 64 bits that depend on the seed alone: public orders and halves
 
 
-def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns 32 public bytes that identify a config and the code that carries it out
-  (`dpjax.run_code`).
-
-  Edited code, of the user or of dpjax, and another version of JAX give another digest, and so other
-  noise. With the same noise, the difference of two runs would be that of their exact sums.
-
-  Args:
-    kind: kind of run.
-    fields: all fields that decide what the run computes, the seed included.
-  """
-  named = config_names.of_config(kind, fields)
-  return hashlib.sha256(
-    b"dpjax config and code" + named + names.code(fields).digest()
-  ).digest()
-
-
-def code_of(config: Config) -> run_code.Code:
-  """Returns the user's code to which the fields of a config refer. If the type of the config is the
-  user's own, this includes that type and the module `build` beside it.
-
-  >>> from dpjax.experiments.kinds.central.config import TrainConfig
-  >>> code_of(TrainConfig()).modules
-  {}
-  """
-  return names.code(schema_fields.to_dict(config), _types(config))
-
-
-def digest_of(config: Config, digest: bytes) -> bytes:
-  """Returns a `config_digest`, extended by the code of the kind of run if it is user-defined."""
-  kind = run_code.of(_types(config))
-  return hashlib.sha256(digest + kind.digest()).digest() if kind.modules else digest
-
-
-def _types(value: Any) -> list[Any]:
-  """Returns the user's types of a config and its values, and the modules that build their runs."""
-  type_list: list[Any] = []
-  if isinstance(value, (list, tuple)):
-    return [each for part in value for each in _types(part)]
-  if isinstance(value, Mapping):
-    return [each for part in value.values() for each in _types(part)]
-  if not dataclasses.is_dataclass(value):
-    return type_list
-  home = type(value).__module__
-  if home.partition(".")[0] != "dpjax":
-    package = home.rpartition(".")[0]
-    build = f"{package}.build" if package else "build"
-    type_list += [type(value), *([build] if build in sys.modules else [])]
-  for field in dataclasses.fields(value):
-    type_list += _types(getattr(value, field.name))
-  return type_list
-
-
-def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
-  """Returns the keys of a repeatable run.
+def drawn(
+  seed: int,
+  *,
+  private: bool = True,
+  noise_seed: int | None = None,
+  release: bool = False,
+) -> RunKeys:
+  """Returns the keys of a new run; see the table of this module.
 
   Args:
-    config: `config_digest` of the run.
-    data: digest of the run's training data, from `dpjax.data.digest` or `bound_data`.
+    seed: seed of the first parameters and of public orders; without privacy, of everything.
+    private: whether the run has a guarantee, which needs secret keys.
+    noise_seed: seed of the noise and the sampling; None: a private run draws from the operating
+      system.
+    release: whether the noise keys are those of a release.
+
+  >>> one, other = drawn(0), drawn(0)
+  >>> bool(one.init == other.init), one.order == other.order, one.sampler == other.sampler
+  (True, True, False)
+  >>> drawn(0, noise_seed=1).sampler == drawn(0, noise_seed=1).sampler
+  True
   """
-  bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
-  # One half of the digest determines the keys, and the other half the sampler, so keys and sampler
-  # are independent.
-  key = jax.random.key(seed)
-  for word in np.frombuffer(bound[:16], np.uint32):
-    key = jax.random.fold_in(key, word)
-  first, second = jax.random.split(key)
-  # `order` depends on seed and data alone: runs that differ in other fields have the same order.
-  of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
-  return RunKeys(
-    init=jax.random.key(seed),
-    noise=first,
-    local=second,
-    sampler=int.from_bytes(bound[16:], "big"),
-    order=int.from_bytes(of_both[:8], "big"),
+  if private and noise_seed is None:
+    draw = lambda purpose, size: secrets.token_bytes(size)
+  else:
+    draw = lambda purpose, size: _bytes(purpose, size, seed, noise_seed)
+  size = noise.source.KEY_BYTES if release else noise.source.ORDINARY_BYTES
+  return _of(
+    seed,
+    noise=draw("noise", size),
+    local=draw("local", size),
+    sampler=draw("sampler", SAMPLER_BITS // 8),
   )
 
 
-def fresh(seed: int) -> RunKeys:
-  """Returns the keys of a release, drawn from the operating system.
+def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
+  """Returns bytes that follow from seeds; another purpose has other bytes."""
+  text = f"dpjax keys {purpose} {seeds}"
+  return hashlib.sha256(text.encode()).digest()[:size]
 
-  Only the initial parameters depend on the seed. The keys exist only in the run's checkpoints, so a
-  published config reveals nothing about them.
-  """
+
+def _of(seed: int, **held: bytes) -> RunKeys:
+  """Returns the keys with these bytes. The length of a noise key says its generator."""
   return RunKeys(
     init=jax.random.key(seed),
-    noise=noise.new_key(release=True),
-    local=noise.new_key(release=True),
-    sampler=secrets.randbits(_SAMPLER_BITS),
-    order=secrets.randbits(_ORDER_BITS),
+    noise=noise.source.key_from_bytes(held["noise"]),
+    local=noise.source.key_from_bytes(held["local"]),
+    sampler=int.from_bytes(held["sampler"], "big"),
+    order=int.from_bytes(_bytes("order", _ORDER_BITS // 8, seed), "big"),
   )
+
+
+def to_json(random: RunKeys) -> dict[str, str]:
+  """Returns the secret part of keys as JSON data."""
+  held = {"noise": random.noise, "local": random.local}
+  data = {
+    name: np.asarray(jax.random.key_data(key)).tobytes() for name, key in held.items()
+  }
+  sampler = random.sampler.to_bytes(SAMPLER_BITS // 8, "big")
+  return {name: text.hex() for name, text in (data | {"sampler": sampler}).items()}
+
+
+def from_json(seed: int, held: Mapping[str, str]) -> RunKeys:
+  """Inverts `to_json`.
+
+  >>> random = drawn(0)
+  >>> from_json(0, to_json(random)) == random
+  True
+  """
+  return _of(seed, **{name: bytes.fromhex(text) for name, text in held.items()})
 
 
 def joined(*digests: bytes) -> bytes:
@@ -155,35 +129,12 @@ def joined(*digests: bytes) -> bytes:
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
-def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """Joins the digest of a run's data with a digest of its code's inputs.
-
-  The inputs are files and values that the code read or computed on import.
-
-  These files and values may follow from the data, so the result is as secret as the data. Without
-  them, `data` is returned unchanged.
-
-  >>> bound_data(b"data", run_code.Code({}, {}))
-  b'data'
-  """
-  inputs = code.secret_digest()
-  return joined(data, inputs) if inputs else data
-
-
 def run_id(config: bytes, data: bytes, random: RunKeys) -> str:
   """Returns a name for one run, from everything that determines the run. It is as secret as the
   data."""
-  # The key distinguishes two releases of one config on one data set.
+  # The key distinguishes two runs of one config on one data set.
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
   return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
-
-
-def ledger_name(config: bytes) -> str:
-  """Returns the name of the noise key in the ledger of a seeded run, from the config alone.
-
-  A fingerprint of the key would confirm a guess of the data, from which the key is derived.
-  """
-  return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 
 # --- data that a run stores, in its checkpoints alone
@@ -191,55 +142,43 @@ def ledger_name(config: bytes) -> str:
 
 def to_meta(
   data: bytes,
-  released: RunKeys | None = None,
-  user_code: Mapping[str, Mapping[str, str]] | None = None,
+  random: RunKeys | None = None,
+  *,
+  weights: Mapping[str, str] | None = None,
   run: str = "",
-  code: run_code.Code | None = None,
 ) -> dict[str, Any]:
   """Returns the JSON data that a run must store before any computation, only in its checkpoints.
 
   Args:
     data: digest of the run's data.
-    released: keys of a release, which cannot be derived again.
-    user_code: code files that the config names, from `names.sources`.
+    random: keys of the run; None: it makes no draw any more.
+    weights: SHA-256 of each file of weights that the config names, by field.
     run: name of the run, from `run_id`.
-    code: all code of the run, from `names.code`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()} | (
-    {_USER_CODE: user_code} if user_code else {}
-  )
-  meta |= {CODE: code.to_json()} if code is not None else {}
-  meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
+  meta: dict[str, Any] = {_DATA: data.hex()}
+  meta |= {_WEIGHTS: {**weights}} if weights else {}
   meta |= {_RUN: run} if run else {}
-  if released is None:
-    return meta
-  word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
-  keys = {name: word(getattr(released, name)) for name in _KEYS}
-  numbers = {name: f"{getattr(released, name):x}" for name in _NUMBERS}
-  return meta | {_RELEASE_KEYS: keys | numbers}
+  return meta | ({_KEYS: to_json(random)} if random is not None else {})
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the part of `meta` that a finished run keeps: the identity of its data and code."""
+  """Returns the part of `meta` that a finished run keeps: the identity of its data."""
   # A finished run makes no random draws, so its keys need not be kept.
-  return {name: value for name, value in meta.items() if name not in (_RELEASE_KEYS, _RUN)}
+  return {name: value for name, value in meta.items() if name not in (_KEYS, _RUN)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
-  """Returns the keys of a release that `to_meta` stored.
+  """Returns the keys that `to_meta` stored.
 
   Raises:
-    UserError: `meta` holds no keys of a release.
+    UserError: `meta` holds no keys, or damaged ones.
   """
-  held = meta.get(_RELEASE_KEYS, {})
-  if {*held} != {*_KEYS, *_NUMBERS}:
+  try:
+    return from_json(seed, meta[_KEYS])
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise UserError(
-      "holds no release keys, so it cannot be gone on from", field="checkpoint"
-    )
-  values: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
-  for name in _KEYS:
-    values[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
-  return RunKeys(init=jax.random.key(seed), **values)
+      "holds no keys of a run, so it cannot be gone on from", field="checkpoint"
+    ) from error
 
 
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
@@ -274,8 +213,9 @@ def check_data(
     return
   if _DATA not in meta:
     raise UserError(
-      "holds a run of an earlier version, which did not remember its data, so it "
-      "cannot be gone on with; choose another directory, nothing was changed",
+      "holds a run whose keys and whose record of its data are gone "
+      "(checkpoints/run.json), so it cannot be gone on with; bring that file back, or choose "
+      "another directory, nothing was changed",
       field="workdir",
       value=workdir,
     )
@@ -288,45 +228,20 @@ def check_data(
     )
 
 
-def check_code(
-  meta: Mapping[str, Any] | None,
-  user_code: Mapping[str, Any],
-  code: run_code.Code,
-  *,
-  workdir: object,
-  done: bool = False,
+def check_weights(
+  meta: Mapping[str, Any] | None, weights: Mapping[str, str], *, workdir: object
 ) -> None:
-  """Raises UserError unless a run was begun with this code. A resume with other code would give two
-  different steps the same noise.
+  """Raises UserError, which names the field, unless a run was begun with these files of weights.
 
   Args:
-    meta: result of `to_meta`, or a run's result. None: the run has not begun, so any code is
-      accepted.
-    user_code: code files that the config names, from `names.sources`.
-    code: all code of the run, from `names.code`.
-    done: whether the run has ended, so that no more noise is drawn. Then other versions of dpjax
-      and of packages are accepted, and so is a result without a record of its code.
+    meta: result of `to_meta`. None: the run has not begun, so any weights are accepted.
+    weights: SHA-256 of each file, by field.
   """
-  if meta is None:
-    return
-  before = meta.get(_USER_CODE) or {}
-  changed = [
-    field for field in {**before, **user_code} if before.get(field) != user_code.get(field)
-  ]
-  if changed:
-    raise UserError(
-      f"its code is not that of the run in workdir={workdir}; bring that back, "
-      "or choose another directory, nothing was changed",
-      field=changed[0],
-      value=user_code.get(changed[0], {}).get("path"),
-    )
-  held = meta.get(CODE)
-  # Digests of the code's inputs are compared only with checkpoints: a result never contains them.
-  if _DATA in meta:
-    run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
-  if done:
-    if held is not None:
-      before = {"modules": held["modules"]}
-      run_code.check_same(before, code._replace(versions={}), workdir=workdir)
-    return
-  run_code.check_same(held, code, workdir=workdir)
+  held = weights if meta is None else meta.get(_WEIGHTS, {})
+  for field in sorted({*held, *weights}):
+    if held.get(field) != weights.get(field):
+      raise UserError(
+        f"is not the file that the run in workdir={workdir} was begun with; bring that back, or "
+        "choose another directory, nothing was changed",
+        field=field,
+      )

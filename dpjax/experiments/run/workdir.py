@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import files, names, trees, validate
+from dpjax import files, trees, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
+from dpjax.experiments.run import checkpoint, config_names, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -131,8 +131,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
     held = writers.read_json(path)
     if isinstance(held, dict):
       digest = held.pop(_SELF, None)
-      # Earlier versions wrote no digest.
-      if digest is None or digest == checkpoint.meta_digest(held):
+      if digest == checkpoint.meta_digest(held):
         return held
     raise UserError(
       f"{str(path)[-160:]}: is not what the run wrote there; bring that back, or choose another "
@@ -197,19 +196,13 @@ def write_result(
   return {**result, SEAL: seal}
 
 
-def finished(
-  workdir: pathlib.Path, config: Config, *, unread: Iterable[str] = ()
-) -> dict[str, Any] | None:
+def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is no result yet.
 
   The entry `run_sha256` is a digest of config and result, also stored beside the checkpoints. So an
   edited result, or a result of another config, is refused. While the checkpoints exist, a result of
   other data or of another release is refused, too. The digest is no signature: anyone can compute
   one for a forged result, and forge the other files, too.
-
-  Args:
-    unread: fields that name files of weights which the caller does not read. These files may be
-      gone or changed since.
 
   Raises:
     UserError: result.json is not the result of this run, or a file beside it is missing or changed.
@@ -227,17 +220,6 @@ def finished(
       field="workdir",
       value=workdir,
     )
-  # The code is compared with its record in the result, since the checkpoints may be gone.
-  if "user_code" in result:
-    before = dict(result["user_code"])
-    config_fields = fields.to_dict(config)
-    for name in unread:
-      before.pop(name, None)
-      config_fields.pop(name, None)
-    user_code = names.sources(config_fields)
-    code = run_keys.code_of(config)
-    meta = {**result, "user_code": before}
-    run_keys.check_code(meta, user_code, code, workdir=workdir, done=True)
   _check_files(workdir, result.get(FILES, {}))
   return result
 

@@ -2,10 +2,9 @@
 
 `engine` runs a sweep. The base is a central run (`TrainConfig`) or a federated run (`FedConfig`).
 
-Private runs of one sweep do not share randomness, though they may share a seed. Every run derives
-its noise and batches from its config and its data (`build.run_keys`). `points` refuses private runs
-that would share noise and batches. The cost of all runs together is the sum of their costs, also if
-they ran on different data: see `cost.charge`.
+Private runs of one sweep share no noise and no batches, though they may share a seed: each draws
+its keys from the operating system (`run.run_keys`). The cost of all runs together is the sum of
+their costs, also if they ran on different data: see `cost.charge`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import config_names, switches, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
@@ -105,7 +104,7 @@ def points(config: SweepConfig) -> list[Point]:
   Raises:
     UserError: an empty grid, an unknown field, an ill-typed or repeated value, a repeated seed; a
       run that would be refused, as far as this is known without its data; a field that all runs
-      would ignore; two equal runs, or private runs that would share their noise.
+      would ignore; two equal runs.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -147,28 +146,14 @@ def _is_private(config: Any) -> bool:
 
 
 def _check_alike(all_points: list[Point]) -> None:
-  """Raises UserError for two identical runs, and for private runs that share noise and batches.
-
-  Federated runs that differ only in their execution share noise: the execution changes the
-  rounding, but not the keys.
-  """
-  seen: dict[Any, str] = {}
-  for point in all_points:
-    config = point.config
-    digest = kind_of(config).digest(config)
-    private = _is_private(config) and not config.release
-    # Runs without a guarantee, or with fresh keys, share no noise that could be subtracted. Among
-    # these, only identical runs are refused: their names are equal.
-    where = tuple(getattr(config.data, name) for name in config_names.PLACES)
-    alike = (digest, *where) if private else point.name
-    if alike in seen:
-      raise UserError(
-        f"{point.name} and {seen[alike]} are the same run, or differ in nothing "
-        "but how they are executed, and share their noise; vary the seed, or leave "
-        "one out",
-        field="grid",
-      )
-    seen[alike] = point.name
+  """Raises UserError for two identical runs, whose names and folders are equal."""
+  names = collections.Counter(point.name for point in all_points)
+  twice = [name for name, count in names.items() if count > 1]
+  if twice:
+    raise UserError(
+      f"{twice[0]} is there twice: the same run; vary the seed, or leave one out",
+      field="grid",
+    )
 
 
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:

@@ -23,7 +23,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import dry_run, guarantee, run_keys, writers
+from dpjax.experiments.run import dry_run, guarantee, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, Verbatim
@@ -192,7 +192,6 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     # `shared` also holds other things than data sets, such as compiled steps.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
-  random = run_keys.derived(config.seed, of_relevance.digest(config), bytes(32))
 
   def trainer(steps: relevance.Steps) -> Any:
     phase = of_relevance.phase(config, "", steps)
@@ -203,7 +202,9 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
 
   loaded = of_relevance.load_data(config, zeros)
   # This call raises every error that the run itself would raise before its first step.
-  of_relevance.build(config, zeros, curve="").start(random)
+  planned = of_relevance.build(config, zeros, curve="")
+  random = planned.new_keys()
+  planned.start(random)
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
   # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
@@ -211,7 +212,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     relevance.check_public(train, of_relevance.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
-  outcome = relevance.run(config.method, config.mode, job)
+  outcome = of_relevance.stated(config, relevance.run(config.method, config.mode, job))
   stated = of_relevance.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)

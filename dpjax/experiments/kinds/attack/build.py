@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from dpjax import data as data_lib
+from dpjax import names
 from dpjax.accounting import Ledger
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
@@ -19,14 +20,12 @@ from dpjax.experiments.kinds.attack.config import (
   AttackParts,
   attacked_config,
   check,
-  other,
   parts_of,
 )
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import config_names
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee as guarantee_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.run_keys import RunKeys
@@ -54,21 +53,6 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
     raise (error.within(config.attack.section) if known else error) from error
 
 
-def digest(config: AttackConfig) -> bytes:
-  """Returns the public digest of the fields that decide what is computed.
-
-  It leaves out the section that is not attacked, the fields of a table, locations of data, and the
-  fields that may change when a run resumes (`where`).
-  """
-  fields = config_names.without_places(to_dict(config))
-  for name in (other(config), *config.of_table):
-    fields.pop(name)
-  attacked = fields[config.attack.section]
-  for name in attacked_config(config).where:
-    attacked.pop(name)
-  return run_keys_lib.config_digest("attack", fields)
-
-
 @bounds.names_fields
 def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """Builds the job of one attack, from a config without rows.
@@ -94,12 +78,23 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   return Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data_lib.digest(read()[0]),
     start=start,
+    private=attacked_config(config).is_private,
+    noise_seed=config.noise_seed,
+    weights=functools.partial(_weights, config),
   )
+
+
+def _weights(config: AttackConfig) -> dict[str, str]:
+  """Returns the SHA-256 of each file of weights that the attack reads, by field."""
+  files = {
+    "train.pretrained": config.train.pretrained,
+    "attack.target": getattr(config.attack, "target", None),
+  }
+  return {field: names.weights_sha256(file, field) for field, file in files.items() if file}
 
 
 def _schedule(
@@ -114,7 +109,7 @@ def _schedule(
     else attacked_run.num_steps
   )
   result = {
-    **promised(attacked.guarantee, num_steps),
+    **promised(guarantee_lib.repeated(attacked.guarantee, config.noise_seed), num_steps),
     "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,

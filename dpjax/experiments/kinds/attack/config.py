@@ -65,6 +65,7 @@ class AttackConfig(WithChoices):
     default_factory=dict
   )
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   title: Annotated[str, "of the table"] = ""
   of_table: ClassVar[tuple[str, ...]] = ("rows", "beside", "title")  # not of a run
 
@@ -217,17 +218,24 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
     )
 
 
+# Fields of the attacked run that are those of the attack itself.
+_SEEDS = ("seed", "noise_seed")
+
+
 def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Returns the fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.section == "train":
-    names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
+    names = ("eval_every", "checkpoint_every", "diagnostics", *_SEEDS, *TrainConfig.where)
     # This run has no guarantee to compare with a budget: the target was accounted in its own run.
     if getattr(config.attack, "target", None) is not None:
       names += ("privacy.epsilon_budget",)
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
-    names += ("diagnostics", "release", "seed", "audit", *FedConfig.where)
+    names += ("diagnostics", "release", *_SEEDS, "audit", *FedConfig.where)
     names += config.attack.unread
     needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
-  return unread_lib.within(config.attack.section, needs)
+  private = attacked_config(config).is_private
+  return unread_lib.within(config.attack.section, needs) | unread_lib.needs(
+    private, f"a private {config.attack.section}.privacy.method", "noise_seed"
+  )

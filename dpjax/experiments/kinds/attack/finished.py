@@ -14,12 +14,12 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.run_settings import Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import provenance, workdir, writers
+from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
 
 # Fields that do not decide what shadow models learn, such as those of evaluation and release. They
 # get defaults.
-_OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
+_OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "noise_seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
 
 
@@ -32,7 +32,7 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
 
   Raises:
     UserError: `folder` holds no run of `launch.train`. Or the run is not finished, has no
-      params.npz, or is of another version of dpjax. Or the run was audited (so canaries are among
+      params.npz. Or the run was audited (so canaries are among
       its records), or its files were changed.
   """
   path = pathlib.Path(folder)
@@ -46,7 +46,6 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     )
   if not (path / workdir.PARAMS).exists():
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
-  _check_version(writers.read_json(path / writers.RESULT), at)
   workdir.finished(path, train)
   if train.audit.enabled:
     raise UserError(
@@ -77,14 +76,3 @@ def _config(path: pathlib.Path, at: str) -> TrainConfig:
   except UserError as error:
     reason = f"{error!s:.100}"
     raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
-
-
-def _check_version(result: Any, at: str) -> None:
-  known = result.get("versions") if isinstance(result, dict) else None
-  theirs = known.get("dpjax") if isinstance(known, dict) else None
-  ours = provenance.libraries().get("dpjax")
-  if theirs != ours:
-    raise UserError(
-      f"{at}: was trained by dpjax {theirs}, this is {ours}, whose shadows may differ; train it "
-      "again"
-    )

@@ -30,7 +30,7 @@ from dpjax import (
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import audits, bounds, data_section, unused
 from dpjax.experiments.kinds.central import (
@@ -57,7 +57,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import config_names, guarantee, left_out
+from dpjax.experiments.run import guarantee, left_out
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -83,30 +83,21 @@ class OnData(Config, Protocol):
   @property
   def seed(self) -> int: ...
   @property
+  def noise_seed(self) -> int | None: ...
+  @property
+  def is_private(self) -> bool: ...
+  @property
   def release(self) -> bool: ...
 
 
-def digest(config: TrainConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what the run computes.
-
-  It leaves out the devices, the writer, and where the data lie, so that a run can be repeated on
-  another machine. It also leaves out an audit that is switched off.
-  """
-  fields = config_names.without_places(to_dict(config))
-  for name in config.where:
-    fields.pop(name)
-  if not config.audit.enabled:
-    fields.pop("audit")
-  return run_keys_lib.config_digest("central", fields)
-
-
-def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
-  """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
-
-  Args:
-    data: `dpjax.data.digest` of the training data, before canaries are inserted.
-  """
-  return run_keys_lib.derived(config.seed, digest(config), data)
+def run_keys(config: OnData) -> RunKeys:
+  """Returns the keys of a new run of this config."""
+  return run_keys_lib.drawn(
+    config.seed,
+    private=config.is_private,
+    noise_seed=config.noise_seed,
+    release=config.release,
+  )
 
 
 class Run(NamedTuple):
@@ -378,7 +369,7 @@ def assemble(
 
   Args:
     loaded: result of `load_data`; None: the data that the config names are loaded.
-    random: keys; None: keys that follow from config and data (`run_keys`).
+    random: keys; None: those of a new run (`run_keys`).
   """
   check(config)
   if config.privacy.method == "least_squares":
@@ -386,7 +377,7 @@ def assemble(
     raise UserError(reason, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   write_inputs = inputs_writer(config.data, config.model, test)
-  random = run_keys(config, data.digest(train)) if random is None else random
+  random = run_keys(config) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
@@ -450,18 +441,21 @@ def assemble(
 
   return Run(
     plan=plan,
-    guarantee=features_lib.noted(
-      config,
-      guarantee.noted(
-        guarantee.of_plan(
-          plan,
-          num_examples,
-          budget=config.privacy.epsilon_budget,
-          note=guarantee.asked(attack_of(config.privacy), plan.delta),
-          release=config.release,
+    guarantee=guarantee.repeated(
+      features_lib.noted(
+        config,
+        guarantee.noted(
+          guarantee.of_plan(
+            plan,
+            num_examples,
+            budget=config.privacy.epsilon_budget,
+            note=guarantee.asked(attack_of(config.privacy), plan.delta),
+            release=config.release,
+          ),
+          *starting_point.notes(config, known),
         ),
-        *starting_point.notes(config, known),
       ),
+      config.noise_seed,
     ),
     pretrained_on=[*known, *(name for name in behind if name not in known)],
     algorithm=with_keys(random.noise, random.local),
@@ -517,31 +511,21 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
-  # `whole` compares the digests in `sources` again once the weights are read, since the keys must
-  # follow from the weights that are used.
-  sources = names.sources({"pretrained": config.pretrained})
-
-  def whole(*parts: Any) -> Phase:
-    assembled = assemble(config, *parts)
-    if sources != names.sources({"pretrained": config.pretrained}):
-      raise UserError(
-        "changed since this run took its keys from it; start the run again",
-        field="pretrained",
-        value=config.pretrained,
-      )
-    return phase(config, assembled)
-
-  started: Callable[..., Phase] = whole
+  started: Callable[..., Phase] = lambda *parts: phase(config, assemble(config, *parts))
   if config.privacy.method == "least_squares":
     from dpjax.experiments.kinds.central import one_release
 
     started = functools.partial(one_release.started, config)
-  return job_on_data(config, digest(config), load_data, with_features, loaded, started)
+  job = job_on_data(config, load_data, with_features, loaded, started)
+  if config.pretrained is None:
+    return job
+  path = config.pretrained
+  read = lambda: {"pretrained": names.weights_sha256(path, "pretrained")}
+  return job._replace(weights=read)
 
 
 def job_on_data(
   config: OnData,
-  named: bytes,
   load: Callable[..., tuple[Any, Any]],
   complete: Callable[[Any, Any], tuple[Any, Any]],
   loaded: tuple[Any, Any] | None,
@@ -550,7 +534,6 @@ def job_on_data(
   """Returns the job of a run with one training on the data of its config.
 
   Args:
-    named: digest of the config.
     load: function that reads the data of the config, like `load_data`.
     complete: function that replaces inputs by features, like `with_features`.
     loaded: data with features; None: they are loaded.
@@ -571,11 +554,12 @@ def job_on_data(
 
   return Job(
     config=config,
-    digest=named,
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data.digest(read()[0]),
     start=start,
+    private=config.is_private,
+    noise_seed=config.noise_seed,
     release=config.release,
     over_processes=True,
   )

@@ -361,6 +361,7 @@ class TrainConfig(WithChoices):
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   num_steps: Annotated[common.NumUpdates, "updates of the parameters"] = 200
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   grad_method: Annotated[
     str, rules.among(gradients.METHODS), "how clipped gradients are computed"
   ] = "auto"
@@ -398,3 +399,8 @@ class TrainConfig(WithChoices):
   release: common.Release = False
   writer: common.Writer = None
   audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)
+
+  @property
+  def is_private(self) -> bool:
+    """Whether the method is one with a guarantee, whose keys are secret."""
+    return self.privacy.method != "sgd"

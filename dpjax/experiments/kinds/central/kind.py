@@ -13,6 +13,5 @@ CENTRAL = RunKind(
   unread=of_training,
   load_data=build.load_data,
   build=build.build,
-  digest=build.digest,
   featured=featured,
 )

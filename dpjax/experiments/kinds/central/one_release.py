@@ -267,7 +267,7 @@ def promised(
     "\n\n".join(text for text in words if text),
   )
   # Features or a tokenizer add the same assumptions as in a run with steps.
-  return features.noted(config, noted)
+  return guarantee.repeated(features.noted(config, noted), config.noise_seed)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:

@@ -1,8 +1,6 @@
 """Chooses the first parameters of a run, and the part that is trained: all, last layer, adapters.
 
-All keys of a run depend on the sha256 of its public weights (`dpjax.names.sources`), so runs from
-different weights never share noise. The weights must not depend on the private data; nothing here
-can check that.
+The weights must not depend on the private data; nothing here can check that.
 """
 
 from __future__ import annotations

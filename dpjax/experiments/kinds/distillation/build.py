@@ -52,11 +52,6 @@ class _Network(nn.Module):
     return nn.Dense(self.num_classes)(nn.tanh(nn.Dense(self.hidden)(flat)))
 
 
-def digest(config: DistillationConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what the run computes."""
-  return named_data.digest("distillation", config)
-
-
 def load_data(config: DistillationConfig) -> tuple[Any, Any]:
   """Returns (private data, public data)."""
   return named_data.load(config)
@@ -92,11 +87,11 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
 
   return Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.dataset,
     data=read_digest,
     start=start,
+    noise_seed=config.noise_seed,
   )
 
 
@@ -251,6 +246,7 @@ class _Run:
       guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
       paragraph(note),
     )
+    promised = guarantee.repeated(promised, config.noise_seed)
     if config.method == "public":
       promised = public_pool.noted(promised, config, self.public)
     return Phase(

@@ -60,6 +60,7 @@ class DistillationConfig:
   ] = 128
   eval_every: Annotated[int, common.COUNT, "steps between two scores"] = 50
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
 
 
 def unread(config: DistillationConfig) -> Unused:

@@ -15,7 +15,7 @@ from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
-from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
@@ -44,8 +44,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import config_names, writers
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
@@ -58,6 +57,8 @@ from dpjax.validate import UserError
 
 # Fields that are passed to `execution.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
+# Fields that may differ between the processes of one run.
+ELSEWHERE = ("execution", *_EXECUTED)
 Wrapping = dict[str, Any]
 
 
@@ -218,29 +219,6 @@ def _check_client_optimizer(config: FedConfig) -> None:
       field="client_optimizer.rule.momentum",
       value=rule.momentum,
     )
-
-
-def digest(config: FedConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what the run computes.
-
-  It leaves out locations of data, the execution, the location of client state, the writer, and an
-  audit that is switched off. So processes of one run may differ in their execution.
-  """
-  fields = config_names.without_places(to_dict(audit.resolved(config)))
-  for name in ("execution", *_EXECUTED, *config.where):
-    fields.pop(name)
-  if not config.audit.enabled:
-    fields.pop("audit")
-  return run_keys_lib.config_digest("federated", fields)
-
-
-def run_keys(config: FedConfig, data: bytes) -> RunKeys:
-  """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
-
-  Args:
-    data: `dpjax.data.digest` of the federation, before canaries are inserted.
-  """
-  return run_keys_lib.derived(config.seed, digest(config), data)
 
 
 def _is_summed(config: FedConfig) -> bool:
@@ -437,7 +415,7 @@ def assemble(
 
   Args:
     data: result of `load_data`; None: it is loaded.
-    random: keys; None: keys that follow from config and data (`run_keys`).
+    random: keys; None: those of a new run (`central.build.run_keys`).
   """
   check(config)
   config = audit.resolved(config)
@@ -446,7 +424,7 @@ def assemble(
   num_clients = privacy.public_size(config, federation)
   # Cohorts check their capacity against the number that `federation` declares.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
-  random = run_keys(config, data_lib.digest(federation)) if random is None else random
+  random = build_central.run_keys(config) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
@@ -461,7 +439,11 @@ def assemble(
   return FedRun(
     plan=plan,
     guarantee=features_lib.noted(
-      config, privacy.make_promise(config, plan, reported, num_clients, mechanism)
+      config,
+      guarantee.repeated(
+        privacy.make_promise(config, plan, reported, num_clients, mechanism),
+        config.noise_seed,
+      ),
     ),
     algorithm=_algorithm(*parts),
     params=params,
@@ -503,8 +485,7 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
   check(config)
   config = audit.resolved(config)
   phase = lambda *parts: _phase(config, assemble(config, *parts))
-  parts = (load_data, with_features, data, phase)
-  return build_central.job_on_data(config, digest(config), *parts)
+  return build_central.job_on_data(config, load_data, with_features, data, phase)
 
 
 def _phase(config: FedConfig, fed: FedRun) -> Phase:

@@ -289,6 +289,7 @@ class FedConfig(WithChoices):
     "expected, under poisson; exact, under fixed_size",
   ] = 10
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   execution: Annotated[
     str, "auto | loop | vmap | pmap | shard_map: how clients of a round are computed"
   ] = "auto"
@@ -321,6 +322,11 @@ class FedConfig(WithChoices):
   release: common.Release = False
   writer: common.Writer = None
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
+
+  @property
+  def is_private(self) -> bool:
+    """Whether the method is one with a guarantee, whose keys are secret."""
+    return self.privacy.method != "none"
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:

@@ -13,6 +13,5 @@ FEDERATED = RunKind(
   unread=of_federation,
   load_data=build.load_data,
   build=build.build,
-  digest=build.digest,
   featured=featured,
 )

@@ -359,8 +359,8 @@ def local_noise(config: FedConfig) -> float | None:
 _LOCAL_NOTE = (
   "Against a server that gets the clients' noisy messages and nothing else. In this run one "
   "program simulated server and clients: it held all data and the key of every client's noise, "
-  "so nothing is promised against whoever runs it or knows its seed. Clients that draw their "
-  "own noise are those of dpjax.federated.transport.flower."
+  "so nothing is promised against whoever runs it. Clients that draw their own noise are those "
+  "of dpjax.federated.transport.flower."
 )
 
 

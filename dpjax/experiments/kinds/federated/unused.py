@@ -87,6 +87,7 @@ def _federated_privacy(config: FedConfig) -> Unused:
     needs(
       method != "none",
       "privacy (privacy.method)",
+      "noise_seed",
       *(f"{section}.{name}" for name in guarantee),
     )
     | needs(method != "none", "privacy (privacy.method)", f"{section}.clipping")

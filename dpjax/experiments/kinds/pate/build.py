@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import pieces, sizes
+from dpjax.experiments.run import guarantee, pieces, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
   Job,
@@ -54,11 +54,6 @@ class _Sides(NamedTuple):
   public: data_lib.Dataset
 
 
-def digest(config: PateConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what the run computes."""
-  return named_data.digest("pate", config)
-
-
 def load_data(config: PateConfig) -> tuple[Any, Any]:
   """Returns (private data, public data) without features."""
   return named_data.load(config)
@@ -87,11 +82,12 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
       sides.private.nominal_size,
       relation=config.neighboring_relation,
     )
-    guarantee = public_pool.noted(
-      vote_costs.promised(config, num_records), config, sides.public
+    promised = guarantee.repeated(
+      vote_costs.promised(config, num_records), config.noise_seed
     )
+    promised = public_pool.noted(promised, config, sides.public)
     # The budget is checked here, so that a refused run claims no folder.
-    guarantee.check_budget(Ledger())
+    promised.check_budget(Ledger())
 
     def schedule(train_phase: TrainPhase) -> RunOutcome:
       # Both phases read the public features. These are computed only once, by the phase that reads
@@ -100,18 +96,18 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
       votes = train_phase(_votes_phase(config, sides, public))
       counts = np.asarray(votes.state["counts"])
       student = _Student(config, sides, public)
-      queries = _queries_phase(config, sides, counts, random, guarantee, student)
+      queries = _queries_phase(config, sides, counts, random, promised, student)
       return single(queries)(train_phase)
 
     return schedule
 
   return Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.dataset,
     data=lambda: public_pool.digest(config, *read()),
     start=start,
+    noise_seed=config.noise_seed,
     release=config.release,
   )
 
@@ -247,7 +243,7 @@ def _queries_phase(
   sides: _Sides,
   counts: np.ndarray,
   random: RunKeys,
-  guarantee: Guarantee,
+  promised: Guarantee,
   student: _Student,
 ) -> Phase:
   mechanism = config.aggregate
@@ -298,7 +294,7 @@ def _queries_phase(
     released=student.released,
     evaluate=student.scores,
     row_at=lambda query: every(config.eval_every, query, config.num_queries),
-    guarantee=guarantee,
+    guarantee=promised,
     name="queries",
     subfolder="queries",
     steps_are="queries",

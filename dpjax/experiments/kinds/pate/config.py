@@ -100,6 +100,7 @@ class PateConfig:
   ] = 12.0
   eval_every: Annotated[int, common.COUNT, "queries between two students"] = 20
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   release: common.Release = False
 
   @property

@@ -5,7 +5,7 @@ own checkpoints, so an interrupted run resumes inside a training. A resumed run 
 each finished training from its last checkpoint. Relevance, noise and noisy records are computed
 again from these results, the data and the keys.
 
-In rigorous mode the keys come from the operating system, unless `seeded_noise` is set. The keys are
+A rigorous run is a release (docs/release.md), unless `noise_seed` is set. The keys of every run are
 kept beside the checkpoints. Keys and checkpoints are deleted when the run is done.
 """
 
@@ -28,7 +28,6 @@ from dpjax import data as data_lib
 from dpjax import metrics, models, relevance
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
@@ -36,13 +35,13 @@ from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import (
   checkpoint,
-  config_names,
   loop,
   report,
   saved,
   sizes,
   writers,
 )
+from dpjax.experiments.run import guarantee as guarantee_lib
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
@@ -88,11 +87,12 @@ def build(
 
   return loop.Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: data_digest(config, shared),
     start=start,
+    private=config.is_private,
+    noise_seed=config.noise_seed,
     release=is_released(config),
   )
 
@@ -109,7 +109,7 @@ def _schedule(
   trainer = timed(lambda steps: train_phase(phase(config, curve, steps)).state[0], seconds)
   job = make_job(config, train, test, shared, random, trainer)
   began = time.monotonic()
-  outcome = relevance.run(config.method, config.mode, job)
+  outcome = stated(config, relevance.run(config.method, config.mode, job))
   seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
   counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
 
@@ -169,7 +169,7 @@ def oscillation(values: Sequence[float]) -> float | None:
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Deletes a finished run's keys and checkpoints. The identity of its data and code is kept.
+  """Deletes a finished run's keys and checkpoints. The identity of its data is kept.
 
   Keys and checkpoints have no more use, and could reveal the noise. An experiment calls this
   function again, since a run may have been killed right after it wrote its result.
@@ -196,6 +196,16 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
     name=f"{run}, {steps.name}",
     subfolder=steps.name.replace(" ", "_"),
   )
+
+
+def stated(config: RelevanceConfig, outcome: relevance.Outcome) -> relevance.Outcome:
+  """Returns a method's outcome, whose epsilon is a claim if the noise follows from `noise_seed`."""
+  privacy = outcome.privacy
+  if config.noise_seed is None or privacy.kind == "none":
+    return outcome
+  failed = (*privacy.failed_assumptions, guarantee_lib.REPEATED)
+  privacy = dataclasses.replace(privacy, kind="claimed", failed_assumptions=failed)
+  return outcome._replace(privacy=privacy)
 
 
 def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
@@ -320,20 +330,9 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
 
 
 def is_released(config: RelevanceConfig) -> bool:
-  """Returns whether keys come from the operating system: in rigorous mode without `seeded_noise`.
-
-  In rigorous mode the order of batches must not depend on the data, since the released model
-  depends on the order. Keys that come from a seed depend on the data, too.
-  """
+  """Returns whether the run is a release: in rigorous mode without `noise_seed`."""
   rigorous = config.method == "radp" and config.mode == "rigorous"
-  return rigorous and not config.rigorous.seeded_noise
-
-
-def digest(config: RelevanceConfig) -> bytes:
-  """Returns the public digest of the config, without audit settings and locations of data."""
-  fields = config_names.without_places(to_dict(config))
-  fields.pop("audit")
-  return run_keys_lib.config_digest("relevance", fields)
+  return rigorous and config.noise_seed is None
 
 
 def _result(
@@ -345,9 +344,9 @@ def _result(
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)
   last = rows[-1]
-  stated = guarantee(outcome.privacy, job.size)
+  promised = guarantee(outcome.privacy, job.size)
   losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
-  stated.warn()
+  promised.warn()
   result = {
     "task": "classification",
     "dataset": config.data.name,
@@ -357,7 +356,7 @@ def _result(
     "curve": curve,
     "epsilon_target": config.epsilons[0],
     **outcome.privacy.to_json(),
-    **stated.facts(Ledger(), stated.curve(outcome.num_steps)),
+    **promised.facts(Ledger(), promised.curve(outcome.num_steps)),
     "test_accuracy": last["test_accuracy"],
     "test_loss": last["test_loss"],
     "accuracy_oscillation": oscillation([row["test_accuracy"] for row in rows]),
@@ -366,7 +365,6 @@ def _result(
     "num_steps": outcome.num_steps,
     "num_epochs": config.num_epochs,
     "num_examples": job.size,
-    "noise_from_seed": not is_released(config),
   }
   # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:

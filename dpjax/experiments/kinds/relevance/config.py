@@ -76,6 +76,7 @@ class RelevanceConfig:
     int, rules.between(1, rules.MOST_RUNS), "seed, seed + 1, ...: runs at each epsilon"
   ] = 1
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   lrp: relevance.Lrp = dataclasses.field(default_factory=relevance.Lrp)
   paper: relevance.Paper = dataclasses.field(default_factory=relevance.Paper)
   rigorous: relevance.Rigorous = dataclasses.field(default_factory=relevance.Rigorous)
@@ -87,6 +88,11 @@ class RelevanceConfig:
   ] = None
   audit: RelevanceAuditConfig = dataclasses.field(default_factory=RelevanceAuditConfig)
   title: Annotated[str, "of the picture"] = ""
+
+  @property
+  def is_private(self) -> bool:
+    """Whether the method has a guarantee, proved or claimed, so that its keys are secret."""
+    return self.method != "no_dp"
 
 
 @bounds.names_fields

@@ -62,6 +62,7 @@ def of(config: RelevanceConfig) -> Unused:
        "learning_rate"),
       (rigorous, proof, "weight_decay rigorous_model rigorous"),
       (paper, "method='radp' with mode='paper'", "paper"),
+      (config.is_private, "a method with noise", "noise_seed"),
       (paper or method == "adlm", "a method with the paper's relevance",
        "relevance_records"),
       (method in _CLAIMED, "method='adlm' or 'ilm'", "adlm"),

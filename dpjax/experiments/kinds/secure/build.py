@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpjax.accounting import Ledger
-from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
-from dpjax.experiments.run import config_names, pieces
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import pieces
 from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
@@ -45,16 +44,6 @@ class Computed(NamedTuple):
 _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
-def digest(config: SecureConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what is computed."""
-  fields = config_names.without_places(to_dict(config))
-  for name in config.of_table:
-    fields.pop(name)
-  for name in config.train.where:
-    fields["train"].pop(name)
-  return run_keys_lib.config_digest("secure", fields)
-
-
 @bounds.names_fields
 def build(config: SecureConfig, loaded: Any = None) -> Job:
   """Builds the job of one computation. `config.rows` describes several, so it must be empty.
@@ -76,11 +65,12 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
 
   return Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.data.name,
     data=lambda: kind.data_digest(read()),
     start=start,
+    private=config.is_private,
+    noise_seed=config.noise_seed,
   )
 
 

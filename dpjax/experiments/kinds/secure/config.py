@@ -253,8 +253,14 @@ class SecureConfig(WithChoices):
     dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
   ] = dataclasses.field(default_factory=dict)
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   title: Annotated[str, "of the table"] = ""
   of_table: ClassVar[tuple[str, ...]] = ("rows", "title")  # not of a run
+
+  @property
+  def is_private(self) -> bool:
+    """Whether the run draws noise from its keys; `OutputNoise` draws from the operating system."""
+    return self.task.reads == "train" and self.train.is_private
 
   @property
   def data(self) -> DataConfig:
@@ -288,6 +294,7 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
     other
     | unread_lib.needs(layers, "hidden layers (task.hidden)", "task.activation")
     | unread_lib.needs(False, "launch.train itself", *_UNREAD)
+    | unread_lib.needs(config.is_private, "a private train.privacy.method", "noise_seed")
   )
 
 
@@ -304,7 +311,11 @@ def unread(config: SecureConfig) -> unread_lib.Unused:
   return _unread(config) | unread_lib.within("train", unused.of_training(config.train))
 
 
-_UNREAD = ("train.seed", *(f"train.{name}" for name in TrainConfig.where))
+_UNREAD = (
+  "train.seed",
+  "train.noise_seed",
+  *(f"train.{name}" for name in TrainConfig.where),
+)
 
 
 def _check_sum(config: SecureConfig) -> None:

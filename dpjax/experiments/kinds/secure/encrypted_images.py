@@ -16,6 +16,7 @@ from dpjax.experiments.kinds.central import facts
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.guarantee import repeated
 from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
@@ -51,6 +52,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
   """
   with bounds.within("train"):
     run = central.assemble(config.train, loaded, random)
+    run = run._replace(guarantee=repeated(run.guarantee, config.noise_seed))
     count = config.task.num_images
   if count > len(run.test):
     raise UserError(

@@ -42,11 +42,6 @@ _AT_ONCE = 50
 _NOTHING = left_out.Arrivals(0, 0)
 
 
-def digest(config: SynthesisConfig) -> bytes:
-  """Returns the public digest of all fields of the config that decide what the run computes."""
-  return named_data.digest("synthesis", config)
-
-
 def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
   """Returns (private data, public test data)."""
   return named_data.load(config)
@@ -73,11 +68,11 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
 
   return Job(
     config=config,
-    digest=digest(config),
     seed=config.seed,
     data_name=config.dataset,
     data=lambda: data_lib.digest(read()[0]),
     start=start,
+    noise_seed=config.noise_seed,
     release=config.release,
   )
 
@@ -113,7 +108,7 @@ def promised(
   )
   nothing: DpEvent = NoOpDpEvent()
   note = paragraph(_words(config, mechanism))
-  return guarantee.noted(
+  noted = guarantee.noted(
     dataclasses.replace(
       whole,
       step_event=lambda step: nothing if step else event,
@@ -123,6 +118,7 @@ def promised(
     ),
     note,
   )
+  return guarantee.repeated(noted, config.noise_seed)
 
 
 def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:

@@ -103,6 +103,7 @@ class SynthesisConfig(WithChoices):
   ] = False
   eval_every: Annotated[int, common.COUNT, "updates between two scores, about"] = 10**6
   seed: common.Seed = 0
+  noise_seed: common.NoiseSeed = None
   release: common.Release = False
 
   def mechanism(self, num_classes: int) -> ClassSums:

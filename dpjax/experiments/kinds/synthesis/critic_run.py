@@ -155,6 +155,10 @@ class CriticRun(SampledRun):
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
       "critic. It, its samples and every classifier of samples cost nothing more."
     )
+    promised = guarantee.noted(
+      guarantee.of_plan(plan, num_records, budget=config.epsilon_budget),
+      paragraph(note),
+    )
     return Phase(
       num_steps=plan.num_steps,
       init=self.init,
@@ -166,10 +170,7 @@ class CriticRun(SampledRun):
       },
       evaluate=self.scores,
       write=self.write,
-      guarantee=guarantee.noted(
-        guarantee.of_plan(plan, num_records, budget=config.epsilon_budget),
-        paragraph(note),
-      ),
+      guarantee=guarantee.repeated(promised, config.noise_seed),
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
       steps_are="steps of the critic",
       arrivals=None if config.release else left_out.of_step,

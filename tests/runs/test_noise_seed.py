@@ -1,0 +1,166 @@
+"""Where noise comes from: the operating system, or a `noise_seed`, and what is stated then."""
+
+import dataclasses
+import multiprocessing
+import secrets
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import quickstart
+from configs.fed import quickstart as fed_quickstart
+from dpjax import noise
+from dpjax.experiments import all_kinds
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build as attack_build
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import build as federated_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure import build as secure_build
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import dry_run, loop, run_keys
+from dpjax.experiments.run.guarantee import REPEATED
+from dpjax.experiments.sweeps import grid
+from dpjax.validate import UserError
+from tests.runs import test_distillation, test_pate, test_synthesis
+
+_NUMBERS = 100_000
+
+
+def _central(**changes):
+  small = {
+    "grad_method": "vmap", "num_steps": 4, "eval_every": 4, "model.name": "linear",
+    "model.options": {}, "data.limit": 200,
+  }  # fmt: skip
+  return fields.replace_all(quickstart.get_config(), {**small, **changes})
+
+
+def _federated(**changes):
+  small = {
+    "num_rounds": 2, "eval_every": 2, "data.limit": 150, "partition.num_clients": 30,
+    "clients_per_round": 6.0, "local.batch_size": 4, "local.epochs": 1,
+  }  # fmt: skip
+  return fields.replace_all(fed_quickstart.get_config(), {**small, **changes})
+
+
+# --- two runs
+
+
+def _draw(config):
+  return build.build(config).new_keys()
+
+
+def _correlation(one, other):
+  """Returns the correlation of the noise of two runs, in standard deviations of its law at 0."""
+  draws = [
+    noise.source.gaussian(keys.noise, jnp.zeros(_NUMBERS), 1.0) for keys in (one, other)
+  ]
+  return abs(float(np.corrcoef(*map(np.asarray, draws))[0, 1])) * np.sqrt(_NUMBERS)
+
+
+def test_p17_two_runs_of_one_config_have_independent_noise():
+  one, other = _draw(_central()), _draw(_central())
+  assert _correlation(one, other) < 4
+  seeded = [_draw(_central(noise_seed=5)) for _ in range(2)]
+  assert _correlation(*seeded) > 100  # so the test would see it
+
+
+def test_p17_rows_of_a_sweep_have_independent_noise():
+  config = grid.SweepConfig(_central(), {"privacy.epsilon": [1.0, 2.0]}, seeds=[0, 1])
+  found = [_draw(point.config) for point in grid.points(config)]
+  pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
+  assert len(pairs) == 6 and max(_correlation(*pair) for pair in pairs) < 4
+
+
+def _in_a_process(queue):
+  run_keys.secrets = secrets  # of this process, as for a user
+  queue.put(run_keys.to_json(run_keys.drawn(0)))
+
+
+def test_p17_processes_draw_keys_of_their_own():
+  context = multiprocessing.get_context("fork")
+  queue = context.SimpleQueue()
+  processes = [context.Process(target=_in_a_process, args=(queue,)) for _ in range(2)]
+  for process in processes:
+    process.start()
+  found = [run_keys.from_json(0, queue.get()) for _ in processes]
+  for process in processes:
+    process.join()
+  assert _correlation(*found) < 4 and found[0].sampler != found[1].sampler
+
+
+# --- what is stated
+
+_SMALL = {
+  "central": _central(),
+  "central, ftrl": _central(**{"privacy.method": "dp_ftrl"}),
+  "central, least squares": _central(**{
+    "privacy.method": "least_squares", "num_steps": 1, "eval_every": 1,
+  }),
+  "federated": _federated(),
+  "federated, local": _federated(**{"privacy.method": "local"}),
+  "pate": test_pate._config(),
+  "distillation": test_distillation._config(),
+  "synthesis": test_synthesis._config(),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SMALL)
+def test_a_guarantee_of_repeatable_noise_is_a_claim(name, tmp_path):
+  config = dataclasses.replace(_SMALL[name], noise_seed=3)
+  results = [loop.train(config, tmp_path / folder) for folder in "ab"]
+  assert results[0]["params_sha256"] == results[1]["params_sha256"]
+  assert results[0]["epsilon_kind"] == "claimed"
+  assert REPEATED in results[0]["failed_assumptions"]
+  assert "noise_seed=3" in " ".join(results[0]["privacy_statement"].split())
+  assert not (tmp_path / "a" / "trade_off.csv").exists()
+
+
+def test_a_plan_of_repeatable_noise_is_a_claim():
+  kind = all_kinds.of(_central())
+  for seed, wanted in ((None, "proved"), (3, "claimed")):
+    config = _central(noise_seed=seed)
+    phase, _ = dry_run.first_phase(kind, config, kind.load_data(config, features=False))
+    assert dry_run.promised(phase)["epsilon_kind"] == wanted
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+  "changed",
+  [
+    (build, TrainConfig, {"privacy.method": "sgd"}),
+    (federated_build, FedConfig, {"privacy.method": "none"}),
+    (relevance_build, RelevanceConfig, {"method": "no_dp"}),
+    (attack_build, AttackConfig, {"train.privacy.method": "sgd"}),
+    (secure_build, SecureConfig, {}),  # a sum has no noise
+  ],
+  ids=["central", "federated", "relevance", "attack", "secure"],
+)
+def test_nothing_would_read_the_noise_seed_of_a_run_without_noise(changed):
+  module, make, changes = changed
+  config = dataclasses.replace(fields.replace_all(make(), changes), noise_seed=3)
+  with pytest.raises(UserError) as caught:
+    module.build(config)
+  assert (caught.value.field, caught.value.value) == ("noise_seed", 3)
+
+
+def test_every_kind_of_run_has_the_field():
+  """Sweeps have it in their base."""
+  without = {kind for kind in all_kinds.KINDS if "noise_seed" not in fields.to_dict(kind())}
+  assert {kind.__name__ for kind in without} == {"SweepConfig"}
+
+
+@pytest.mark.parametrize("kind", [c for c in all_kinds.KINDS if hasattr(c(), "release")])
+def test_a_release_has_no_noise_seed(kind):
+  config = dataclasses.replace(kind(), release=True, noise_seed=3)
+  with pytest.raises(UserError) as caught:
+    all_kinds.KINDS[kind].check(config)
+  assert (caught.value.field, caught.value.value) == ("noise_seed", 3)
