@@ -16,10 +16,9 @@ import numpy as np
 
 from dpjax import key_uses
 from dpjax.gradients import equations
-from dpjax.noise import threefry
 
 # Where noise is made of words: a use is named by who asked for the noise.
-_INSIDE = ("jax", "dpjax.key_uses", "dpjax.noise.threefry", "dpjax.noise.source")
+_INSIDE = ("jax", "dpjax.key_uses", "dpjax.noise.source")
 _INSIDE += ("dpjax.noise.distributions", "tests.key_recorder", "functools", "contextlib")
 
 
@@ -144,7 +143,6 @@ def _wrapped(record):
       yield jax.random, name, record.deriving(function)
     elif first == "key" and name not in ("key_data", "key_impl", "clone"):
       yield jax.random, name, record.drawing(function)
-  yield threefry, "rows", record.drawing(threefry.rows)
   # Public losses may not call back into Python; the recorder's own calls read keys alone.
   primitives = equations.primitives
   others = lambda jaxpr: (name for name in primitives(jaxpr) if name != "debug_callback")
