@@ -11,6 +11,7 @@ booleans, else by `text`. A split by hashes reads ids by `identity`.
 from __future__ import annotations
 
 import decimal
+import math
 import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ def number(cell: Cell) -> int | float | None:
   >>> [number(cell) for cell in ("1_000", "1,5", "", "inf", "٣")]
   [None, None, None, None, None]
   """
+  # The most frequent types come first.
+  if isinstance(cell, float):
+    return _of_float(cell)
   if isinstance(cell, str):
     return _number_of_text(cell.strip())
   if isinstance(cell, numbers.Integral):
@@ -82,9 +86,9 @@ def _number_of_text(text: str) -> int | float | None:
 
 
 def _of_float(value: float) -> int | float | None:
-  if not np.isfinite(value):
-    return None
-  return int(value) if value.is_integer() else value
+  if value.is_integer():
+    return int(value)
+  return value if math.isfinite(value) else None
 
 
 def text(cell: Cell) -> str:
@@ -242,6 +246,8 @@ def of_column(column: Any, name: str, first: int = 1) -> list[Cell]:
   if short is not None:
     cells = [short(cell) if isinstance(cell, float) else cell for cell in cells]
   for place, cell in enumerate(cells):
+    if type(cell) is str or (type(cell) is float and cell == cell):
+      continue
     try:
       cells[place] = _plain(cell)
     except TypeError as error:

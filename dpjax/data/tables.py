@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -427,21 +428,21 @@ class _Cells:
   def numbers(self, column: str, kind: Number) -> np.ndarray:
     """Returns the numbers of a column, finite float64 [k], in the units of the column."""
     out = np.empty(len(self._block.places), np.float64)
+    none = len(self._declared.missing_values)
     for index, cell in enumerate(self._block.cells[column]):
-      if self._has_no_value(cell, True):
-        if kind.missing is None:
+      number = cells.number(cell)
+      if (number is None or none) and self._has_no_value(cell, True):
+        number = kind.missing
+        if number is None:
           raise self._wrong(
             index, column, "holds no value; declare what stands for it: missing = NUMBER"
           )
-        out[index] = kind.missing
-        continue
-      number = cells.number(cell)
       try:
-        out[index] = np.nan if number is None else number
+        out[index] = math.nan if number is None else number
       # An integer may be larger than any float64.
       except OverflowError:
-        out[index] = np.nan
-      if not np.isfinite(out[index]):
+        number = None
+      if number is None:
         raise self._wrong(
           index, column, "is no finite number; write 3.5, without units or separators"
         )

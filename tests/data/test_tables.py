@@ -456,3 +456,43 @@ def test_any_declaration_is_read_or_refused_in_one_line(source):
     table_declaration.parse(source)
   except UserError as error:
     assert len(str(error).splitlines()) == 1
+
+
+_VALUE = (
+  st.none()
+  | st.booleans()
+  | st.integers()
+  | st.floats()
+  | st.decimals()
+  | st.dates()
+  | _TEXT
+  | st.lists(st.integers(), max_size=1)
+  | st.sampled_from(
+    [10**400, 2**53, "1.0", "True", "nan", b"a", np.int64(1), np.float32(0.1)]
+  )
+)
+_VALUES = st.lists(_VALUE, max_size=3)
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(
+  values=_VALUES,
+  none=_VALUES,
+  train=_VALUES,
+  other=_VALUE,
+  cells=st.lists(_VALUE, min_size=2),
+)
+def test_any_values_are_read_or_refused_in_one_line(values, none, train, other, cells):
+  declaration = {
+    "columns": {"a": {"values": values, "other": other, "missing": other}},
+    "target": {"column": "y", "values": [0]},
+    "split": {"column": "fold", "train": train, "test": ["b"]},
+    "missing_values": none,
+  }
+  columns = {"a": cells, "y": [0] * len(cells), "fold": ["b", *train, *cells][: len(cells)]}
+  try:
+    train_set, test_set = tables.table(columns, declaration)
+  except UserError as error:
+    assert len(str(error).splitlines()) == 1
+  else:
+    assert len(train_set) + len(test_set) == len(cells)
