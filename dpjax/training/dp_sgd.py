@@ -111,8 +111,13 @@ def joined(first: StepInfo, second: StepInfo) -> StepInfo:
     sums = (jnp.where(n > 0, n * value, 0) for n, value in zip(counts, values))
     return sum(sums) / divisor
 
-  means = map(mean, first[:3], second[:3])
-  return StepInfo(*means, batch_size, first.left_out + second.left_out)
+  return StepInfo(
+    train_loss=mean(first.train_loss, second.train_loss),
+    mean_norm=mean(first.mean_norm, second.mean_norm),
+    clip_fraction=mean(first.clip_fraction, second.clip_fraction),
+    batch_size=batch_size,
+    left_out=first.left_out + second.left_out,
+  )
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:

@@ -228,6 +228,20 @@ class _Student:
     }
 
 
+def _check_answers(config: PateConfig, labels: np.ndarray) -> None:
+  """Raises UserError if no query was answered.
+
+  The answers are released with noise, so a release may say this, too.
+  """
+  if not np.any(labels >= 0):
+    raise UserError(
+      "none of them was answered, so no student learned anything; no result is written, rows and "
+      "checkpoints stay",
+      field="num_queries",
+      value=config.num_queries,
+    )
+
+
 def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, float]:
   """Returns what the private records tell of the teachers."""
   right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
@@ -263,14 +277,7 @@ def _queries_phase(
 
   def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     labels = np.asarray(state["labels"])
-    if not np.any(labels >= 0):
-      # The answers are released with noise, so this may be said of any run.
-      raise UserError(
-        "none of them was answered, so no student learned anything; no result is written, rows "
-        "and checkpoints stay",
-        field="num_queries",
-        value=config.num_queries,
-      )
+    _check_answers(config, labels)
     values: dict[str, Any] = {
       "num_teachers": config.num_teachers,
       "num_queries": config.num_queries,
