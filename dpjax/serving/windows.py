@@ -142,7 +142,6 @@ class Windows:
     self._settings = settings
     self._journal = journal
     self._alarms = alarms
-    self._chance: dict[str, float] = {}
     # Number of times that a new model has replaced the model that answers.
     self._num_models = 0
     self._is_spent_written = False
@@ -194,7 +193,6 @@ class Windows:
     self._num_models += 1
     self.reference = None
     self.psi = {}
-    self._chance = {}
     # The new window gets the number of the first dropped window, of which nothing was released.
     first = min(window.number for window in (*self.full, self.drift))
     self.full = []
@@ -227,34 +225,34 @@ class Windows:
     # counts are written to the journal, and not compared.
     compared = {}
     if model == self._num_models:
-      compared = await self._compared(counts, scale, run)
+      compared = await self._compared(window.number, counts, scale, run)
     self._write("drift", window, counts, scale, **compared)
 
   async def _compared(
-    self, counts: Mapping[str, Any], scale: float, run: Predictor
+    self, number: int, counts: Mapping[str, Any], scale: float, run: Predictor
   ) -> dict[str, Any]:
     """Compares released counts with the reference, and returns {"psi": PSI by name of the bins}; {}
     if another model answers in the end."""
     model = self._num_models
     if self.reference is None:
       self.reference = Reference(counts, "stream", scale)
-      self._chance = {}
       self._journal.write(
         "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
       )
-    # Both are read once, since a promotion may replace them while a thread computes.
+    # It is read once, since a promotion may replace it while a thread computes.
     reference = self.reference
-    chances = self._chance
+    chances = {}
     for each in self.bins:
-      if each.name not in chances:
-        # The simulation of windows runs in a thread, so that requests are answered meanwhile.
-        chances[each.name] = await asyncio.to_thread(
-          drift.by_chance,
-          reference.counts[each.name],
-          self._settings.window,
-          reference_scale=reference.scale,
-          window_scale=scale,
-        )
+      # The simulation of windows runs in a thread, so that requests are answered meanwhile.
+      chances[each.name] = await asyncio.to_thread(
+        drift.by_chance,
+        counts[each.name],
+        reference.counts[each.name],
+        num_rows=self._settings.window,
+        reference_scale=reference.scale,
+        window_scale=scale,
+        seed=number,
+      )
     if model != self._num_models:
       return {}
     for each in self.bins:

@@ -53,25 +53,51 @@ def test_an_empty_bin_and_noise_below_zero_are_finite():
   assert drift.psi([0, 0], [0, 0]) == 0.0
 
 
-def test_chance_exceeds_its_bound_in_about_one_of_1000_windows():
-  reference = np.array([400, 300, 200, 100])
-  rng = np.random.default_rng(1)
-  for scale in (0.0, 8.0):
-    bound = drift.by_chance(reference, 200, reference_scale=0.0, window_scale=scale)
-    added = drift.pseudo_count_of(0.0, scale)
+_LAWS = {
+  "equal": np.full(10, 0.1),
+  "two": np.array([0.5, 0.5]),
+  "rare": np.array([0.9, 0.05, 0.03, 0.01, 0.005, 0.005]),
+  "many": np.full(40, 0.025),
+}
 
-    def above(shares, number, bound=bound, scale=scale, added=added):
-      windows = rng.multinomial(200, shares, number) + rng.laplace(
-        0, scale or 1e-9, (number, 4)
-      )
-      found = [
-        drift.psi(window, reference, pseudo_count=added) > bound for window in windows
-      ]
-      return np.mean(found)
 
-    assert above(reference / 1000, 4000) < 0.005
-    # A bound that nothing exceeds would be none.
-    assert above([0.1, 0.2, 0.3, 0.4], 200) > 0.9
+def _share_of_alarms(law, other, num_rows, scale, pairs, seed):
+  """Returns the share of pairs of a reference of `law` and a window of `other` that are above the
+  bound."""
+  rng = np.random.default_rng(seed)
+  noise = lambda k: rng.laplace(0.0, scale, k)
+  added = drift.pseudo_count_of(scale, scale)
+  found = 0
+  for number in range(pairs):
+    reference = rng.multinomial(num_rows, law) + noise(len(law))
+    window = rng.multinomial(num_rows, other) + noise(len(law))
+    bound = drift.by_chance(
+      window,
+      reference,
+      num_rows=num_rows,
+      reference_scale=scale,
+      window_scale=scale,
+      seed=number,
+    )
+    found += drift.psi(window, reference, pseudo_count=added) > bound
+  return found / pairs
+
+
+@pytest.mark.parametrize("scale", [0.0, 4.0])
+def test_chance_exceeds_its_bound_in_few_windows_and_drift_in_most(scale):
+  assert _share_of_alarms(_LAWS["equal"], _LAWS["equal"], 50, scale, 60, 0) == 0
+  drifted = np.linspace(1, 19, 10) / 100
+  assert _share_of_alarms(_LAWS["equal"], drifted, 800, scale, 60, 0) > 0.9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [0.0, 4.0])
+@pytest.mark.parametrize("num_rows", [50, 200])
+@pytest.mark.parametrize("law", _LAWS)
+def test_chance_exceeds_its_bound_in_fewer_than_one_of_1000_windows(law, num_rows, scale):
+  """At a share of 1/1000, 13 of 4,000 have a chance of 1e-4; at 1/2000, 5 or more of .05."""
+  share = _share_of_alarms(_LAWS[law], _LAWS[law], num_rows, scale, 4000, 1)
+  assert share * 4000 <= 6
 
 
 def test_rows_fall_into_their_bins():

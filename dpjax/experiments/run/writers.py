@@ -200,7 +200,8 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   that is replaced, such as config.json, could be locked by two processes.
 
   Raises:
-    UserError: another process holds the lock, or the path is no regular file.
+    UserError: another process holds the lock, the file system has no locks, or the path is no
+      regular file.
   """
   path = workdir / subfolder / LOCK
   make_folder(workdir)
@@ -216,7 +217,13 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       # A lock on a file that was deleted since it was opened excludes nobody.
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
+    except OSError as error:
+      if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
+        raise UserError(
+          f"is on a file system without locks ({error.strerror}); choose another",
+          field="workdir",
+          value=workdir,
+        ) from None
       held = False
     if not held:
       raise UserError(

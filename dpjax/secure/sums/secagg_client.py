@@ -25,6 +25,7 @@ the paper's b and, in place of the paper's s^SK, the seed of an X25519 key.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -60,6 +61,7 @@ class Member(NamedTuple):
   channel_key: bytes  # [32] X25519
   mask_seed: bytes  # [16] seed of the X25519 key for masks
   own_seed: bytes  # [16] seed of the client's own mask: the paper's b
+  public: bytes  # its own public keys, as the server got them
   signing_key: bytes | None
   roster: Mapping[int, bytes]  # neighbour -> its public keys [96], or [160] when signed
   channels: Mapping[int, tuple[bytes, bytes]]  # neighbour -> keys (to it, from it)
@@ -112,7 +114,6 @@ def start(
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
-  member = Member(terms, me, "roster", channel, mask, seed, signing_key, {}, {}, {}, {})
   public = b"".join(
     (
       primitives.public_key(channel),
@@ -122,6 +123,9 @@ def start(
   )
   if signing_key:
     public += primitives.sign(signing_key, _signed_keys(terms, me, public))
+  member = Member(
+    terms, me, "roster", channel, mask, seed, public, signing_key, {}, {}, {}, {}
+  )
   return member, messages.write("keys", terms.session, me, {me: public})
 
 
@@ -206,7 +210,14 @@ def _share(member: Member, message: Message) -> tuple[Member, bytes]:
     raise UserError(
       f"{len(there)} to share with; the threshold is {terms.threshold}", field="roster"
     )
-  channels = {who: _channel(member, who, keys[:32]) for who, keys in roster.items()}
+  seen = {**roster, me: member.public}
+  # Without a graph all clients see one roster. On a graph each sees another one, so a channel is
+  # bound to the keys of its two ends.
+  all_seen = _digest(seen) if terms.degree is None else None
+  channels = {
+    who: _channel(member, who, keys[:32], all_seen or _digest({me: seen[me], who: keys}))
+    for who, keys in roster.items()
+  }
   halves = [
     primitives.split(seed, terms.threshold, len(there))
     for seed in (member.mask_seed, member.own_seed)
@@ -240,10 +251,22 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
       raise UserError(f"the keys of client {who} are not signed by it", field="roster")
 
 
-def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
-  """Returns (key for messages to a neighbour, key for messages from it)."""
+def _digest(records: Mapping[int, bytes]) -> bytes:
+  """Returns a digest [32] of clients' public keys."""
+  held = b"".join(who.to_bytes(8, "little") + records[who] for who in sorted(records))
+  return hashlib.sha256(held).digest()
+
+
+def _channel(member: Member, who: int, public: bytes, seen: bytes) -> tuple[bytes, bytes]:
+  """Returns (key for messages to a neighbour, key for messages from it).
+
+  Args:
+    seen: digest of the public keys that both ends must have seen. If one was changed on its way,
+      neither end can open the other's shares. Otherwise masks would not cancel, and the sum would
+      be wrong.
+  """
   low, high = sorted((member.me, who))
-  info = member.terms.context(b"channel", low, high)
+  info = member.terms.context(b"channel", low, high) + seen
   both = primitives.agree(member.channel_key, public, info, 64)
   upwards = both[:32]
   downwards = both[32:]
