@@ -11,7 +11,7 @@ from tests.checks import plants
 # A few of each class, which every change should pass by; the rest is long.
 _QUICK = {
   "noise_cut_at_3", "steps_in_pairs_permuted", "noise_in_bfloat16", "empty_batch_is_row_0",
-  "clip_to_the_median",
+  "clip_to_the_median", "keys_of_the_seed", "noise_is_augmentation",
   "last_record_never_drawn", "seed_mod_1000", "optimizer_with_raw_gradients",
   "ledger_charges_fewer_steps", "records_less_the_batch_mean", "large_batches_cut_far_out",
 }  # fmt: skip
