@@ -21,7 +21,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from dpjax.parallel import allocator  # noqa: E402
-from tests import pinned, slow_cases  # noqa: E402
+from tests import pinned  # noqa: E402
 
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -55,20 +55,43 @@ def pytest_runtest_call(item):
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items):
-  """Cases that were measured to be slow or long are marked like those that say so themselves;
-  examples are skipped where their library is not installed."""
-  marks = slow_cases.marks()
+def pytest_collection_modifyitems(config, items):
+  """Gives cases their lane, and skips examples whose library is not installed."""
   absent = [
     package for package, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)
   ]
+  # Tests that name quick cases, and whether one was found.
+  quick = {}
   for item in items:
-    if item.nodeid in marks:
-      item.add_marker(marks[item.nodeid])
-    elif slow_cases.PROGRAMS & set(item.fixturenames):
-      item.add_marker("slow")
+    mark = item.get_closest_marker("cases")
+    if mark:
+      lane = _lane(mark.kwargs, item.callspec)
+      if lane != "quick":
+        item.add_marker(lane)
+      if "quick" in mark.kwargs:
+        quick[item.function] = quick.get(item.function, False) or lane == "quick"
     if item.name.startswith(tuple(absent)):
       item.add_marker(pytest.mark.skip(reason="needs an extra: see pyproject.toml"))
+  # A run may have been asked for one case alone; `--collect-only` sees all of them.
+  gone = [function.__name__ for function, found in quick.items() if not found]
+  if gone and config.option.collectonly and "[" not in "".join(config.args):
+    raise pytest.UsageError(f"no case of {', '.join(gone)} is named as in quick=[...]")
+
+
+def _lane(lanes, case) -> str:
+  """Returns the lane of one case of a test with `@pytest.mark.cases(...)`.
+
+  Args:
+    lanes: lane -> the ids of its cases, or their positions in the one `parametrize`; `...` for all
+      cases that no lane names. Those are quick if no lane has it.
+    case: the case's `callspec`.
+  """
+  positions = {*case.indices.values()}
+  names = {case.id, *(positions if len(positions) == 1 else ())}
+  for lane, cases in lanes.items():
+    if cases is not ... and names & {*cases}:
+      return lane
+  return next((lane for lane, cases in lanes.items() if cases is ...), "quick")
 
 
 @pytest.fixture
