@@ -212,7 +212,8 @@ else:
 def _as_markdown(paragraph: str) -> str:
   lines = paragraph.splitlines()
   if lines and lines[0].lstrip().startswith(">>>"):
-    return "\n".join(["```pycon", *lines, "```"])
+    shown = [re.sub(r"  # doctest: \+\w+$", "", line) for line in lines]
+    return "\n".join(["```pycon", *shown, "```"])
   if lines and all(line.startswith("  ") for line in lines):
     return "\n".join("  " + line for line in lines)
   return paragraph
