@@ -153,11 +153,6 @@ def test_files_that_the_map_names_exist(page):
     assert known or path == "configs/NAME.py", path
 
 
-@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
-def test_front_pages_are_short(page):
-  assert len(_text(page).splitlines()) <= 150
-
-
 # ---- commands
 
 

@@ -30,7 +30,7 @@ from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.validate import UserError
 from launch import list as launch_list
-from tests import commands, own_folder, pitfalls
+from tests import commands, own_folder
 from tests.adversary import plants
 
 _MECHANISM = """
@@ -185,14 +185,3 @@ def test_a_workload_of_the_benchmark_is_one_row(monkeypatch):
   monkeypatch.setattr(workloads, "_by_platform", rows)
   found = gradient_speed.measure("tiny", ["auto"], repeats=1, fresh_process=False)
   assert [(entry.workload, entry.status) for entry in found] == [("tiny", "ok")] * 2
-
-
-def test_a_pitfall_is_a_sentence_and_a_test(tmp_path, monkeypatch):
-  more = {**pitfalls.PITFALLS, 99: "The dog eats the noise."}
-  for name, value in (("PITFALLS", more), ("ROOT", tmp_path)):
-    monkeypatch.setattr(pitfalls, name, value)
-  monkeypatch.setattr(pitfalls, "PAGE", tmp_path / "PITFALLS.md")
-  (tmp_path / "test_dog.py").write_text("def test_p99_noise_is_not_eaten(): pass\n")
-  assert pitfalls.main([]) == 0
-  page = pitfalls.PAGE.read_text()
-  assert "## P99. The dog eats the noise." in page and "test_p99_noise_is" in page
