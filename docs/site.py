@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib.util
 import json
 import pathlib
 import posixpath
@@ -30,6 +31,17 @@ _PAGE = """# dpjax.{package}
 
 # Modules that a package lists, whose names another package exports and documents.
 _ELSEWHERE = ("dpjax.parallel.client_states", "dpjax.parallel.row_journal")
+
+
+def _tables():
+  """docs/tables.py, which stands in no package."""
+  spec = importlib.util.spec_from_file_location("dpjax_tables", ROOT / "docs" / "tables.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+tables = _tables()
 
 
 def _exports(path: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -176,12 +188,15 @@ def _block(language: str, text: str) -> str:
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Turns links to the repository into links to its copies, or to a package's page."""
+  """Makes measured tables anew from results/, and turns links to the repository into links to its
+  copies, or to a package's page."""
   del config, files
   here = posixpath.dirname(page.file.src_uri)
   within = here.removeprefix(_REPO).lstrip("/")
   copied = page.file.src_uri.startswith(_REPO + "/")
   at = within if copied else posixpath.join("docs", here)
+  source = posixpath.join(at, posixpath.basename(page.file.src_uri))
+  markdown = tables.written(markdown, source)
 
   def moved(match):
     file = posixpath.normpath(posixpath.join(at, match.group(1)))

@@ -10,7 +10,6 @@ import contextlib
 import doctest
 import functools
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -41,6 +40,7 @@ from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
+from tests.pages import site
 
 _ROOT = commands.ROOT
 _GUIDE = ["README.md", *sorted(f"docs/{p.name}" for p in (_ROOT / "docs").glob("*.md"))]
@@ -87,14 +87,6 @@ _PLACEHOLDER = re.compile(r"\b(X|NAME)\.py$")
 
 
 @functools.cache
-def _site():
-  spec = importlib.util.spec_from_file_location("dpjax_site", _ROOT / "docs" / "site.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-@functools.cache
 def _text(page: str) -> str:
   return (_ROOT / page).read_text(encoding="utf-8")
 
@@ -116,7 +108,7 @@ def _anchors(page: str) -> set[str]:
 @pytest.mark.parametrize("page", _LINKED)
 def test_every_link_leads_somewhere(page):
   folder = os.path.dirname(page)
-  for target, file in _site().linked(_text(page), folder).items():
+  for target, file in site().linked(_text(page), folder).items():
     assert (_ROOT / file).exists(), target
   for match in re.finditer(r"\]\(([^)\s#:]*)#([^)\s]+)\)", _text(page)):
     file = os.path.normpath(os.path.join(folder, match[1])) if match[1] else page
@@ -125,13 +117,13 @@ def test_every_link_leads_somewhere(page):
 
 def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
   pages = {page for page in _GUIDE if page.startswith("docs/")}
-  assert pages <= set(_site().linked(_text("README.md"), "").values())
+  assert pages <= set(site().linked(_text("README.md"), "").values())
   in_site = _text("mkdocs.yml") + _text("docs/site.py")  # which has the reference
   assert all(page.removeprefix("docs/") in in_site for page in pages)
 
 
 def test_every_design_note_is_listed_and_in_the_site():
-  index = _site().linked(_text("docs/design/README.md"), "docs/design").values()
+  index = site().linked(_text("docs/design/README.md"), "docs/design").values()
   assert set(_DESIGN) - {"docs/design/README.md"} <= set(index)
   assert all(page.removeprefix("docs/") in _text("mkdocs.yml") for page in _DESIGN)
 
@@ -262,6 +254,12 @@ def test_every_command_of_a_page_is_read(page):
 
 
 @pytest.mark.parametrize("page", [*_LINKED, "CHANGELOG.md"])
+def test_results_that_a_page_names_are_there(page):
+  for name in re.findall(r"`(results/[\w./*-]+)`", _text(page)):
+    assert list(_ROOT.glob(name.rstrip("/"))), name
+
+
+@pytest.mark.parametrize("page", _LINKED)
 def test_programs_of_the_tests_that_are_named_exist(page):
   for name in re.findall(r"python -m (tests\.[\w.]+\w)", " ".join(_text(page).split())):
     path = _ROOT / f"{name.replace('.', '/')}.py"
@@ -371,8 +369,8 @@ def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
 
 
 def _public():
-  for package in _site().packages():
-    for name, home in _site().public_names(package):
+  for package in site().packages():
+    for name, home in site().public_names(package):
       yield package, name, home
 
 
@@ -392,21 +390,21 @@ def test_every_public_name_exists_and_says_what_it_is():
 
 def test_the_reference_has_every_package_and_the_main_names():
   page = _text("docs/reference/index.md")
-  assert all(f"[{package}](../../dpjax/{package}" in page for package in _site().packages())
+  assert all(f"[{package}](../../dpjax/{package}" in page for package in site().packages())
   named = set(re.findall(r"`dpjax\.([\w.]+)`", page))
-  exported = {name for name, _ in _site()._exports(_ROOT / "dpjax" / "__init__.py")}
-  assert exported - set(_site().packages()) <= named
+  exported = {name for name, _ in site()._exports(_ROOT / "dpjax" / "__init__.py")}
+  assert exported - set(site().packages()) <= named
 
 
 def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
-  names = _site().defined_names(_ROOT / "dpjax" / "plan.py")
+  names = site().defined_names(_ROOT / "dpjax" / "plan.py")
   assert names[0] == "Plan" and "SpentBudget" in names
   assert not {"Batch", "UserError", "_FAR_OFF"} & set(names)
 
 
 def test_the_menu_has_every_page_of_the_reference_once():
-  pages = [f"reference/{package}.md" for package in _site().packages()]
-  groups = _site().grouped(pages)
+  pages = [f"reference/{package}.md" for package in site().packages()]
+  groups = site().grouped(pages)
   placed = [page for group in groups for part in group.values() for page in part]
   assert sorted(placed) == sorted(pages)
 

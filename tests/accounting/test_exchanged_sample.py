@@ -16,8 +16,8 @@ from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
 from dpjax.plan import Plan
 from dpjax.validate import UserError
+from tests import pages
 from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
-from tests.commands import ROOT
 
 
 def _density(contributions, batch_size, z):
@@ -192,9 +192,8 @@ def test_the_prices_on_the_page_are_computed():
     accounting.epsilon(repeated, delta=1e-5),
     accounting.epsilon(repeated, **replaced),
   ]
-  page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
-  table = page.split("| sampler | relation | accountant | epsilon |")[1].split("\n\n")[0]
-  printed = [float(row.split("|")[-2]) for row in table.splitlines()[2:]]
+  rows = pages.tables().entries("accounting/batches_of_600.csv")
+  printed = [float(row["epsilon"]) for row in rows]
   assert printed == [math.ceil(1e4 * value) / 1e4 for value in computed]
 
 

@@ -12,8 +12,7 @@ from scipy import special
 import dpjax
 from dpjax import accounting, sampling
 from dpjax.validate import UserError
-from tests import tables
-from tests.commands import ROOT
+from tests import pages
 
 
 def _event(steps, selected, z=1.0):
@@ -232,13 +231,8 @@ def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():
 
 
 def _rows_of_page():
-  text = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
-  head = "| steps t | times k | k out of t | Poisson | unamplified |"
-  (block,) = (b for b in tables.blocks(text) if b.splitlines()[0] == head)
-  return [
-    [float(cell.replace(",", "")) for cell in line.strip("| ").split(" | ")]
-    for line in block.splitlines()[2:]
-  ]
+  rows = pages.tables().entries("accounting/k_out_of_t.csv")
+  return [[float(cell.replace(",", "")) for cell in row.values()] for row in rows]
 
 
 @pytest.mark.parametrize("row", _rows_of_page()[-1:])

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import correlated_cost
 from dpjax.validate import UserError
-from tests import tables
+from tests import pages
 
 
 @pytest.mark.long
@@ -22,11 +22,11 @@ def test_a_step_that_draws_again_takes_the_memory_of_white_noise():
 
 
 def test_the_committed_figures_hold_the_memory_that_the_guide_claims():
-  rows = tables.entries("training/correlated.csv")
-  large = tables.one(rows, model="mlp_10m", strategy="bisr_32")
+  rows = pages.tables().entries("training/correlated.csv")
+  large = pages.tables().one(rows, model="mlp_10m", strategy="bisr_32")
   assert 9.9e6 < float(large["parameters"]) < 1.01e7 and large["draws"] == "32"
   assert float(large["bytes_ratio"]) <= 1.05
-  kept = tables.one(rows, model="mlp_10m", strategy="bisr_32_kept")
+  kept = pages.tables().one(rows, model="mlp_10m", strategy="bisr_32_kept")
   assert float(kept["bytes_ratio"]) > 5
 
 

@@ -4,20 +4,20 @@ import pytest
 
 from benchmarks import noise_draws
 from dpjax.validate import UserError
-from tests import tables
+from tests import pages
 
 
 def test_the_committed_figures_hold_what_is_said_of_memory():
-  rows = tables.entries("training/draws.csv")
+  rows = pages.tables().entries("training/draws.csv")
 
   def temporaries(method, target=""):
-    row = tables.one(rows, tree="leaf_10m", method=method, target=target)
+    row = pages.tables().one(rows, tree="leaf_10m", method=method, target=target)
     return float(row["temporary_bytes"]) / float(row["parameters"])
 
   assert temporaries("ordinary") < 0.1 < 40 < temporaries("threefry2x32")
   for target in ("tpu:v5e:1x1", "gpu:h100:1"):
     assert temporaries("ordinary", target) < 0.1
-    row = tables.one(rows, tree="leaf_10m", method="ordinary", target=target)
+    row = pages.tables().one(rows, tree="leaf_10m", method="ordinary", target=target)
     # Each parameter is read once and written once.
     assert float(row["moved_bytes"]) == pytest.approx(
       8 * float(row["parameters"]), rel=0.01

@@ -16,6 +16,7 @@ from dpjax import transforms
 from dpjax.gradients import Clip
 from dpjax.transforms import adaptive_clipping, beside_noise
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
+from dpjax.types import ClippedSum
 from dpjax.validate import UserError
 
 _NORMS = np.random.default_rng(0).lognormal(1.0, 0.7, 400)
@@ -56,6 +57,7 @@ def test_the_statement_rounds_noise_down_so_that_it_promises_no_more():
   assert combined * (1 - 1e-5) <= shown <= combined
 
 
+@pytest.mark.cases(slow=["0.5"], long=...)
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
 def test_p22_the_clip_norm_converges_to_the_true_quantile(quantile):
   assert _finds_the_quantile(quantile)
@@ -71,6 +73,7 @@ _WRONG_COUNTS = {
 }
 
 
+@pytest.mark.cases(quick=[3], long=...)
 @pytest.mark.parametrize("wrong", sorted(_WRONG_COUNTS))
 def test_p22_wrong_indicators_are_rejected_by_the_same_test(wrong, monkeypatch):
   count = lambda summed, mask: _WRONG_COUNTS[wrong](summed.norms <= summed.l2_bound, mask)
@@ -88,6 +91,25 @@ def _hand(scale, norms, n, rate, quantile, variant=""):
   return scale * math.exp(-rate * (share - quantile))
 
 
+@pytest.mark.parametrize(("within", "taking_part"), [(3, 4), (0, 4), (8, 8)])
+def test_p22_the_rule_moves_the_clip_norm_as_the_paper_says(within, taking_part):
+  """C exp(-rate (share - quantile)): up where too many are clipped, down where too few are."""
+  rule = AdaptiveClipping(target_quantile=0.7, learning_rate=0.5)
+  norms = [0.5] * within + [3.0] * (taking_part - within)
+  centred = sum(0.5 if norm <= 2.0 else -0.5 for norm in norms)
+  found = float(rule.moved(np.float32(2.0), np.float32(centred / 8), None))
+  assert found == pytest.approx(_hand(2.0, norms, 8, 0.5, 0.7), rel=1e-6)
+
+
+def test_p22_the_query_counts_half_for_each_example_within_and_minus_half_beyond():
+  norms = np.array([0.2, 1.0, 5.0, np.nan, 0.1], np.float32)
+  mask = np.array([True, True, True, True, False])
+  summed = ClippedSum(np.zeros(3, np.float32), norms, norms, 1.0, (1.0,), mask=mask)
+  assert float(AdaptiveClipping().query(summed)) == 2 * 0.5 - 2 * 0.5
+  assert float(AdaptiveClipping().query(summed, mask & (np.arange(5) != 2))) == 0.5
+
+
+@pytest.mark.slow
 def test_p22_one_update_by_hand_with_the_expected_batch_size():
   tx = _tx(AdaptiveClipping(target_quantile=0.7, learning_rate=0.5), normalize_by=8)
   grads = dpjax.stacked(jnp.array([[0.2], [0.9], [1.0], [5.0], [0.1]]))
@@ -150,6 +172,7 @@ def _jitted():
   return adaptive, step
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
   row=st.lists(_ENTRY, min_size=4, max_size=4),
@@ -190,6 +213,7 @@ def test_p8_empty_batches_move_by_noise_alone_and_stay_finite():
   assert 0.5 < float(state.scale) < 2
 
 
+@pytest.mark.slow
 def test_the_limits_hold_whatever_the_noise():
   adaptive = AdaptiveClipping(
     learning_rate=1e6, count_noise_std=1e6, min_factor=0.25, max_factor=8.0
@@ -202,6 +226,7 @@ def test_the_limits_hold_whatever_the_noise():
   assert seen == {0.25, 8.0}
 
 
+@pytest.mark.slow
 def test_without_learning_it_is_clip_and_noise():
   rows = np.random.default_rng(1).normal(size=(6, 5))
   grads = dpjax.stacked(jnp.asarray(rows, jnp.float32))
@@ -230,6 +255,7 @@ def test_p33_one_compilation_with_donated_state():
   assert len(traces) == 1 and int(state.steps) == 4
 
 
+@pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
   ("make", "match"),
   [

@@ -1,9 +1,9 @@
 """The measured tables of README and of the guide, made from the committed results.
 
-  python -m tests.tables  # writes them into their pages
+  python docs/tables.py  # writes them into their pages
 
-`tests/test_numbers.py` refuses a page whose table is another. A row's label is written here beside
-the row of the file that it stands for; numbers of others (papers) are constants here.
+The site has them as they are made here, whatever a page says (docs/site.py). A row's label is
+written here beside the row of the file that it stands for; papers' numbers are constants.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import csv
 import functools
 import json
 import math
+import pathlib
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.commands import ROOT
-
 Row = list[str]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = ROOT / "results"
 _NONE = "–"
 
@@ -52,6 +52,12 @@ def one(rows: list[dict], **wanted: str) -> dict:
   """The only row with these values."""
   (found,) = (r for r in rows if all(r[key] == value for key, value in wanted.items()))
   return found
+
+
+def _whole(page: str, file: str) -> Table:
+  """A CSV in results/ as it is."""
+  rows = entries(file)
+  return Table(page, [*rows[0]], lambda: [[*row.values()] for row in rows])
 
 
 # --- cells
@@ -1340,6 +1346,10 @@ TABLES = [
     ["Python", "jax", "flax", "numpy", "passed", "failed", "skipped"],
     _versions,
   ),
+  _whole("docs/accounting.md", "accounting/one_pass.csv"),
+  _whole("docs/accounting.md", "accounting/bins.csv"),
+  _whole("docs/sampling.md", "accounting/k_out_of_t.csv"),
+  _whole("docs/sampling.md", "accounting/batches_of_600.csv"),
 ]  # fmt: skip
 
 
@@ -1364,17 +1374,21 @@ def made(table: Table) -> str:
   return "\n".join([line(table.head), rule, *map(line, table.rows())]) + "\n"
 
 
-def written(text: str, table: Table) -> str:
-  """A page with this table as its file has it."""
-  (old,) = (block for block in blocks(text) if block.splitlines()[0] == line(table.head))
-  return text.replace(old, made(table))
+def written(text: str, page: str) -> str:
+  """A page with its tables as their files have them; one without such a head keeps what it has."""
+  for table in TABLES:
+    if table.page == page:
+      for old in blocks(text):
+        if old.splitlines()[0] == line(table.head):
+          text = text.replace(old, made(table))
+  return text
 
 
 def main() -> None:
   """Writes all tables."""
-  for table in TABLES:
-    path = ROOT / table.page
-    path.write_text(written(path.read_text(encoding="utf-8"), table), encoding="utf-8")
+  for page in sorted({table.page for table in TABLES}):
+    path = ROOT / page
+    path.write_text(written(path.read_text(encoding="utf-8"), page), encoding="utf-8")
 
 
 if __name__ == "__main__":
