@@ -23,7 +23,8 @@ def refuses(*fields, value=NO_VALUE, error=UserError):
   with pytest.raises(error) as caught:
     yield caught
   # Some errors have their field in the text alone, which then begins with it.
-  field = caught.value.field or re.match(r"[\w.\[\]]*(?=[=:])|", str(caught.value))[0]
+  named = re.match(r"[\w.\[\]']+(?=[=:]|$)", caught.value.field or str(caught.value))
+  field = named[0] if named else ""
   assert not fields or field in fields, str(caught.value)
   if value is not NO_VALUE:
     assert caught.value.is_about(caught.value.field, value), str(caught.value)
