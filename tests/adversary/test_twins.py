@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.auditing.games import CONFIDENCE, game, play, registry
-from tests import tables
+from tests import pages
 from tests.adversary import twins
 
 # All games are played with the first number of draws, then with the next, until one game refutes.
@@ -67,7 +67,7 @@ def test_every_row_has_each_twin_or_a_reason():
 
 
 def test_the_last_table_has_every_row_and_each_can_be_refuted():
-  rows = tables.entries("audits/table.csv")
+  rows = pages.tables().entries("audits/table.csv")
   subjects = {f"{package}.{subject}" for package, subject in registry.subjects()}
   assert {row["what"] for row in rows} == subjects
   # Of each row some claims, not all: a delta of 1e-5 needs more draws than a table has.

@@ -20,7 +20,7 @@ from dpjax import federated
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import audit, build, privacy
 from dpjax.experiments.run import loop
-from tests import commands, tables
+from tests import commands, pages
 
 _SEEDS = (0, 1, 2)
 _MOST_POINTS = 2.0  # of test accuracy, that an audit may cost
@@ -75,7 +75,7 @@ def test_the_documented_audit_costs_little_and_refutes_a_hundredth_of_the_noise(
 
 
 def test_the_committed_figures_say_so():
-  rows = tables.entries("audits/federated_quickstart.csv")
+  rows = pages.tables().entries("audits/federated_quickstart.csv")
   assert [int(row["seed"]) for row in rows] == list(_SEEDS)
   assert statistics.mean(float(row["points_lost"]) for row in rows) < _MOST_POINTS
   assert {row["verdict"] for row in rows} == {"not refuted"}
