@@ -1,4 +1,4 @@
-"""`dpjax.solve`: answers are those of the accountant, on the private side, and steps are counted."""
+"""`dpjax.solve`: answers are those of the accountant, on the private side; steps are counted."""
 
 import math
 

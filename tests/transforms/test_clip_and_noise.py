@@ -88,6 +88,25 @@ def _noise_sample(**changes):
   return np.asarray(update)
 
 
+def test_p5_sum_and_noise_are_divided_by_the_same_public_number():
+  """The same key draws the same noise: 3 * 0.5 times a normal draw, then one division."""
+  rows = np.array([[0.1, -0.2], [0.0, 0.3]], np.float32)
+
+  def update(noise_multiplier, normalize_by, rows=rows):
+    tx = _tx(
+      l2_clip_norm=0.5, noise_multiplier=noise_multiplier, normalize_by=normalize_by
+    )
+    grads, mask = dpjax.stacked(jnp.asarray(rows)), jnp.ones(2, bool)
+    return np.asarray(tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)[0], np.float64)
+
+  noise = update(3.0, 1.0, 0 * rows)
+  np.testing.assert_allclose(update(6.0, 1.0, 0 * rows), 2 * noise, rtol=1e-5)
+  expected = (rows.sum(0) + noise) / 20.0
+  np.testing.assert_allclose(update(3.0, 20.0), expected, rtol=1e-5)
+  assert (np.abs(noise) > 0).all()
+
+
+@pytest.mark.slow
 def test_p5_the_noise_is_added_to_the_sum_and_divided_with_it():
   sample = _noise_sample(l2_clip_norm=0.5, noise_multiplier=3.0, normalize_by=20.0)
   std = 3.0 * 0.5 / 20.0

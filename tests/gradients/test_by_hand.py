@@ -1,0 +1,65 @@
+"""Clipped sums of losses whose gradients are known in closed form: each is one line of NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from dpjax import gradients
+
+_RNG = np.random.default_rng(0)
+_W = _RNG.normal(size=3)
+_ROWS = _RNG.normal(size=(5, 4, 3))
+_BOUND = 1.5
+
+
+def _scanned(w, x):
+  step = lambda total, row: (total + jnp.sum(row @ w), None)
+  return lax.scan(step, jnp.float32(0), x)[0]
+
+
+# The loss of one example x [4, 3] and its gradient [3].
+_LOSSES = {
+  "linear": (lambda w, x: jnp.sum(x @ w), lambda w, x: x.sum(0)),
+  "squared": (lambda w, x: jnp.sum((x @ w) ** 2), lambda w, x: 2 * (x @ w) @ x),
+  # P30: both uses of w count, and their cross terms.
+  "tied": (
+    lambda w, x: jnp.sum(x @ w) + jnp.sum(jnp.tanh(w)),
+    lambda w, x: x.sum(0) + 1 / np.cosh(w) ** 2,
+  ),
+  # P31: a parameter inside a scan.
+  "scan": (_scanned, lambda w, x: x.sum(0)),
+}
+
+
+def _by_hand(gradient, rows, mask):
+  total = np.zeros(3)
+  for x, taken in zip(rows, mask):
+    row = gradient(_W, x)
+    total += taken * row * min(1.0, _BOUND / np.linalg.norm(row))
+  return total
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+@pytest.mark.parametrize("name", _LOSSES)
+def test_p30_p31_the_clipped_sum_is_the_textbooks(name, method):
+  loss, gradient = _LOSSES[name]
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=_BOUND, method=method)
+  found = grad_fn(jnp.float32(_W), jnp.float32(_ROWS), True)
+  np.testing.assert_allclose(found.total, _by_hand(gradient, _ROWS, [1] * 5), rtol=1e-5)
+  norms = [np.linalg.norm(gradient(_W, x)) for x in _ROWS]
+  np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+  assert min(norms) < _BOUND < max(norms)
+  np.testing.assert_allclose(found.losses, [loss(_W, x) for x in _ROWS], rtol=1e-5)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_p7_p11_padding_adds_nothing_and_each_example_is_clipped_by_itself(microbatch_size):
+  loss, gradient = _LOSSES["linear"]
+  grad_fn = gradients.clipped_grad(
+    loss, l2_clip_norm=_BOUND, method="vmap", microbatch_size=microbatch_size
+  )
+  mask = np.array([True, False, True, True, False])
+  rows = np.where(mask[:, None, None], _ROWS, np.nan)
+  found = grad_fn(jnp.float32(_W), jnp.float32(rows), jnp.asarray(mask))
+  np.testing.assert_allclose(found.total, _by_hand(gradient, _ROWS, mask), rtol=1e-5)
