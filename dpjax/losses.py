@@ -166,7 +166,7 @@ def next_token(
     UserError: during tracing: tokens that are no integers or not of one example, fewer than 2
       in a sequence, weights or logits of another shape.
 
-  >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
+  >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params  # doctest: +SLOW
   >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8
   2.0794
   >>> loss = next_token(uniform, padding_id=0, reduction="sum")

@@ -713,7 +713,7 @@ class Plan:
         code has changed, or that belongs to a plan with other noise; more steps than the plan
         has; a call under jit.
 
-    >>> import optax
+    >>> import optax  # doctest: +SLOW
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
     ...   noise_multiplier=1.0, normalize_by=2, num_steps=3, delta=1e-5)
     >>> tx = optax.chain(plan.transform(jax.random.key(0)), optax.adam(0.1))

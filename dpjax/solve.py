@@ -273,7 +273,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
       above 1 / min_sep, or, with the sampler balls_in_bins, below it.
 
   >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
-  >>> [name for name, _ in rows][:2]
+  >>> [name for name, _ in rows][:2]  # doctest: +SLOW
   ['Monte Carlo estimate, NOT a bound', 'Monte Carlo, 99 % confidence, NOT a proof']
   """
   check_bounded(run)

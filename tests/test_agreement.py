@@ -54,6 +54,7 @@ def _one_line(error):
   assert "\n" not in text and any(way in text for way in _WAYS_OUT), text
 
 
+@pytest.mark.cases(long=[20, 31])
 @pytest.mark.parametrize(("name", "accountant", "relation"), _CASES)
 def test_p13_p14_a_plan_has_an_epsilon_exactly_where_there_is_a_proof(
   name, accountant, relation

@@ -105,6 +105,7 @@ def _run(program, *arguments, **variables):
   return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_a_block_that_was_freed_is_used_again():
   returned, kept = (_run(_FAULTS, method) for method in ("returned", "kept"))
@@ -112,6 +113,7 @@ def test_a_block_that_was_freed_is_used_again():
   assert returned[1] > 0.5 * _PAGES and kept[1] < 0.02 * _PAGES
 
 
+@pytest.mark.long
 @needs_glibc
 def test_processes_of_a_sweep_have_one_heap_for_all_threads():
   """A thread from before would have a heap of its own, and share it with half of the others."""
@@ -120,18 +122,21 @@ def test_processes_of_a_sweep_have_one_heap_for_all_threads():
   assert faults < 0.1 * _PAGES
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_what_is_kept_can_be_given_back():
   took, less = _run(_BACK)
   assert took and less > 2**28
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_what_is_large_goes_back_to_the_system():
   took, during, after = _run(_LARGE)
   assert took and during >= 3 * 2**30 and after < 2**28
 
 
+@pytest.mark.cases(quick=["MALLOC_ARENA_MAX"], long=...)
 @pytest.mark.parametrize(
   "variables",
   [
@@ -185,6 +190,7 @@ app.run(launcher.main)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("launcher", "arguments"),
   [

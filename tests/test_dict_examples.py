@@ -71,6 +71,7 @@ def _clipped(grad):
   return jax.tree.map(lambda leaf: leaf * min(1.0, _CLIP / norm), grad)
 
 
+@pytest.mark.cases(long=["vmap"], slow=...)
 @pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.long)])
 def test_the_clipped_sum_is_that_of_a_loop_over_single_examples(method):
   mask = np.arange(_ROWS) % 3 > 0
@@ -108,6 +109,7 @@ def test_any_tree_is_read_by_place(kinds, size):
   jax.tree.map(np.testing.assert_array_equal, rows, jax.tree.map(lambda a: a[places], tree))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=3, deadline=None, derandomize=True)
 @hypothesis.given(kinds=_TREES)
 def test_any_tree_has_the_clipped_sum_of_a_loop(kinds):
@@ -175,6 +177,7 @@ def _plan(**more):
   )
 
 
+@pytest.mark.slow
 def test_a_plan_counts_examples_and_not_names():
   plan = dpjax.Plan.for_data(
     {name: np.repeat(leaf, 10, axis=0) for name, leaf in _TREE.items()},
@@ -188,6 +191,7 @@ def test_a_plan_counts_examples_and_not_names():
   assert plan.sampler.prob == pytest.approx(0.1) and plan.num_steps == 10
 
 
+@pytest.mark.slow
 def test_dp_sgd_gives_each_dict_a_key_of_its_own():
   def keyed(params, example):
     return _loss(params, example) * jax.random.uniform(example["key"])
@@ -214,6 +218,7 @@ def _dataset(**more):
   return data.from_arrays(_INPUTS, _LABELS, num_classes=2, nominal_size=_ROWS, **more)
 
 
+@pytest.mark.slow
 def test_a_data_set_holds_dicts_and_an_evaluation_reads_them():
   rows = _dataset()
   assert "['features']: float32[3]" in repr(rows) and len(rows) == _ROWS

@@ -230,6 +230,7 @@ def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) 
   _REFUSED[launcher](config)
 
 
+@pytest.mark.slow
 def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
   """And its runs are not refused, as far as can be told without data."""
   monkeypatch.syspath_prepend(_ROOT / "notebooks")  # of mine.py
@@ -298,6 +299,9 @@ def _flags_of(launcher: str) -> list[list[str]]:
   return found
 
 
+@pytest.mark.cases(
+  quick=["distill", "pate", "plot", "prepare", "serve", "synthesize"], long=...
+)
 @pytest.mark.parametrize(
   "launcher",
   sorted({c.split("-m launch.")[1].split()[0] for _, c in _commands()} | {"sweep"}),
@@ -306,6 +310,7 @@ def test_values_of_flags_are_taken_by_their_launcher(launcher):
   assert not _refused(launcher, _flags_of(launcher))
 
 
+@pytest.mark.long
 def test_a_wrong_value_of_a_flag_is_seen():
   messages = _refused(
     "benchmark", [["--suite=nonsense"], ["--suite=noise"], ["--repeats=x"]]
@@ -338,6 +343,7 @@ def test_a_wrong_field_is_seen():
 # ---- examples
 
 
+@pytest.mark.cases(slow=[24], long=[2, 36])
 @pytest.mark.parametrize("page", _GUIDE)
 def test_examples_run(page):
   done = doctest.testfile(
@@ -355,6 +361,7 @@ def _blocks(page: str) -> str:
   return "\n".join(textwrap.dedent(block) for block in blocks)
 
 
+@pytest.mark.cases(slow=[0, 2, 6, 7, 9, 10], long=[3])
 @pytest.mark.parametrize("page", [page for page in _GUIDE if _blocks(page)])
 def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
   """In a process of their own, on the embedded digits, in an empty folder."""
@@ -439,6 +446,7 @@ def _step(number: int) -> list[str]:
   return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)).splitlines()
 
 
+@pytest.mark.cases(long=[2, 3], slow=...)
 @pytest.mark.parametrize(
   ("number", "left"),
   [

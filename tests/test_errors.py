@@ -66,6 +66,7 @@ def _files():
       yield path.relative_to(_ROOT).as_posix(), ast.parse(path.read_text())
 
 
+@pytest.mark.slow
 def test_no_text_of_an_error_is_read():
   found = {name: lines for name, tree in _files() if (lines := [*_reads(tree)])}
   assert {name: lines for name, lines in found.items() if name not in _OF_OTHERS} == {}
@@ -81,6 +82,7 @@ def test_the_check_can_fail():
     assert [*_reads(ast.parse(line))] == [1], line
 
 
+@pytest.mark.slow
 def test_errors_give_their_field_as_data_and_not_inside_the_message():
   """`UserError("n=3: must ...")` would be a mistake of no field."""
   wrong = []

@@ -27,6 +27,7 @@ def _is_private(values: dict, accuracy: str, epsilon: float) -> bool:
   return values[accuracy] > 0.75 and 0.97 * epsilon < spent <= epsilon
 
 
+@pytest.mark.cases(slow=["linen"], long=...)
 @pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
 def test_dp_sgd_learns_digits_in_each_library(library):
   pytest.importorskip(library if library == "equinox" else "flax")
@@ -35,12 +36,14 @@ def test_dp_sgd_learns_digits_in_each_library(library):
   assert values["plan"].assumptions == ()
 
 
+@pytest.mark.slow
 def test_fed_avg_by_hand_is_as_good_as_the_library():
   values = _run("fed_avg_users")
   assert _is_private(values, "by_hand", 4.0)
   assert abs(values["by_hand"] - values["by_library"]) < 0.1
 
 
+@pytest.mark.slow
 def test_fine_tuning_helps_and_both_models_are_accounted():
   values = _run("finetune")
   assert values["before"] < 0.1
@@ -56,6 +59,7 @@ def test_images_of_a_generator_teach_a_classifier():
   assert values["accuracy"] > 0.4
 
 
+@pytest.mark.slow
 def test_an_own_sampler_has_a_claimed_epsilon_and_draws_what_it_says():
   values = _run("own_sampler")
   assert _is_private(values, "accuracy", 3.0)
@@ -64,24 +68,28 @@ def test_an_own_sampler_has_a_claimed_epsilon_and_draws_what_it_says():
   assert abs(values["mean_size"] - 200) < 10
 
 
+@pytest.mark.slow
 def test_an_own_clipping_rule_keeps_its_bound():
   values = _run("own_clipping_rule")
   assert _is_private(values, "accuracy", 3.0)
   assert 0 < values["longest"] <= values["bound"] * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_an_own_attack_finds_members_and_the_proof_is_not_contradicted():
   values = _run("own_attack")
   assert values["without"]["gap (mine)"].auc > 0.55
   assert all(verdict.verdict != "above" for verdict in values["verdicts"].values())
 
 
+@pytest.mark.slow
 def test_an_audit_refutes_a_bug_and_not_the_plan():
   values = _run("audit")
   assert not values["honest"].refuted
   assert values["broken"].refuted
 
 
+@pytest.mark.slow
 def test_noise_by_an_attackers_rates_is_less_than_by_one_epsilon():
   values = _run("attack_rates")
   assert 0.0999 < values["tpr"] <= 0.1
@@ -90,6 +98,7 @@ def test_noise_by_an_attackers_rates_is_less_than_by_one_epsilon():
   assert values["tpr"] <= values["drawn"] < 0.1002
 
 
+@pytest.mark.long
 def test_a_sweep_draws_its_curve(tmp_path):
   done = commands.run(
     "launch.sweep",

@@ -46,6 +46,7 @@ def test_the_import_alone_loads_no_room_and_no_array_library():
   assert own == {"dpjax", "dpjax._lazy"}
 
 
+@pytest.mark.long
 def test_no_room_but_relevance_loads_it_or_what_draws_reads_and_saves():
   packages = [name for name in _ROOMS if name != "relevance"]
   modules = _imported("import dpjax\n" + "\n".join(f"dpjax.{name}" for name in packages))
@@ -64,6 +65,7 @@ assert not xla_bridge.backends_are_initialized()
 """
 
 
+@pytest.mark.slow
 def test_no_import_starts_a_backend():
   """Several processes and commands that fork (tests/commands.py) must come before it."""
   assert "dpjax.auditing.games.federated" in _imported(_ALL)

@@ -58,6 +58,7 @@ def gentle_avg(loss_fn, client_tx, **options):
 """
 
 
+@pytest.mark.slow
 def test_a_model_and_data_are_files_of_ones_own(tmp_path):
   (tmp_path / "tiny_net.py").write_text(own_folder.NET)
   (tmp_path / "tiny_data.py").write_text(own_folder.CORNERS)
@@ -124,6 +125,7 @@ def _count_games(kind):
   return [mechanism_games.game(kind(epsilon=1.0), "0, 1", *flags, **options)]
 
 
+@pytest.mark.slow
 def test_a_mechanism_is_a_file_and_a_game(noisy_count, monkeypatch):
   assert registry.uncovered("mechanisms") == ["NoisyCount"]
   monkeypatch.setitem(mechanism_games.GAMES, "NoisyCount", _count_games)
@@ -179,6 +181,7 @@ def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monke
   assert [game.subject for game in found] == ["gentle_avg"] * len(worlds)
 
 
+@pytest.mark.slow
 def test_a_workload_of_the_benchmark_is_one_row(monkeypatch):
   image = functools.partial(workloads._images, models.Linear(num_classes=10), (2, 2, 1), 8)
   rows = lambda platform: {"tiny": image}

@@ -50,6 +50,7 @@ def joint():
   )
 
 
+@pytest.mark.slow
 def test_the_tightest_accountant_is_taken_and_agrees_with_dp_accounting():
   joint = JointPlan({"mean": _mean(), "train": _train()}, _DELTA)
   assert joint.accountant == "pld"
@@ -272,6 +273,7 @@ def test_parts_cannot_be_changed_after_they_were_accounted(joint):
     plan.epsilon(steps={"first": 21})
 
 
+@pytest.mark.slow
 def test_a_run_of_two_parts_with_a_ledger(joint):
   """As docs/accounting.md does it, with the mechanisms really called."""
   small = joint.fitted(100)

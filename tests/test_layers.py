@@ -85,12 +85,14 @@ def _files():
       yield pytest.param(path, _room(".".join(parts)), id="/".join(parts[1:]))
 
 
+@pytest.mark.cases(long=[307])
 @pytest.mark.parametrize(("path", "room"), _files())
 def test_imports_point_down(path, room):
   assert room in _LEVEL, f"{room} has no layer: name it here and in WORKSPACE.md"
   assert (_violations(room, _imports(path))) == []
 
 
+@pytest.mark.cases(long=["dpjax"])
 @pytest.mark.parametrize("folder", ["dpjax", "configs"])
 def test_nobody_imports_the_launchers(folder):
   for path in (_ROOT / folder).rglob("*.py"):

@@ -30,6 +30,7 @@ def test_every_name_is_there_and_is_listed(name):
     package.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "first",
   [
@@ -44,6 +45,7 @@ def test_a_function_stands_before_the_module_of_its_name(first):
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_modules_that_are_not_listed_are_attributes():
   program = "import dpjax\nprint(dpjax.accounting.gdp.approximate.__name__)"
   done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -57,6 +59,7 @@ def test_a_package_is_pickled_by_its_name():
     assert pickle.loads(pickle.dumps(package)) is package
 
 
+@pytest.mark.slow
 def test_launch_train_imports_its_own_kind_alone_and_few_lines():
   program = (
     "import sys, launch.train\n"
@@ -75,6 +78,7 @@ def test_launch_train_imports_its_own_kind_alone_and_few_lines():
     assert not [name for name, _ in rows if f".kinds.{kind.rstrip('s')}" in name]
 
 
+@pytest.mark.slow
 def test_a_server_is_imported_by_nobody_who_does_not_serve():
   program = (
     "import sys, dpjax, launch.train\n"

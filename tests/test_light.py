@@ -45,6 +45,7 @@ runpy.run_module("launch.account", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_the_core_imports_and_accounts_and_a_launcher_ends_in_one_line(tmp_path):
   (tmp_path / "core.py").write_text(_CORE)
   done = subprocess.run(

@@ -28,6 +28,7 @@ def identity(params, x):
 LOGITS = hnp.arrays(np.float32, 4, elements=st.floats(-50, 50, width=32))
 
 
+@pytest.mark.slow
 @hypothesis.given(LOGITS, st.integers(0, 3))
 @hypothesis.settings(deadline=None)
 def test_cross_entropy_equals_optax(logits, label):
@@ -36,6 +37,7 @@ def test_cross_entropy_equals_optax(logits, label):
   np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize("logits", [[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30]])
 def test_cross_entropy_of_extreme_logits_is_finite(logits):
   loss_fn = losses.softmax_cross_entropy(linear)
@@ -59,6 +61,7 @@ def test_p20_reduction_is_in_float32_for_bfloat16_logits():
   np.testing.assert_allclose(loss, np.log(1000), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_losses_are_vmapped_and_differentiated_over_a_batch():
   batch = Example(jnp.eye(3), jnp.array([0, 1, 2]))
   per_example = jax.vmap(
@@ -115,6 +118,7 @@ def bigram(params, tokens):
 PADDED_LOSS = jax.jit(losses.next_token(bigram, padding_id=0))
 
 
+@pytest.mark.slow
 def test_next_token_by_hand():
   table = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
   example = Example(jnp.array([0, 1, 1, 0]), 0)
@@ -138,6 +142,7 @@ def test_p07_a_sequence_of_padding_costs_nothing_and_has_no_gradient():
   assert loss == 0 and (np.asarray(grad) == 0).all()
 
 
+@pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
   ("x", "says"),
   [
@@ -152,6 +157,7 @@ def test_misuse_of_next_token_is_refused(x, says):
   assert says in str(caught.value)
 
 
+@pytest.mark.slow
 def test_tokens_are_weighted_within_their_own_example():
   """Several sequences, padding and weights, against a loop over tokens."""
   rng = np.random.default_rng(0)
@@ -176,6 +182,7 @@ def test_tokens_are_weighted_within_their_own_example():
     np.testing.assert_allclose(loss, value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_example_is_not_divided_by_the_tokens_of_others():
   """One person's gradient is the same beside a long text and beside a short one."""
   loss_fn = losses.next_token(bigram, padding_id=0)

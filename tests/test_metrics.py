@@ -91,6 +91,7 @@ def test_bfloat16_logits_are_summed_in_float32():
   np.testing.assert_allclose(loss, np.log(1000), rtol=1e-6)
 
 
+@pytest.mark.slow
 @hypothesis.given(st.integers(0, 2**31 - 1), st.integers(1, 40), st.integers(2, 5))
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_confusion_counts_each_class_against_the_rest(seed, n, num_classes):

@@ -32,6 +32,7 @@ def test_a_choice_of_no_parameter_is_refused_before_a_step():
     tx.update(params, tx.init(params))
 
 
+@pytest.mark.slow
 def test_a_slice_or_a_number_is_no_data_set():
   part = _rows(100)[:50]
   mask = np.ones(50, bool)
@@ -41,6 +42,7 @@ def test_a_slice_or_a_number_is_no_data_set():
   assert _plan(_rows(100).subset(slice(60)), num_examples=60).sampler.prob == 50 / 60
 
 
+@pytest.mark.slow
 def test_a_declared_number_that_is_too_small_is_named_and_the_true_one_is_not():
   rows = _rows(3000)
   plan = _plan(rows, num_examples=1000)

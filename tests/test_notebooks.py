@@ -21,6 +21,11 @@ _TRACES = (  # of a machine, of an error
 )
 
 
+@pytest.mark.cases(
+  quick=["formulas_of_tutorials"],
+  slow=["privacy_utility_curve", "several_networks"],
+  long=...,
+)
 @_EACH
 @pytest.mark.filterwarnings("ignore")  # of the Jupyter machinery, in this process
 def test_notebook_runs(path, tmp_path, monkeypatch):

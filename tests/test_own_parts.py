@@ -131,6 +131,7 @@ def outside(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_an_algorithm_a_model_and_data_run_under_privacy(outside):
   done = commands.run(
     "launch.federate",
@@ -167,6 +168,7 @@ def _attacked(outside, config, *flags):
   return done.stdout, result | {"config": saved["config"]}
 
 
+@pytest.mark.slow
 def test_a_poisoning_is_settings_with_a_method(outside):
   message, result = _attacked(
     outside,
@@ -185,6 +187,7 @@ def test_a_poisoning_is_settings_with_a_method(outside):
   assert "outside.lies:SignFlip" in message
 
 
+@pytest.mark.slow
 def test_an_attack_may_bring_its_own_work_and_rows(outside):
   message, result = _attacked(outside, "one_guess", "--config.attack.guess=3")
   assert result["task"] == "guessing" and result["rows"][0]["success"] == 0.0

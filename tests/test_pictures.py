@@ -24,6 +24,7 @@ def _figure(look=pictures.PAGE):
   return figure
 
 
+@pytest.mark.slow
 def test_one_call_writes_three_kinds_of_files_which_do_not_change(tmp_path):
   for folder in (tmp_path / "first", tmp_path / "second"):
     pictures.save(_figure(), folder / "a.png", also=(".pdf", ".svg"))

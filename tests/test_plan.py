@@ -46,6 +46,7 @@ def _direct(accountant, q, z, steps, delta):
   return accountant.compose(event, steps).get_epsilon(delta)
 
 
+@pytest.mark.slow
 def test_epsilon_is_the_accountants_own_at_delta_less_the_overflow_share():
   accounted = 1e-5 * (1 - plan_lib.OVERFLOW_SHARE)
   for name, accountant in (("pld", PLDAccountant), ("rdp", RdpAccountant)):
@@ -56,6 +57,7 @@ def test_epsilon_is_the_accountants_own_at_delta_less_the_overflow_share():
   assert _plan().epsilon() < _plan(accountant="rdp").epsilon()
 
 
+@pytest.mark.slow
 def test_p25_calibrated_plans_stay_within_the_target():
   rng = np.random.default_rng(0)
   for _ in range(6):
@@ -83,6 +85,7 @@ def test_p27_epsilon_grows_with_the_steps_that_ran_and_no_further():
     plan.epsilon(steps=1.5)
 
 
+@pytest.mark.slow
 def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
   fixed = dpjax.FixedSizeSampler(batch_size=100, num_examples=10_000)
   plan = _plan(sampler=fixed, num_steps=50)
@@ -189,6 +192,7 @@ def test_p42_nothing_in_a_plan_reveals_the_data():
   assert "num_examples" not in names and "data" not in names
 
 
+@pytest.mark.slow
 def test_the_transform_and_the_clipped_grad_carry_the_plans_numbers():
   plan = _plan(l2_clip_norm=0.25, noise_multiplier=2.0, normalize_by=10)
   assert plan.clipped_grad(lambda w, x: w * x).sensitivity("add_or_remove_one") == 0.25

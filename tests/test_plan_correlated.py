@@ -75,6 +75,7 @@ _PLANS = {
 _every = pytest.mark.parametrize("one", _PLANS.values(), ids=_PLANS)
 
 
+@pytest.mark.cases(long=["banded", "tree", "amplified_scheduled", "poisson_scheduled"])
 @_every
 def test_the_ledger_after_t_steps_is_the_plan_after_t_steps_also_when_interrupted(one):
   ledger = dpjax.accounting.Ledger()
@@ -96,6 +97,7 @@ def test_the_ledger_after_t_steps_is_the_plan_after_t_steps_also_when_interrupte
   assert ledger.num_steps == 24
 
 
+@pytest.mark.cases(long=["tree", "bins", "poisson_scheduled"])
 @_every
 def test_the_curve_is_epsilon_and_never_falls(one):
   curve = one.epsilon_curve([0, 1, 5, 13, 24])
@@ -131,6 +133,7 @@ def test_amplified_bands_cost_their_turns():
   assert found.epsilon() < _PLANS["banded"].epsilon()
 
 
+@pytest.mark.slow
 def test_a_schedule_is_composed_step_by_step():
   accountant = RdpAccountant()
   for factor in _SCHEDULE:
@@ -144,6 +147,7 @@ def test_a_schedule_is_composed_step_by_step():
   assert found.epsilon() < constant.epsilon()
 
 
+@pytest.mark.cases(long=["amplified", "poisson_scheduled"])
 @pytest.mark.parametrize("name", ["banded", "amplified", "scheduled", "poisson_scheduled"])
 def test_p25_calibrated_plans_stay_within_the_target(name):
   one = _PLANS[name]
@@ -167,6 +171,7 @@ def _noise_rows(one, key=0):
   return np.asarray(rows, np.float64) * one.normalize_by
 
 
+@pytest.mark.cases(slow=["amplified"], long=...)
 @pytest.mark.parametrize("name", ["banded", "tree", "blt", "scheduled", "amplified"])
 def test_the_transform_draws_the_noise_that_is_charged(name):
   one = _PLANS[name]
@@ -342,6 +347,7 @@ def _measured_stds(one, draws=4000):
   return np.array(stds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "changes", [{}, {"schedule": (1.0,) * 4 + (0.5,) * 4}, {"correlation": None}]
 )

@@ -62,6 +62,7 @@ def _epsilon(plan, delta, steps=None):
     return math.inf
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 @given(
@@ -87,6 +88,7 @@ def test_delta_of_the_noise_and_of_the_aborts_fits_any_delta(
     assert all(_spent(plan, e, steps) > 0.5 * delta for e in grid)
 
 
+@pytest.mark.long
 def test_twenty_settings_by_pld_and_every_epsilon_falls_with_delta():
   rng = np.random.default_rng(11)
   for _ in range(4):

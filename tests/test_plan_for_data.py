@@ -43,6 +43,7 @@ def _made(data, **changes):
   return Plan.for_data(data, **({"batch_size": 100, "epochs": 3} | _NUMBERS | changes))
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
   size=st.integers(50, 5000),
@@ -64,6 +65,7 @@ def test_all_numbers_follow_from_two(size, share, epochs, epsilon):
       dataclasses.replace(plan, sampler=tight).check_capacity(size)
 
 
+@pytest.mark.slow
 def test_under_add_or_remove_no_number_follows_from_the_rows():
   plans = [_made(_Declared(n)) for n in (999, 1000, 1001)]
   assert plans[0] == plans[1] == plans[2] == _made(None, num_examples=1000)
@@ -91,6 +93,7 @@ def test_a_capacity_is_refused_without_telling_how_many_rows_there_are(declared)
     public.check_capacity(993)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["replace_special"])
 def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
   plan = _made(_ROWS, batch_size=20, neighboring_relation=relation)
@@ -127,6 +130,7 @@ def test_wrong_numbers_are_named(changes, match):
     _made(_Declared(1000), **changes)
 
 
+@pytest.mark.slow
 def test_a_delta_that_gives_a_record_away_is_warned_of():
   with pytest.warns(UserWarning, match="^delta=0.001 is not below 1/num_examples=0.001"):
     _made(_Declared(1000), delta=1e-3)
@@ -283,6 +287,7 @@ def test_a_divisor_that_is_far_off_is_told(normalize_by, word):
       plan.batches(_ROWS, rng=0)
 
 
+@pytest.mark.cases(long=["yes"])
 @pytest.mark.parametrize(
   "present", [np.ones(4, bool), np.ones((10, 1), bool), np.full(10, 2), [True] * 10, "yes"]
 )

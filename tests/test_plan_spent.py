@@ -78,6 +78,7 @@ def _started(name):
   return plan, tx, step
 
 
+@pytest.mark.cases(slow=[3, 6], long=...)
 @pytest.mark.parametrize("name", sorted(_PLANS))
 def test_what_ran_is_charged_and_a_step_beyond_the_plan_is_refused(name):
   plan, tx, step = _started(name)
@@ -101,6 +102,7 @@ def test_what_ran_is_charged_and_a_step_beyond_the_plan_is_refused(name):
     plan.spent(beyond)
 
 
+@pytest.mark.slow
 def test_dp_sgd_stops_where_the_plan_does():
   """Until 2026-11-25 25 updates on a plan of 20 were taken, and epsilon stayed at 3."""
   plan = _PLANS["white"]
@@ -151,6 +153,7 @@ _WRAPPED = {
 }
 
 
+@pytest.mark.cases(quick=[1, 4], long=...)
 @pytest.mark.parametrize("name", sorted(_WRAPPED))
 def test_the_count_is_found_in_any_state_of_optax(name):
   plan = _PLANS["white"]
@@ -162,6 +165,7 @@ def test_the_count_is_found_in_any_state_of_optax(name):
     _, state = tx.update(summed, state, _PARAMS)
 
 
+@pytest.mark.slow
 def test_a_state_that_was_saved_goes_on_counting(tmp_path):
   checkpoint = pytest.importorskip("orbax.checkpoint")
   plan, tx, step = _started("white")

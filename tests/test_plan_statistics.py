@@ -99,6 +99,7 @@ _SOUND = {
 }
 
 
+@pytest.mark.cases(quick=[1], slow=[0], long=...)
 @pytest.mark.parametrize("name", _SOUND)
 def test_epsilon_is_that_of_both_composed_by_dp_accounting_alone(name):
   sampler, relation, accountant, step, level = _SOUND[name]
@@ -123,6 +124,7 @@ def test_random_allocation_composes_with_them():
   assert plan.epsilon() > 1.05 * quiet.epsilon()
 
 
+@pytest.mark.slow
 def test_p25_calibration_pays_for_both():
   given = dict(
     epsilon=2.0, delta=_DELTA, sampler=_POISSON, num_steps=20, l2_clip_norm=0.1,
@@ -143,6 +145,7 @@ class _OneKey(mechanisms.ChannelStatistics):
     return key
 
 
+@pytest.mark.cases(slow=["_OneKey-bands1"], long=...)
 @pytest.mark.parametrize("bands", [None, (1.0, 0.5, 0.25)])
 @pytest.mark.parametrize("kind", [mechanisms.ChannelStatistics, _OneKey])
 def test_p17_one_key_for_statistics_and_steps_shares_no_noise(kind, bands):
@@ -246,6 +249,7 @@ _IN_PASSES = {
 }
 
 
+@pytest.mark.cases(long=[0, 6, 8])
 @pytest.mark.parametrize("by", ["pld", "rdp"])
 @pytest.mark.parametrize("name", _IN_PASSES)
 def test_p25_dp_ftrl_composes_with_them(name, by):
@@ -331,6 +335,7 @@ class _OwnClip(Clip):
   l2_bound = property(lambda self: 1e-9)
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   "given", [{"noise_shape": _OwnShape()}, {"l2_clip_norm": _OwnClip(1.0)}]
 )

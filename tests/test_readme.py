@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SHOWN = r"(\d\.\d+) (\d\.\d+)\n"
 
@@ -15,6 +17,7 @@ def _block():
   return block
 
 
+@pytest.mark.long
 def test_the_snippet_runs_word_for_word(tmp_path):
   script = tmp_path / "snippet.py"
   script.write_text(_block())

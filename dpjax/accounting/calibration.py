@@ -159,7 +159,7 @@ def calibrate_sampling_prob(
   cost jumps over this range or the answer is 1.
   Raises Unreachable if the run costs more even at MIN_SAMPLING_PROB.
 
-  >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
+  >>> from dpjax.accounting import gaussian_event, poisson_sampled_event  # doctest: +SLOW
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048

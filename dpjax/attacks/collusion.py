@@ -178,7 +178,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
   Raises UserError for an aggregator that sees no single message (a secure sum).
 
-  >>> from dpjax.federated import weighted_mean
+  >>> from dpjax.federated import weighted_mean  # doctest: +SLOW
   >>> mean, nan = weighted_mean(), jnp.nan
   >>> lied = colluding(mean, alie(1.0))
   >>> sent = jnp.array([[1.0], [3.0], [nan]])  # the last is an attacker

@@ -321,7 +321,7 @@ class OwnParameters(NamedTuple):
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
   """Draws directions for canaries in the space of the parameters, as a function of `seed`.
 
-  >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
+  >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)  # doctest: +SLOW
   >>> along = drawn.along(drawn.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
   >>> [round(abs(float(cosine)), 5) for cosine in along]
   [0.0, 0.0, 0.0, 1.0, 0.0]

@@ -104,7 +104,7 @@ def gradient_canaries(
     The sum of all updates along each canary's coordinate. Give the scores to `one_run` (valid for
     any plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
 
-  >>> from dpjax.sampling import PoissonSampler
+  >>> from dpjax.sampling import PoissonSampler  # doctest: +SLOW
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=64), noise_multiplier=0.01,
   ...   l2_clip_norm=1.0, normalize_by=1, num_steps=1, delta=1e-5)
   >>> scores = gradient_canaries(plan, num_canaries=64, seed=0, key=jax.random.key(0))

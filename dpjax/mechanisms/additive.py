@@ -101,7 +101,7 @@ class Gaussian:
   e^epsilon 2^-191 for each coordinate, because the tails are finite.
   Source: Balle and Wang 2018, arXiv:1805.06530, theorem 8. Edge cases: see `Laplace`.
 
-  >>> mechanism = Gaussian.calibrated(epsilon=2.0, delta=1e-5, l2_sensitivity=3.0)
+  >>> mechanism = Gaussian.calibrated(epsilon=2.0, delta=1e-5, l2_sensitivity=3.0)  # doctest: +SLOW
   >>> round(mechanism.noise_multiplier, 4), round(mechanism.std, 4)
   (1.9938, 5.9814)
   >>> mechanism(jax.random.key(0), np.zeros(4)).shape

@@ -47,7 +47,7 @@ class SampleAndAggregateMean:
   | infinity         | the nearest bound            |
 
   >>> mechanism = SampleAndAggregateMean(epsilon=1.0, num_shards=50, lower=0.0, upper=1.0)
-  >>> mechanism.noise(3).scale  # 3 coordinates: 3 * (1 - 0) / 50 / epsilon
+  >>> mechanism.noise(3).scale  # 3 coordinates: 3 * (1 - 0) / 50 / epsilon  # doctest: +SLOW
   0.06
   >>> mechanism(jax.random.key(0), jnp.ones((100, 3)), lambda shard: shard.mean(0)).shape
   (3,)
@@ -120,7 +120,7 @@ class SampleAndAggregateVote:
   | a label outside 0..num_classes-1  | no vote        |
 
   >>> mechanism = SampleAndAggregateVote(epsilon=1.0, num_shards=50, num_classes=3)
-  >>> vote = lambda shard: jnp.argmax(jnp.bincount(shard, length=3))
+  >>> vote = lambda shard: jnp.argmax(jnp.bincount(shard, length=3))  # doctest: +SLOW
   >>> int(mechanism(jax.random.key(0), jnp.full(100, 2), vote))
   2
   """

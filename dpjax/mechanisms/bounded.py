@@ -68,7 +68,7 @@ class BoundedMean(_Clipped):
   | a value outside of the bounds | counts as the nearest bound                             |
   | NaN                           | counts as the middle of the bounds                      |
 
-  >>> mechanism = BoundedMean(epsilon=1.0, lower=0.0, upper=100.0)
+  >>> mechanism = BoundedMean(epsilon=1.0, lower=0.0, upper=100.0)  # doctest: +SLOW
   >>> mechanism.noise(num_records=1000).scale  # ages: not 1 / 1000
   0.1
   >>> mechanism(jax.random.key(0), jnp.full(1000, 40.0)).shape

@@ -81,7 +81,7 @@ class ChannelStatistics(NoisyMeans):
   | integers, other floats         | become float32, each by itself             |
 
   >>> mechanism = ChannelStatistics(normalize_by=2.0, noise_multiplier=1e-3, clip_norms=(4, 9))
-  >>> moments = mechanism(jax.random.key(0), jnp.full((2, 3, 3, 1), 2.0))
+  >>> moments = mechanism(jax.random.key(0), jnp.full((2, 3, 3, 1), 2.0))  # doctest: +SLOW
   >>> moments.mean.round(1).tolist(), moments.mean_square.round(1).tolist()
   ([2.0], [4.0])
   >>> mechanism.event().noise_multiplier == 1e-3 / 2**0.5

@@ -254,7 +254,7 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   slightly less than norm 1, so that rounding to multiples of 2^-22 keeps it within 1. Then only
   integers are added. Not private.
 
-  >>> high, low = clipped_total(jnp.array([[3.0, 4.0], [0.0, 0.25]]), 1.0)
+  >>> high, low = clipped_total(jnp.array([[3.0, 4.0], [0.0, 0.25]]), 1.0)  # doctest: +SLOW
   >>> np.round(np.float64(high + low), 3).tolist()
   [0.6, 1.05]
   """

@@ -39,7 +39,7 @@ class RandomizedResponse:
   The probability that a response is drawn at random is rounded up, to a multiple of 2^-128. So it
   is never too small for the guarantee.
 
-  >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
+  >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)  # doctest: +SLOW
   >>> round(mechanism.keep_prob, 6)
   0.75
   >>> mechanism.event("replace_one").num_buckets

@@ -93,7 +93,7 @@ class Exponential(_Selection):
   Guarantee: (epsilon, 0)-DP, if one record moves each utility by at most `utility_sensitivity`.
   Source: McSherry and Talwar 2007; Dwork and Roth 2014, theorem 3.10.
 
-  >>> mechanism = Exponential(epsilon=2.0)
+  >>> mechanism = Exponential(epsilon=2.0)  # doctest: +SLOW
   >>> mechanism.probs(np.log([1.0, 2.0, 5.0])).round(3)  # scale 1: proportional
   array([0.125, 0.25 , 0.625])
   >>> mechanism(jax.random.key(0), np.zeros((4, 3))).shape

@@ -112,7 +112,7 @@ class ConfidentGNMax:
     std: standard deviation of the noise of a label; sigma_2 of the paper.
     neighboring_relation: relation under which one record changes one vote.
 
-  >>> mechanism = ConfidentGNMax(threshold=200.0, check_std=15.0, std=40.0)
+  >>> mechanism = ConfidentGNMax(threshold=200.0, check_std=15.0, std=40.0)  # doctest: +SLOW
   >>> mechanism(jax.random.key(0), jnp.array([[250.0, 0.0], [125.0, 125.0]])).tolist()
   [0, -1]
   """

@@ -106,7 +106,7 @@ class Whitening(NoisyMeans):
   earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
   arXiv:1905.02383, corollary 3.3). All else is post-processing.
 
-  >>> rng = np.random.default_rng(0)
+  >>> rng = np.random.default_rng(0)  # doctest: +LONG
   >>> x = rng.normal(size=(500, 2, 2, 3)) @ np.diag([9.0, 1.0, 1.0])
   >>> mechanism = Whitening(normalize_by=500.0, noise_multiplier=1e-2, median_epsilon=1.0)
   >>> released = mechanism(jax.random.key(0), x)

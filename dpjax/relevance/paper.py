@@ -76,7 +76,7 @@ def features(
 ) -> Features:
   """Runs algorithms 2 (from step 11) and 3 (to step 5), with the repairs that `how` names.
 
-  >>> drawn = features(jax.random.key(0), np.full(4, 0.25), Paper(), epsilon=2.0,
+  >>> drawn = features(jax.random.key(0), np.full(4, 0.25), Paper(), epsilon=2.0,  # doctest: +SLOW
   ...                  num_records=1000, batch_size=10)
   >>> round(drawn.epsilon_1, 6), round(float(drawn.beta.sum()), 6)
   (2.0, 1.0)

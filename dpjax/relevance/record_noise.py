@@ -146,7 +146,7 @@ def noisy_records(
   Laplace noise of scales b_j, channels that are not shared, and entries of x in [0, 1]. The proof
   is for real-valued noise; the module says what floats leave open.
 
-  >>> x = np.zeros((2, 3), np.float32)
+  >>> x = np.zeros((2, 3), np.float32)  # doctest: +SLOW
   >>> key = jax.random.key(0)
   >>> both = noisy_records(key, [5, 7], x, [1.0, 1.0, 1.0])
   >>> bool((noisy_records(key, [7], x[:1], [1.0] * 3)[0] == both[1]).all())

@@ -318,7 +318,7 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
   Each report is pure eps0-local, with eps0 = `local_epsilon`. The result is never above eps0.
   Source: numeric clones bound of Feldman, McMillan and Talwar 2021.
 
-  >>> round(shuffled_epsilon(7.0, 60_000, 1e-5), 2)
+  >>> round(shuffled_epsilon(7.0, 60_000, 1e-5), 2)  # doctest: +SLOW
   1.14
   """
   validate.open_unit(delta=delta)
@@ -343,7 +343,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
   """Returns nearly the largest local eps0 whose shuffled reports cost at most (epsilon, delta). It
   is epsilon itself if there are too few records.
 
-  >>> round(local_epsilon_for(1.5, 60_000, 1e-5), 2)
+  >>> round(local_epsilon_for(1.5, 60_000, 1e-5), 2)  # doctest: +SLOW
   7.35
   """
   validate.positive(epsilon=epsilon)

@@ -51,7 +51,7 @@ def crop_color(
     strength: each channel's contrast changes by at most this share, and its mean by at most
       this many standard deviations of the image. Results are clipped to the image's range.
 
-  >>> crop_color(jax.random.key(0), jnp.ones((8, 8, 3))).shape
+  >>> crop_color(jax.random.key(0), jnp.ones((8, 8, 3))).shape  # doctest: +SLOW
   (8, 8, 3)
   """
   key_crop, key_flip, key_color = jax.random.split(key, 3)

@@ -142,7 +142,7 @@ def contrastive(
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`. Nothing is
     clipped, and `mean_norm` of the info is the norm of the batch's gradient.
 
-  >>> from dpjax.types import Example
+  >>> from dpjax.types import Example  # doctest: +SLOW
   >>> x = jnp.array([[1.0, 0.0], [1.0, 0.1]]).reshape(2, 1, 1, 2)
   >>> apply = lambda params, x: x.reshape(-1, 2) @ params
   >>> init, step = contrastive(apply, lambda key, x: x, optax.sgd(0.1),

@@ -24,6 +24,7 @@ def _exact(num_steps, shift, width):
   return np.array([[log(a) / (a - 1), log(1 - a) / (a - 1)] for a in _ORDERS]).T
 
 
+@pytest.mark.cases(long=["1.0-3-0.2"])
 @pytest.mark.parametrize(("num_steps", "width"), [(1, 0.01), (2, 0.05), (3, 0.2)])
 @pytest.mark.parametrize("shift", [0.4, 1.0])
 def test_both_directions_are_the_integral_and_never_below_it(num_steps, width, shift):
@@ -54,6 +55,7 @@ def test_the_second_moment_is_in_closed_form_at_many_steps():
     assert exact <= found[0] < exact * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_above_the_privacy_loss_distribution_and_amplifies():
   """The same pair, so Renyi DP can only lose; unamplified it would be far more."""
   one = accounting.random_allocation_event(accounting.gaussian_event(1.5), num_steps=50)

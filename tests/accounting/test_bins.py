@@ -31,6 +31,7 @@ def _event(z, spacing=1):
   )
 
 
+@pytest.mark.cases(long=["0.8"])
 @pytest.mark.parametrize("z", [pytest.param(0.8, marks=pytest.mark.slow), 1.5])
 def test_two_bins_of_correlated_noise_are_never_below_the_integral(z):
   gram = np.array([[1.25, 0.5], [0.5, 1.0]]) / z**2
@@ -56,6 +57,7 @@ def test_noise_that_is_not_correlated_is_random_allocation():
   assert (once.num_steps, once.noise_multiplier) == (4, pytest.approx(2 / math.sqrt(3)))
 
 
+@pytest.mark.cases(long=["tree"], slow=...)
 @pytest.mark.parametrize(
   "strategy",
   [

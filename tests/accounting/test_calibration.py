@@ -69,18 +69,21 @@ _CHECKS = {"noise": _check_noise, "prob": _check_prob, "steps": _check_steps}
 _SETTINGS = {"noise": 40, "prob": 20, "steps": 140}  # by what they cost
 
 
+@pytest.mark.cases(slow=["steps"], long=...)
 @pytest.mark.parametrize("what", _CHECKS)
 def test_p25_calibration_lands_on_the_private_side(what):
   for setting in _settings(_SETTINGS[what], seed=25):
     _CHECKS[what](setting, "rdp")
 
 
+@pytest.mark.cases(slow=["steps"], long=...)
 @pytest.mark.parametrize("what", _CHECKS)
 def test_p25_calibration_lands_on_the_private_side_by_pld(what):
   for setting in _settings(3, seed=55):
     _CHECKS[what](setting, "pld")
 
 
+@pytest.mark.slow
 def test_t14_the_analytic_gaussian():
   for eps, delta, z in [(1, 1e-3, 2.5747), (2, 1e-5, 1.9938), (8, 1e-3, 0.48)]:
     found = accounting.calibrate_noise_multiplier(
@@ -93,6 +96,7 @@ def test_t14_the_analytic_gaussian():
     assert replaced == pytest.approx(2 * found, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_pld_needs_no_more_noise_than_rdp():
   make = functools.partial(_run, sampling_prob=0.01, num_steps=1000)
   options = {"epsilon": 2.0, "delta": 1e-5}
@@ -124,6 +128,7 @@ def test_events_that_only_pld_knows_are_calibrated_too():
   assert exact * (1 - 1e-3) <= b <= exact * 1.02
 
 
+@pytest.mark.long
 def test_fixed_size_batches_are_calibrated_under_replace_one():
   make = lambda z: composed(
     accounting.fixed_size_event(
@@ -143,6 +148,7 @@ def test_a_generous_target_needs_next_to_no_noise():
   assert q == 1.0
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_what_cannot_be_reached_is_said_in_one_line(accountant):
   target = {"delta": 1e-9, "accountant": accountant}
@@ -174,6 +180,7 @@ def test_bad_targets_are_user_errors(bad):
     )
 
 
+@pytest.mark.cases(long=["rdp"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_p13_a_mismatch_is_named_and_not_searched_around(accountant):
   with pytest.raises(UserError, match=r"poisson.*replace_one"):

@@ -148,6 +148,7 @@ def test_l1_of_integer_vectors(dim):
       assert np.abs(vector).sum() <= discrete.l1_sensitivity(norm, dim) * (1 + 1e-12)
 
 
+@pytest.mark.cases(long=[3, 4, 5])
 @pytest.mark.parametrize(
   "make",
   [

@@ -47,6 +47,14 @@ def _gaussian_delta(noise_multiplier, eps):
   return stats.norm.cdf(half - eps * z) - math.exp(eps) * stats.norm.cdf(-half - eps * z)
 
 
+@pytest.mark.cases(
+  quick=[
+    "60000-600-4000-0.5-4.931",
+    "60000-600-4000-1.5-1.928",
+    "60000-600-4000-2.0-1.552",
+  ],
+  long=...,
+)
 @pytest.mark.parametrize("n, batch, steps, eps, sigma", T18)
 def test_t18_the_published_table_and_back(n, batch, steps, eps, sigma):
   low, high = (
@@ -60,6 +68,7 @@ def test_t18_the_published_table_and_back(n, batch, steps, eps, sigma):
   assert found == pytest.approx(sigma, abs=1e-3)
 
 
+@pytest.mark.cases(quick=[1], long=...)
 @pytest.mark.parametrize("run", _RUNS, ids=str)
 def test_agrees_with_dp_accounting_asked_directly(run):
   event = _run(*run)
@@ -69,6 +78,7 @@ def test_agrees_with_dp_accounting_asked_directly(run):
   assert epsilon(event, delta=1e-5, accountant="rdp") == pytest.approx(direct, rel=1e-12)
 
 
+@pytest.mark.cases(quick=[1], long=...)
 @pytest.mark.parametrize("run", _RUNS, ids=str)
 def test_delta_is_the_inverse_and_agrees_with_dp_accounting(run):
   event = _run(*run)
@@ -79,6 +89,7 @@ def test_delta_is_the_inverse_and_agrees_with_dp_accounting(run):
     assert back == pytest.approx(direct.compose(event).get_delta(eps), rel=2e-2)
 
 
+@pytest.mark.cases(quick=[1, 4], long=...)
 @pytest.mark.parametrize("run", _RUNS, ids=str)
 def test_pld_is_never_above_rdp(run):
   event = _run(*run)
@@ -86,6 +97,7 @@ def test_pld_is_never_above_rdp(run):
     assert epsilon(event, delta=delta) <= epsilon(event, delta=delta, accountant="rdp")
 
 
+@pytest.mark.cases(long=["0.01-0.05"])
 @pytest.mark.parametrize("noise_multiplier", [0.05, 0.5, 1.0, 2.0, 10.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8])
 def test_gaussian_closed_form(noise_multiplier, delta):
@@ -207,6 +219,7 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything(accountant):
     assert accounting.delta(with_others, epsilon=9.0, accountant=accountant) == 1
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_monotone_in_noise_steps_probability_and_delta(accountant):
   def cost(z=1.0, q=0.02, steps=200, delta=1e-5):
@@ -218,6 +231,7 @@ def test_monotone_in_noise_steps_probability_and_delta(accountant):
   assert all(np.diff([cost(delta=d) for d in (1e-8, 1e-6, 1e-4, 1e-2)]) < 0)
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_the_curve_is_epsilon_after_each_number_of_steps(accountant):
   step = accounting.poisson_sampled_event(
@@ -241,6 +255,7 @@ def test_the_curve_analyses_one_step_only_once(monkeypatch):
   assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_different_mechanisms_compose():
   """Against dp_accounting, and two halves of a run against the whole."""
   parts = [_run(1.0, 0.02, 100), composed(dpa.GaussianDpEvent(6.0), 5)]
@@ -253,6 +268,7 @@ def test_different_mechanisms_compose():
   assert epsilon(halves, delta=1e-5) == epsilon(_run(1.0, 0.02, 100), delta=1e-5)
 
 
+@pytest.mark.cases(long=["300000-2.0-1e-10"])
 @pytest.mark.parametrize(
   "steps, noise_multiplier, delta",
   [(4000, 1.0, 1e-8), (4000, 1.0, 1e-11), (4000, 2.0, 2e-12), (300_000, 2.0, 1e-10)],

@@ -32,6 +32,7 @@ def _gaussian_epsilon(mu, delta=_DELTA):
 # --- many steps
 
 
+@pytest.mark.cases(long=["0.7-30-pld", "5.0-1000-pld"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("steps", [2, 30, 1000, 30_000])
 @pytest.mark.parametrize("z", [0.7, 5.0, 80.0])
@@ -47,6 +48,7 @@ def test_many_equal_steps_are_one_gaussian(steps, z, accountant):
   assert fewer < exact  # a claim for nine tenths of the steps is below the truth
 
 
+@pytest.mark.cases(quick=["2"], long=...)
 @pytest.mark.parametrize("seed", range(4))
 def test_many_unequal_steps_add_up_their_precisions(seed):
   levels = np.exp(np.random.default_rng(seed).uniform(-0.5, 2.5, 40))
@@ -90,6 +92,7 @@ def _exact_fixed(q, std, steps, grid=2e-3, delta=_DELTA):
   return _root(excess)
 
 
+@pytest.mark.cases(quick=["20-2.0-20", "100-3.0-20"], long=...)
 @pytest.mark.parametrize("steps", [1, 20, 300])
 @pytest.mark.parametrize(("batch", "z"), [(20, 2.0), (100, 3.0), (200, 1.5)])
 def test_a_batch_of_fixed_size_costs_at_least_its_worst_pair(batch, z, steps):
@@ -144,6 +147,7 @@ def _exact_selection(std, mean, shape):
   return max(_root(lambda eps, p=p, q=q: delta(p, q, eps) - _DELTA) for p, q in pairs)
 
 
+@pytest.mark.cases(long=["6.0-300.0-1.0", "6.0-300.0-3.0", "6.0-300.0-inf"])
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 3.0, math.inf])
 @pytest.mark.parametrize("mean", [2.0, 20.0, 300.0])
 @pytest.mark.parametrize("std", [1.0, 6.0])

@@ -33,6 +33,7 @@ def _proved(n, b, z, relation):
   return accounting.delta_curve(event, EPSILONS, neighboring_relation=relation)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
   others=st.lists(st.floats(-1, 1), min_size=2, max_size=5),
@@ -50,6 +51,7 @@ def test_no_two_neighbours_are_farther_apart_than_proved(others, x, y, z, data):
   assert (joined <= _proved(n, b, z, "add_or_remove_one") + COARSE).all()
 
 
+@pytest.mark.cases(slow=["6-1-0.6"])
 @pytest.mark.parametrize(("n", "b", "z"), [(6, 2, 1.0), (5, 4, 3.0), (6, 1, 0.6)])
 def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_below(
   n, b, z
@@ -111,6 +113,7 @@ def test_renyi_is_that_of_the_profile_by_sums_in_closed_form(order, q, z):
   assert exact * (1 - 1e-7) <= found <= exact * (1 + 1e-6) + 1e-13
 
 
+@pytest.mark.slow
 def test_renyi_is_below_the_general_bound_and_above_that_of_one_direction():
   for q, z in ((0.01, 2.0), (0.1, 1.0), (0.5, 5.0)):
     found = exchanged_rdp(sampling_prob=q, noise_multiplier=z, orders=np.array(ORDERS))
@@ -153,6 +156,7 @@ def test_a_grid_only_adds_and_both_accountants_agree():
     assert tight < loose < 1.35 * tight
 
 
+@pytest.mark.cases(slow=["pld-add_or_remove_one-0.19-1"])
 @pytest.mark.parametrize(("z", "batch_size"), [(1e-6, 999), (0.19, 1), (1e100, 999)])
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
@@ -169,6 +173,7 @@ def test_extreme_settings_stay_between_nothing_and_the_whole(
     assert found > 1 / z
 
 
+@pytest.mark.slow
 def test_the_prices_on_the_page_are_computed():
   steps = 1000
   fixed = accounting.fixed_size_event(

@@ -86,6 +86,7 @@ def test_it_never_stands_in_for_a_proof():
   assert "kind: approximation" in text and "proved" not in text.split("Charged")[0]
 
 
+@pytest.mark.cases(quick=["event0-add_or_remove_one"], long=...)
 @pytest.mark.parametrize(
   ("event", "relation"),
   [

@@ -106,6 +106,7 @@ def _simulated(ratios, selected, epsilon):
   return bounds
 
 
+@pytest.mark.slow
 def test_a_simulated_run_loses_no_more_and_tells_fewer_steps():
   """Twelve steps, of which nobody could write out all sets."""
   normals = np.random.default_rng(4).normal(size=(60_000, 12))

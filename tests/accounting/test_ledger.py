@@ -184,6 +184,7 @@ def test_bad_charges_are_user_errors(change):
     Charge(**{**good, **change})
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_the_budget_is_checked_before_the_steps_run(accountant):
   options = {"delta": 1e-5, "accountant": accountant}
@@ -240,6 +241,7 @@ def test_p14_a_relation_under_which_nothing_was_charged_is_refused():
   assert silent.epsilon(1e-5) == math.inf
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("bad", [{"epsilon": 0.0}, {"delta": 1.0}, {"delta": 0.0}])
 def test_bad_budgets_are_user_errors(bad):
   with pytest.raises(UserError):

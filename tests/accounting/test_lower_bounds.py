@@ -136,6 +136,7 @@ def _samplers(prob):
   yield sampling.MinSepSampler(prob, 2, 6, _N + 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(prob=st.floats(0.02, 1.0), z=st.floats(0.5, 3.0), log_delta=st.floats(-7, -2))
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
@@ -178,6 +179,26 @@ def _poisson(z, prob, steps):
   )
 
 
+@pytest.mark.cases(
+  long=[
+    "1e-300-1e-15-1e+160-rdp",
+    "1e-300-1e-06-1e+160-rdp",
+    "1e-300-0.5-1000000.0-rdp",
+    "1e-300-0.5-1e+160-rdp",
+    "1e-12-1e-15-0.001-pld",
+    "1e-12-1e-15-1e+160-rdp",
+    "1e-12-1e-06-0.001-pld",
+    "1e-12-1e-06-1e+160-rdp",
+    "1e-12-0.5-0.001-pld",
+    "1e-12-1.0-0.001-pld",
+    "0.999-1e-15-0.001-pld",
+    "0.999-1e-15-1e+160-rdp",
+    "0.999-1e-06-0.001-pld",
+    "0.999-1e-06-1e+160-rdp",
+    "0.999-0.5-0.001-pld",
+    "0.999-1.0-0.001-pld",
+  ]
+)
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 @pytest.mark.parametrize("z", [1e-300, 1e-160, 1e-6, 1e-3, 1e6, 1e160])
 @pytest.mark.parametrize("prob", [1e-15, 1e-6, 0.5, 1.0])
@@ -193,6 +214,7 @@ def test_extreme_settings_give_a_bound_or_one_line(accountant, z, prob, delta):
     assert found > 1 / z  # at least the loss of one step's mean, or inf
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_a_step_that_happens_almost_never_costs_delta_not_nothing(accountant):
   """With probability q the record is bare: below delta = q no epsilon may be small."""
@@ -247,6 +269,7 @@ def test_a_ledger_of_unlike_plans_costs_no_less_than_each_and_all_together():
     ).epsilon(1e-5)  # fmt: skip
 
 
+@pytest.mark.cases(long=["rdp"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_one_step_and_no_step(accountant):
   plan = Plan(

@@ -105,6 +105,7 @@ def test_negative_products_raise_the_bound_above_equal_contributions():
   assert found > equal * 2
 
 
+@pytest.mark.cases(quick=["20"], long=...)
 @pytest.mark.parametrize("min_sep", [1, 3, 4, 11, 20])
 def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -259,6 +260,7 @@ def test_white_noise_in_fixed_order_costs_its_passes():
   assert found == pytest.approx(_gaussian_epsilon(3.0 / math.sqrt(3), 1e-5), rel=1e-3)
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("name", ["pld", "rdp"])
 def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
   strategy = correlated.BandedToeplitz.optimized(num_steps=40, bands=4)

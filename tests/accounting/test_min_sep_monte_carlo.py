@@ -108,6 +108,7 @@ def test_more_bands_than_the_distance_are_refused():
     )
 
 
+@pytest.mark.cases(quick=["0.5-0.02"], long=...)
 @pytest.mark.parametrize("prob, noise", [(0.5, 0.02), (1.0, 0.02), (0.5, 0.001)])
 def test_little_noise_is_never_below_the_closed_form(prob, noise):
   """One Gaussian step with so little noise costs more than the grid holds."""

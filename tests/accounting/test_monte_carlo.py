@@ -40,6 +40,7 @@ def test_one_bin_is_the_gaussian_mechanism():
   assert exact < found.upper < 1.15 * exact
 
 
+@pytest.mark.slow
 def test_one_pass_of_white_noise_is_the_mixture_by_quadrature():
   """Two bins, one pass: y in the plane, exactly one coordinate shifted by 1."""
   z, grid = 0.8, np.linspace(-9, 9, 1201)
@@ -71,6 +72,7 @@ def test_bins_amplify_but_never_below_poisson_of_a_single_turn():
   assert 0.2 * deterministic < found.estimate < found.upper < deterministic
 
 
+@pytest.mark.slow
 def test_the_losses_agree_with_jax_privacys():
   peer = pytest.importorskip("jax_privacy.experimental.monte_carlo.sample_generation")
   batches = pytest.importorskip("jax_privacy.batch_selection")

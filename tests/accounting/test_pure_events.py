@@ -116,6 +116,7 @@ def test_json_ledger_and_statement_know_it():
   assert "(1.09862, 0)-private" in words.replace("\n", " ")
 
 
+@pytest.mark.cases(long=["9.9e-07", "1.1e-06"])
 @pytest.mark.parametrize("epsilon", [1e-17, 1e-13, 1e-9, 9.9e-7, 1.1e-6])
 def test_a_small_epsilon_is_not_rounded_to_nothing(epsilon):
   """Beside 1 float64 has steps of 1e-16: an epsilon of 1e-17 was charged as 0."""

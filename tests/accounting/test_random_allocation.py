@@ -132,6 +132,7 @@ def test_chernoff_is_above_what_lies_beyond():
   assert below < allocation._tail(one, None, 50, 120, above=False) < 30 * below
 
 
+@pytest.mark.cases(long=["0.7"])
 @pytest.mark.parametrize("z", [pytest.param(0.7, marks=pytest.mark.slow), 1.0])
 def test_many_steps_at_a_tiny_delta_are_not_below_importance_sampling(z):
   """50 steps, one of them, any, drawn where it tells: 1e-9 is seen to about 1 %."""

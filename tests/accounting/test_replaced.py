@@ -33,6 +33,7 @@ def _exact(z, epsilon, other):
   return float(weight @ np.maximum(excess, 0) @ weight) / 2
 
 
+@pytest.mark.cases(slow=["2.0-rdp"], long=...)
 @pytest.mark.parametrize(
   ("z", "accountant"),
   [

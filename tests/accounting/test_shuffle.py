@@ -24,6 +24,7 @@ def _exact_delta(local_epsilon, num_reports, epsilon, ones):
   return max(gap(one, zero), gap(zero, one))
 
 
+@pytest.mark.cases(long=["300-0.3", "300-1.0", "300-2.5"])
 @pytest.mark.parametrize("local_epsilon", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("num_reports", [1, 2, 5, 40, 300])
 def test_the_clones_bound_every_data_set_of_randomised_response(local_epsilon, num_reports):
@@ -43,6 +44,7 @@ def test_alone_there_is_no_one_to_hide_among():
     assert bound == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.cases(quick=["1e-06-2.0"], long=...)
 @pytest.mark.parametrize("local_epsilon", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_the_closed_form_is_an_upper_bound_and_shrinks_like_one_over_root_n(
@@ -83,6 +85,7 @@ def test_outside_its_condition_the_closed_form_is_refused():
   shuffle.amplified_epsilon(local_epsilon=largest * 0.999, num_reports=1000, delta=1e-6)
 
 
+@pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize(
   "options",
   [

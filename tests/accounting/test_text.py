@@ -74,6 +74,7 @@ _KEPT = {
 }
 
 
+@pytest.mark.cases(long=["dpjax"])
 @pytest.mark.parametrize("folder", ["dpjax", "launch"])
 def test_no_format_spec_rounds_a_guarantee_to_nearest(folder):
   found = [

@@ -17,6 +17,7 @@ def _line(mu, fpr):
   return special.ndtr(special.ndtri(fpr) + mu)
 
 
+@pytest.mark.cases(quick=["50.0"], long=...)
 @pytest.mark.parametrize("z", [50.0, 1.0, 0.4])
 def test_a_gaussian_is_its_own_line(z):
   curve = accounting.trade_off(accounting.gaussian_event(z), slack=_SLACK)
@@ -32,6 +33,7 @@ def test_twenty_steps_are_as_one():
   assert accounting.trade_off(event, slack=_SLACK).mu(_SLACK) == pytest.approx(1, rel=2e-3)
 
 
+@pytest.mark.cases(long=["pld"])
 @pytest.mark.parametrize("by", ["pld", "rdp"])
 def test_a_sampled_gaussian_is_below_both_lines(by):
   prob, z = 0.2, 0.8

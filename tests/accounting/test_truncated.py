@@ -60,6 +60,7 @@ _SETTINGS = [  # (q, n, capacity, z)
 _OTHERS = [lambda n: [-1.0] * n, lambda n: [1.0] * n, lambda n: [1.0, -1.0] * n]
 
 
+@pytest.mark.cases(quick=[17], long=...)
 @pytest.mark.parametrize("others", _OTHERS, ids=["against", "with", "mixed"])
 @pytest.mark.parametrize("setting", _SETTINGS, ids=str)
 @pytest.mark.parametrize("steps", [1, 2])
@@ -74,6 +75,7 @@ def test_never_below_the_exact_divergence(setting, others, steps):
       assert _exact_delta(*pair, z, eps, steps) <= claimed + 1e-7
 
 
+@pytest.mark.slow
 def test_p12_a_cut_sample_loses_more_than_poisson_sampling():
   """One record takes the slot of another, so that the sum moves by 2 C: charged as a plain
   Poisson sample this run would be promised too much. Exact, not only by our bound."""
@@ -104,6 +106,7 @@ def test_a_sample_that_cannot_overflow_is_poisson():
     )
 
 
+@pytest.mark.long
 def test_costs_more_the_more_is_cut_and_tends_to_poisson():
   cost = lambda capacity: epsilon(
     composed(_step(0.05, 1000, capacity, 1.1), 20), delta=1e-5, **_ZEROED
@@ -117,6 +120,7 @@ def test_costs_more_the_more_is_cut_and_tends_to_poisson():
   assert costs[-1] == pytest.approx(epsilon(composed(plain, 20), delta=1e-5), rel=1e-6)
 
 
+@pytest.mark.long
 def test_agrees_with_dp_accounting_asked_directly():
   event = composed(_step(0.02, 500, 14, 1.0), 10)
   accountant = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
@@ -142,6 +146,7 @@ def test_p12_truncation_is_a_kind_of_its_own_and_refused_where_unproved():
   assert epsilon(_step(0.1, 100, 12, 0.0), delta=1e-5, **_ZEROED) == math.inf
 
 
+@pytest.mark.long
 def test_p25_calibration_finds_the_noise():
   make = lambda z: composed(_step(0.02, 2000, 45, z), 20)
   z = accounting.calibrate_noise_multiplier(

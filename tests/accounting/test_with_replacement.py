@@ -172,6 +172,7 @@ def test_a_plan_reads_every_copy_and_says_what_it_assumes():
   assert accounting.event_from_json(accounting.event_to_json(event)) == event
 
 
+@pytest.mark.slow
 def test_a_step_in_slices_from_files_sums_every_copy_once():
   """Against a loop over the draws, by the plan's own clipping, accumulation and transform."""
 
@@ -299,6 +300,7 @@ def test_a_long_grid_has_the_deltas_of_single_losses():
     np.testing.assert_allclose(together[place], alone, rtol=1e-9, atol=1e-18)
 
 
+@pytest.mark.slow
 def test_noise_is_found_by_few_costs_on_the_fine_grid(monkeypatch):
   points = []
 

@@ -37,6 +37,7 @@ def test_a_curve_is_refuted_where_it_is_weakest(mu):
   assert not refuted(mu) and refuted(mu / 2)
 
 
+@pytest.mark.slow
 def test_the_bound_exceeds_a_true_epsilon_as_rarely_as_it_says():
   rng, epsilon, runs = np.random.default_rng(0), 1.0, 400
   above = 0

@@ -85,6 +85,7 @@ def test_a_loss_of_mixed_precision_keeps_every_guarantee():
   assert check(recipe, ("auto", "vmap")) >= 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_few_losses_of_low_precision_keep_every_guarantee():
   _run(4, tuple(ROUTES))
@@ -130,6 +131,7 @@ def _check_influence(recipe, count, **options):
 _WIDENED = [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "bfloat16")]
 
 
+@pytest.mark.cases(long=["bfloat16-float32"])
 @pytest.mark.parametrize(("dtype", "before"), [_WIDENED[0], ("float32", "float8_e5m2")])
 def test_p20_no_sum_of_clipped_gradients_is_rounded(dtype, before):
   _check_influence(_layer("dense", dtype, before), 1024)
@@ -141,6 +143,7 @@ def _check_layer(layer, count, names):
       _check_influence(_layer(layer, dtype, before, inside), count)
 
 
+@pytest.mark.cases(slow=["scale"], long=...)
 @pytest.mark.parametrize("layer", sorted(dtypes.LAYERS))
 @pytest.mark.slow
 def test_no_sum_of_clipped_gradients_of_any_layer_is_rounded(layer):
@@ -177,6 +180,7 @@ for size in (0.0, 20.0):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_sum_is_rounded_over_devices():
   flags = {
@@ -191,6 +195,7 @@ def test_no_sum_is_rounded_over_devices():
   assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.cases(quick=["200.0-vmap"], long=...)
 @pytest.mark.parametrize("method", ["ghost", "vmap"])
 @pytest.mark.parametrize("clip_norm", [1e-12, 200.0])
 def test_p2_a_finite_gradient_is_clipped_whatever_its_size(method, clip_norm):

@@ -101,6 +101,7 @@ def _broken(results):
   ]
 
 
+@pytest.mark.cases(quick=[71], slow=[7, 8, 16, 17, 21, 24, 30, 36, 75], long=...)
 @pytest.mark.parametrize(("package", "name"), _subjects())
 def test_the_claim_stands(package, name):
   games = [_remembered(game) for game in registry.games(package, name)]
@@ -114,6 +115,7 @@ def test_the_claim_stands(package, name):
     assert _broken(play(_with_nan(game), num_draws=_enough(game, package))), game.name
 
 
+@pytest.mark.cases(quick=[7, 8, 16, 71, 78], slow=[17, 21, 24, 30, 36, 77], long=...)
 @pytest.mark.parametrize(("package", "name"), _subjects(slow=_ALIKE))
 def test_a_broken_twin_is_refuted(package, name):
   strongest = plants.games(package, name)[0]
@@ -124,6 +126,7 @@ _OTHERS = {"dp_mean", "central", "client_noise", "federated"}
 _ALGORITHMS = sorted({*federated_games.GAMES} - _OTHERS)
 
 
+@pytest.mark.cases(slow=["fed_avg"], long=...)
 @pytest.mark.parametrize("name", _ALGORITHMS)
 def test_draws_at_once_are_those_of_rounds_as_users_run_them(name, monkeypatch):
   games = registry.games("federated", name)
@@ -140,6 +143,7 @@ def test_draws_at_once_are_those_of_rounds_as_users_run_them(name, monkeypatch):
 _PLANTS = {"honest": None, **twins.PLANTS}
 
 
+@pytest.mark.cases(slow=["twice"], long=...)
 @pytest.mark.parametrize("plant", _PLANTS)
 def test_draws_of_whitening_at_once_are_those_of_the_mechanism(plant):
   broken = functools.partial(twins.BrokenMechanism, mechanisms.Whitening, "Whitening")
@@ -194,6 +198,7 @@ def test_all_calls_of_a_game_make_equally_many_draws_and_none_twice():
   assert asked[-1] == 8
 
 
+@pytest.mark.cases(long=[2])
 @pytest.mark.parametrize("claim", [Claim(4.0, 1e-5), Claim(2.0, 0.1), Claim(0.5, 0.0)])
 def test_so_many_draws_have_a_ceiling_clearly_above_the_claim_and_fewer_do_not(claim):
   count = game_module.draws_to_refute(claim, most=50_000)

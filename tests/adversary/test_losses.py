@@ -107,6 +107,7 @@ def _run(count):
   assert compared >= count // 4  # the oracle has had its say
 
 
+@pytest.mark.long
 def test_a_few_odd_losses_keep_every_promise():
   _run(6)
 

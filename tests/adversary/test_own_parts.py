@@ -71,6 +71,7 @@ class _Visible(gradients.ClipRule):
     return jnp.minimum(most, top / lengths)
 
 
+@pytest.mark.cases(long=["_Top-1.0-entries0"])
 @pytest.mark.parametrize(
   ("rule", "norm", "entries"),
   [(_Top, 1.0, [[3.0, 4.0]]), (_Visible, 1e-22, [[1e-20] * 10**4])],
@@ -81,6 +82,7 @@ def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entri
   assert np.linalg.norm(np.asarray(found, np.float64)) <= norm * (1 + 1e-6)
 
 
+@pytest.mark.cases(long=["0.0", "-1.0"])
 @pytest.mark.parametrize("top", [0.0, -1.0, None, float("nan")])
 def test_a_rule_without_a_longest_gradient_is_one_line(top):
   rule = type("Rule", (_Constant,), {"top": lambda self, bound: top})()
@@ -88,6 +90,7 @@ def test_a_rule_without_a_longest_gradient_is_one_line(top):
     gradients.clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
 
 
+@pytest.mark.cases(quick=["_Negative-auto", "_Negative-vmap", "_OfTheBatch-vmap"], long=...)
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("rule", [_Constant, _NaN, _Negative, _OfTheBatch])
 def test_a_rule_that_breaks_its_word_moves_the_sum_by_no_more_than_the_bound(rule, method):

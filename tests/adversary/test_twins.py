@@ -34,6 +34,7 @@ def _results(twin, draws, *, sound=False):
       yield from play(each, num_draws=count, seed=seed, confidence=confidence)
 
 
+@pytest.mark.cases(quick=[289, 291], long=...)
 @pytest.mark.parametrize("twin", _twins())
 def test_its_row_refutes_a_broken_twin(twin):
   played = []
@@ -47,6 +48,7 @@ def test_its_row_refutes_a_broken_twin(twin):
   assert claim < bound <= ceiling
 
 
+@pytest.mark.cases(quick=[288, 289, 290, 291], long=...)
 @pytest.mark.parametrize("twin", _twins())
 def test_the_same_code_without_the_fault_stands(twin):
   refuted = [result for result in _results(twin, [2000], sound=True) if result.refuted]

@@ -34,6 +34,7 @@ def test_epsilon_delta_is_met_by_the_mechanism_that_attains_it():
     np.testing.assert_allclose(line(f0 + weights * (f1 - f0)), t0 + weights * (t1 - t0))
 
 
+@pytest.mark.cases(quick=["4.0"], long=...)
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0])
 def test_an_event_allows_what_gaussian_dp_does_and_a_little_more(multiplier):
   mu = 1 / multiplier
@@ -67,6 +68,7 @@ def _plan(**changes):
   return dpjax.Plan(**{**options, **changes})
 
 
+@pytest.mark.slow
 def test_a_plan_allows_no_less_than_its_event_and_no_more_than_its_printed_epsilon():
   plan = _plan()
   line, whole = allowed.by_plan(plan), allowed.by_event(plan.event())
@@ -96,6 +98,7 @@ def _attack(mu, n, seed):
   return attacks.curve_of(noise + mu * truth, truth)
 
 
+@pytest.mark.long
 def test_verdicts_at_the_line_are_wrong_no_more_often_than_they_say():
   """The best attack there is against its own line: "above" is false, at most 5 %."""
   line = allowed.by_mu(1.0)
@@ -127,6 +130,7 @@ def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
   assert auditing.audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
 
 
+@pytest.mark.cases(long=["privacy2-replace_special"])
 @pytest.mark.parametrize(
   ("privacy", "relation"),
   [
@@ -159,6 +163,7 @@ def test_a_record_that_takes_anothers_place_is_two_steps():
   assert (line([0.1]) < allowed.by_mu(2**0.5 / 2)([0.1])).all()  # one step is not enough
 
 
+@pytest.mark.cases(long=[5, 6, 7])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

@@ -60,6 +60,7 @@ def _found(apply, width, signal, noise_multiplier=0.0):
   return attacks.attribute_advantage(guesses, halves, attribute)
 
 
+@pytest.mark.slow
 def test_what_is_true_of_all_is_no_advantage_over_the_record():
   """The label follows the attribute: guesses are right of anybody."""
   found = _found(_linear, _D, signal=0.95)
@@ -67,6 +68,7 @@ def test_what_is_true_of_all_is_no_advantage_over_the_record():
   assert found.interval[0] < 0 < found.interval[1] and found.baseline < 0.6
 
 
+@pytest.mark.long
 def test_a_memorised_record_gives_its_attribute_away_and_noise_hides_it():
   """Random labels: whatever the model knows of an attribute, it has from the record."""
   found = _found(_kernel_machine, _M, signal=0.0)
@@ -109,6 +111,7 @@ def test_the_attribute_itself_is_never_read():
   assert x[0, 1] != 99.0
 
 
+@pytest.mark.slow
 def test_intervals_of_the_advantage_are_exact():
   """Each record counts once a side, by a model of that side; both rates at 97.5 %."""
   n = 40

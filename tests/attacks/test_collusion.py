@@ -34,6 +34,7 @@ def _told(attack, messages, mask):
   return np.concatenate([np.asarray(leaf) for leaf in jax.tree.leaves(found)], axis=1)
 
 
+@pytest.mark.cases(slow=["1.7"], long=...)
 @pytest.mark.parametrize("z", [None, 1.7])
 def test_alie_is_the_mean_less_z_deviations(z):
   messages, mask, honest = _sent()
@@ -46,6 +47,7 @@ def test_alie_is_the_mean_less_z_deviations(z):
   np.testing.assert_array_equal(lie[[0, 1, 3, 4, 6, 8]], honest)  # nobody else's changed
 
 
+@pytest.mark.cases(slow=["sign"], long=...)
 @pytest.mark.parametrize("direction", collusion.DIRECTIONS)
 def test_min_max_goes_as_far_as_no_distance_gives_it_away(direction):
   messages, mask, honest = _sent()
@@ -112,6 +114,7 @@ _ROWS = np.random.default_rng(1).normal(3.0, 1.0, (8, rounds._WIDTH)).astype(np.
 _HONEST = np.delete(_ROWS, [2, 5], axis=0)
 
 
+@pytest.mark.slow
 def test_a_round_takes_the_lie():
   """Eight clients, two of whom agree: the mean is exactly theirs and the others'."""
   attack = attacks.alie(1.5)

@@ -65,6 +65,7 @@ def _curve(labels_only, sizes=(10, 100, 1000)):
   )
 
 
+@pytest.mark.long
 def test_a_student_agrees_more_the_more_it_asks_and_the_more_it_is_told():
   probabilities, labels = _curve(False), _curve(True)
   assert (
@@ -75,6 +76,7 @@ def test_a_student_agrees_more_the_more_it_asks_and_the_more_it_is_told():
   assert [one.num_queries for one in probabilities] == [10, 100, 1000]
 
 
+@pytest.mark.slow
 def test_a_student_of_random_answers_agrees_by_chance():
   rng = np.random.default_rng(0)
   door = attacks.ask(_linear, _weights())

@@ -36,6 +36,7 @@ def gradient(net):
   return view, _attack(net, view)
 
 
+@pytest.mark.long
 def test_dlg_finds_input_and_label_together(net, gradient):
   view, attack = gradient
   for seed in range(3):
@@ -47,6 +48,7 @@ def test_dlg_finds_input_and_label_together(net, gradient):
     assert found.objective == found.objectives.min() < 1e-8
 
 
+@pytest.mark.long
 def test_dlg_with_the_label_that_idlg_infers(net, gradient):
   view, attack = gradient
   truth = net.records(1, 5)
@@ -58,6 +60,7 @@ def test_dlg_with_the_label_that_idlg_infers(net, gradient):
   np.testing.assert_array_equal(again.x, found.x)
 
 
+@pytest.mark.long
 def test_only_the_best_of_a_trial_go_on(net):
   """What the finalists find does not depend on who else was tried, and costs no more."""
   truth, view = net.records(1, 3), attacks.gradient_view(net.loss, net.params)
@@ -74,6 +77,7 @@ def test_only_the_best_of_a_trial_go_on(net):
   assert some.objective == some.objectives.min()
 
 
+@pytest.mark.long
 def test_a_batch_comes_back_in_some_order(net):
   truth = net.records(3)
   view = attacks.gradient_view(net.loss, net.params)
@@ -83,6 +87,7 @@ def test_a_batch_comes_back_in_some_order(net):
   assert _exact(truth, found).count == 3
 
 
+@pytest.mark.long
 def test_noise_of_a_known_size_ends_it(net, gradient):
   """Both sides: relative noise of 1e-5 changes nothing, as much noise as gradient everything."""
   view, attack = gradient
@@ -103,6 +108,7 @@ def test_noise_of_a_known_size_ends_it(net, gradient):
   assert count(1e-5) == 4 and count(1.0) == 0
 
 
+@pytest.mark.long
 def test_several_local_steps_are_unrolled(net):
   """FedAvg: two epochs of two batches each, and what the server gets is one difference."""
   truth, work = net.records(2), federated.LocalWork(batch_size=1, epochs=2)
@@ -122,6 +128,7 @@ def test_several_local_steps_are_unrolled(net):
   assert _exact(truth, naive).count == 0
 
 
+@pytest.mark.long
 def test_clipping_alone_fails(net):
   """The zero-noise defence: the adversary simulates the clip, and is not slowed down."""
   base = federated.local_training(net.loss, optax.sgd(1.0))
@@ -132,6 +139,7 @@ def test_clipping_alone_fails(net):
   assert _exact(truth, found).verdict.startswith("FAILS: 1 of 1")
 
 
+@pytest.mark.long
 def test_cosine_needs_no_scale_and_keeps_to_its_box(net):
   view = attacks.gradient_view(net.loss, net.params)
   truth = net.records(1, 1)
@@ -143,6 +151,7 @@ def test_cosine_needs_no_scale_and_keeps_to_its_box(net):
   assert found.objectives.min() >= 0 and found.objectives.max() < 1e-3
 
 
+@pytest.mark.long
 def test_total_variation_smooths(net):
   view = attacks.gradient_view(net.loss, net.params)
   truth = net.records(1)
@@ -155,6 +164,7 @@ def test_total_variation_smooths(net):
   assert total_variation(smooth) < 0.1 * total_variation(rough)
 
 
+@pytest.mark.long
 def test_relu_is_warned_of_under_dlg_alone(net):
   loss, params = net.smooth(activation="relu")
   view, truth = attacks.gradient_view(loss, params), net.records(1)
@@ -200,6 +210,7 @@ def _message_errors(net, seen, attack):
   yield lambda: attack(seen, [0], key=0), "must be a typed key"
 
 
+@pytest.mark.long
 def test_errors_are_one_line(net, gradient):
   view, attack = gradient
   cases = [*_setting_errors(net), *_message_errors(net, view(net.records(1)), attack)]

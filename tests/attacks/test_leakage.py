@@ -30,6 +30,7 @@ def digits(net):
   return jnp.asarray(x[kept, 2:6, 2:6].reshape(-1, *net.shape)), jnp.asarray(y[kept])
 
 
+@pytest.mark.long
 def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
   found = {b: attacks.dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
   assert found[1].score == pytest.approx(1.0, abs=1e-5)
@@ -41,6 +42,7 @@ def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
     assert low <= leak.score <= high
 
 
+@pytest.mark.slow
 def test_pairs_that_do_not_belong_together_are_no_leak(net, digits):
   kernels, x = _of_batches(net, digits, 1)
   other = attacks.dense_leakage(kernels, np.roll(x, 1, axis=0))
@@ -113,6 +115,7 @@ def test_errors_are_one_line():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(long=["8"])
 @pytest.mark.parametrize("count", [3, 8])
 def test_p_values_of_pairs_that_do_not_belong_together_are_p_values(count):
   """Of 3 records there are two derangements: with them alone a third of all would be 0.01."""

@@ -161,6 +161,7 @@ def test_with_many_shadows_lira_is_the_best_test_there_is():
   assert _auc(MEMBERSHIP_ATTACKS["loss"](evidence), membership) < best - 0.15
 
 
+@pytest.mark.cases(long=["rmia_tuned", "rmia_tuned_offline"])
 @pytest.mark.parametrize("name", MEMBERSHIP_ATTACKS)
 def test_every_attack_finds_leaks_and_invents_none(name):
   leaky, held = _gaussian(shift=3.0, num_records=2000)
@@ -216,6 +217,7 @@ _ALWAYS = attacks.random_halves(4, 6, seed=1)
 _ALWAYS[:, 2] = True
 
 
+@pytest.mark.cases(long=[22, 23, 24])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

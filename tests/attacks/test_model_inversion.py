@@ -21,6 +21,7 @@ def _linear(w, x):
   return x.reshape(len(x), -1) @ w
 
 
+@pytest.mark.slow
 def test_two_linear_classes_are_inverted_along_the_difference_of_their_weights():
   """At the optimum l2 x = (1 - p) (w_k - w_j): a direction, and one equation for its length."""
   weights = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
@@ -36,6 +37,7 @@ def test_two_linear_classes_are_inverted_along_the_difference_of_their_weights()
     np.testing.assert_allclose(found.confidence[this], p, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_prior_holds_what_the_class_does_not_say():
   """Inputs that no class reads stay at the prior's mean; total variation smooths the rest."""
   weights = np.zeros((16, 2), np.float32)
@@ -76,6 +78,7 @@ def _cross_entropy(model, params, batch):
   return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(batch.y)), batch.y])
 
 
+@pytest.mark.long
 def test_an_independent_network_recognises_what_was_inverted_and_no_noise():
   apply, target, judge = _nets()
   find = attacks.ClassInversion(total_variation=1.0, steps=200)
@@ -91,6 +94,7 @@ def test_an_independent_network_recognises_what_was_inverted_and_no_noise():
   assert blind.mse.mean() > score.mse.mean()
 
 
+@pytest.mark.long
 def test_bad_inversions_are_one_line():
   apply, target, judge = _nets()
   refused = lambda words: pytest.raises(UserError, match=words)
@@ -130,6 +134,7 @@ def _softmax_answers(x, seed=3):
   return special.softmax(x @ weights, axis=1)
 
 
+@pytest.mark.slow
 def test_answers_that_determine_the_input_are_decoded():
   rng = np.random.default_rng(0)
   own, others = (rng.normal(size=(500, 3)).astype(np.float32) for _ in range(2))
@@ -138,6 +143,7 @@ def test_answers_that_determine_the_input_are_decoded():
   assert score.explained > 0.95 and score.interval[0] > 0.9
 
 
+@pytest.mark.long
 def test_answers_that_say_nothing_are_decoded_to_the_mean():
   rng = np.random.default_rng(0)
   own, others = (rng.normal(size=(500, 3)).astype(np.float32) for _ in range(2))
@@ -149,6 +155,7 @@ def test_answers_that_say_nothing_are_decoded_to_the_mean():
   assert score.explained < 0.05 and score.interval[0] < 0.5
 
 
+@pytest.mark.long
 def test_a_decoder_of_labels_alone_is_no_nearer_than_the_class_mean():
   rng = np.random.default_rng(0)
   y = rng.integers(0, 4, 800)
@@ -161,6 +168,7 @@ def test_a_decoder_of_labels_alone_is_no_nearer_than_the_class_mean():
   assert abs(score.mse.mean() / score.mse_of_class_mean.mean() - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_bad_answers_are_one_line():
   refused = lambda words: pytest.raises(UserError, match=words)
   x, p = np.zeros((6, 2), np.float32), np.full((6, 2), 0.5)

@@ -112,6 +112,7 @@ def _regression(seed=0, n=800):
   return 5 * x[:, 0] + rng.standard_normal(n), x
 
 
+@pytest.mark.slow
 def test_quantile_regression_keeps_its_false_positives_and_sees_what_one_threshold_does_not():
   """Of members the log odds are three deviations higher; the rates are means over known records."""
   wrong, right, plain = [], [], []

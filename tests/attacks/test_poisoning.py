@@ -65,6 +65,7 @@ def _mean(plan=None):
   return federated.weighted_mean().drawn_by(plan or _plan())
 
 
+@pytest.mark.slow
 def test_a_scaled_update_replaces_the_model_under_the_mean_exactly():
   """k of n clients who send n / k times what they learned, where the others have converged."""
   wanted, attackers = np.array([3.0, -2.0, 7.0]), [1, 4]
@@ -75,6 +76,7 @@ def test_a_scaled_update_replaces_the_model_under_the_mean_exactly():
   np.testing.assert_allclose(_after(rows, _mean()), wanted * 2 / _CLIENTS, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_round_is_that_of_the_run():
   """Nobody attacks, or with factor 1: bit for bit what the algorithm does by itself."""
   rows = np.random.default_rng(0).normal(size=(_CLIENTS, _WIDTH))
@@ -89,6 +91,7 @@ def test_the_rest_of_the_round_is_that_of_the_run():
     np.testing.assert_array_equal(found, np.asarray(state.params))
 
 
+@pytest.mark.cases(long=["1000000.0"], slow=...)
 @pytest.mark.parametrize("factor", [-1e6, pytest.param(1e6, marks=pytest.mark.long)])
 def test_user_level_privacy_bounds_a_scaled_update_by_its_clip(factor):
   """k attackers move the noisy mean by exactly k C / normalize_by, whatever their factor."""
@@ -104,6 +107,7 @@ def test_user_level_privacy_bounds_a_scaled_update_by_its_clip(factor):
 _NAMES = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
 
 
+@pytest.mark.long
 def test_krum_ignores_what_the_mean_follows():
   """That each aggregator bounds any message is federated/test_breakdown.py's."""
   rows = np.random.default_rng(1).normal(size=(_CLIENTS, _WIDTH))
@@ -114,6 +118,7 @@ def test_krum_ignores_what_the_mean_follows():
   assert far(against["krum"].aggregator) <= honest < 100 * honest < far(_mean())
 
 
+@pytest.mark.slow
 def test_every_algorithm_that_takes_a_client_is_attacked_by_the_same_wrapper():
   prox = functools.partial(federated.fed_prox, mu=0.5)
   adam = functools.partial(federated.fed_adam, server_learning_rate=0.1)
@@ -181,6 +186,7 @@ def _backdoor(name):
   )[0]
 
 
+@pytest.mark.long
 def test_a_backdoor_goes_through_the_mean_and_is_said_to():
   found = _backdoor("mean")
   assert found.success.rate > 0.8 and found.clean_success.rate < 0.1
@@ -188,12 +194,14 @@ def test_a_backdoor_goes_through_the_mean_and_is_said_to():
   assert "beyond its breakdown point of 0" in found.verdict
 
 
+@pytest.mark.long
 def test_a_backdoor_of_few_does_not_go_through_the_median():
   found = _backdoor("median")
   assert found.success.rate < 0.1 and found.accuracy.rate > 0.85
   assert not found.beyond and "not shown to fail" in found.verdict
 
 
+@pytest.mark.long
 def test_the_table_has_what_was_measured():
   text = attacks.poisoning_table([_backdoor("mean"), _backdoor("median")])
   header, _, row, honest = text.splitlines()
@@ -239,6 +247,7 @@ def test_bad_attacks_are_one_line():
     attacks.backdoor(7).victims(only_sevens)
 
 
+@pytest.mark.slow
 def test_bad_runs_are_one_line():
   refused = lambda words: pytest.raises(UserError, match=words)
   client = federated.local_training(_quadratic, optax.sgd(1.0))

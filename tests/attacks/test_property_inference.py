@@ -72,10 +72,12 @@ def _auc(*kind):
   return attacks.measure(scores, true)
 
 
+@pytest.mark.long
 def test_a_share_of_a_class_is_read_from_answers():
   assert _auc("answers", True).auc > 0.9
 
 
+@pytest.mark.long
 def test_a_property_that_training_does_not_see_is_inferred_by_chance():
   """The mark is independent of all that a record holds; and labels of models that are drawn."""
   assert 0.2 < _auc("answers", False).auc < 0.8
@@ -88,10 +90,12 @@ def test_a_property_that_training_does_not_see_is_inferred_by_chance():
   assert abs(np.mean(aucs) - 0.5) < 0.1
 
 
+@pytest.mark.long
 def test_a_share_of_a_class_is_read_from_sorted_weights():
   assert _auc("weights", True).auc > 0.8
 
 
+@pytest.mark.slow
 def test_sorted_weights_are_those_of_the_function_and_not_of_its_order():
   params = _MODEL.init(jax.random.key(0), jnp.zeros((1, 3)))
   order = np.array([2, 0, 3, 1])

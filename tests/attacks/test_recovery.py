@@ -30,6 +30,7 @@ def test_a_larger_batch_gives_a_mixture(net):
     )
 
 
+@pytest.mark.cases(quick=["-10000.0"], long=...)
 @pytest.mark.parametrize("scale", [1.0, 1e-6, -1e4])
 def test_no_common_factor_hides_input_or_label(net, scale):
   """Clipping is a common factor, a learning rate another."""
@@ -49,6 +50,7 @@ def test_every_label_of_a_batch_of_one(net):
   assert len({int(true) for _, true in pairs}) == net.classes  # no constant would pass
 
 
+@pytest.mark.slow
 def test_labels_of_a_batch_by_the_models_own_probabilities(net):
   """With the true mean probabilities the counts are exact."""
   model = models.build("mlp", num_classes=net.classes, features=(24,), activation="sigmoid")
@@ -65,6 +67,7 @@ def test_without_a_bias_the_rows_sums_tell_the_label(net):
     assert found.tolist() == truth.y.tolist()  # sigmoid features are positive
 
 
+@pytest.mark.cases(long=["3"], slow=...)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_client_with_clipping_gives_its_record_away(net, steps):
   """A defence that fails: clipping without noise, whatever the number of local steps."""
@@ -78,6 +81,7 @@ def test_a_client_with_clipping_gives_its_record_away(net, steps):
   assert exact.count == 1 and exact.verdict.startswith("FAILS")
 
 
+@pytest.mark.long
 def test_noise_ends_it(net):
   """The other side: the same message with noise of a known size."""
   client = federated.local_training(net.loss, optax.sgd(0.1))

@@ -58,6 +58,7 @@ def test_intervals_are_exact():
     np.testing.assert_allclose(roc.exact_interval(count, n, 0.95), (low, high), atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
 def test_intervals_hold_the_truth_as_often_as_they_say(shift):
   """400 experiments, 95 % intervals: fewer than 32 misses (of 20 expected, at most)."""
@@ -105,6 +106,7 @@ def test_slices_are_measured_alone():
 _TRUTH = np.array([True, False])
 
 
+@pytest.mark.cases(long=[10])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

@@ -53,6 +53,7 @@ def _exact(examples, seen, batch=_BATCH):
   return np.mean(errors.min(axis=1) < 1e-4)
 
 
+@pytest.mark.cases(long=["0.01"], slow=...)
 @pytest.mark.parametrize("l2_clip_norm", [None, 0.01])
 def test_as_many_come_back_as_are_alone_in_their_bins(views, l2_clip_norm):
   """Of B inputs in k bins of equal chance, (1 - 1/k)^(B - 1) of them are."""
@@ -94,6 +95,7 @@ def test_no_common_factor_hides_it(views, factor):
   assert _exact(examples, scaled) == _exact(examples, seen) > 0.7
 
 
+@pytest.mark.slow
 def test_noise_of_the_client_hides_it(views):
   examples = _examples(_BATCH, seed=3)
   leaves, treedef = jax.tree.flatten(views[0.01](examples))
@@ -131,6 +133,7 @@ def test_fishing_shows_the_records_of_one_class_and_no_other(network, trap, clie
   assert np.mean(np.bincount(bins)[bins[of_class]] == 1) < alone[of_class].mean() - 0.15
 
 
+@pytest.mark.slow
 def test_a_record_alone_in_its_class_is_read_by_one_division(network):
   """A batch of 64 under an honest first layer, whose mixture is otherwise of 64."""
   loss, params = network

@@ -64,6 +64,7 @@ def _scores():
   return _train(halves), halves
 
 
+@pytest.mark.long
 def test_an_overfitted_model_is_attacked_and_its_shadows_make_the_attack_better():
   scores, halves = _scores()
   found = {"loss": [], "lira_fixed": [], "rmia": []}
@@ -76,6 +77,7 @@ def test_an_overfitted_model_is_attacked_and_its_shadows_make_the_attack_better(
   assert mean["rmia"] > mean["loss"] + 0.06
 
 
+@pytest.mark.slow
 def test_noise_takes_it_away_by_one_number():
   plan = _plan(noise_multiplier=20.0, num_steps=20)
   halves = attacks.random_halves(6, _N, seed=0)
@@ -87,6 +89,7 @@ def test_noise_takes_it_away_by_one_number():
   assert abs(np.mean(aucs) - 0.5) < 0.12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noisy", "expected"), [(False, "above"), (True, "cannot tell")])
 def test_noise_that_was_forgotten_is_above_the_line_that_it_promised(noisy, expected):
   """300 records of 3,000 random features with random labels: learnt by heart without noise."""
@@ -112,6 +115,7 @@ def test_noise_that_was_forgotten_is_above_the_line_that_it_promised(noisy, expe
   assert found.verdict == expected, found.words
 
 
+@pytest.mark.long
 def test_a_shadow_is_the_training_that_a_caller_would_write():
   """By hand: the same records, batches, noise and initial parameters."""
   plan, halves = (
@@ -145,6 +149,7 @@ def test_a_shadow_is_the_training_that_a_caller_would_write():
   np.testing.assert_allclose(_SIGNAL(state.params, _records()), scores[1], rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side_by_side", [2, 100])  # 5 shadows: the last group is not full
 def test_side_by_side_is_one_after_the_other(side_by_side):
   plan = _plan(noise_multiplier=1.0, num_steps=6)
@@ -155,6 +160,7 @@ def test_side_by_side_is_one_after_the_other(side_by_side):
   assert np.ptp(one, axis=0).min() > 0  # no two alike
 
 
+@pytest.mark.cases(long=["3"], slow=...)
 @pytest.mark.parametrize("side_by_side", [1, 3])
 def test_all_shadows_are_one_program(side_by_side):
   plan, traces = _plan(num_steps=4), []
@@ -177,6 +183,7 @@ def test_all_shadows_are_one_program(side_by_side):
   assert len(traces) == 1
 
 
+@pytest.mark.long
 def test_a_shadow_does_not_depend_on_which_others_there_are():
   plan, halves = (
     _plan(noise_multiplier=1.0, num_steps=5),
@@ -187,6 +194,7 @@ def test_a_shadow_does_not_depend_on_which_others_there_are():
   assert not np.isclose(other, _train(halves, plan)).all(axis=1).any()
 
 
+@pytest.mark.slow
 def test_what_was_cut_off_goes_on_where_it_was(tmp_path):
   plan, halves = (
     _plan(noise_multiplier=1.0, num_steps=5),
@@ -218,6 +226,7 @@ def test_what_was_cut_off_goes_on_where_it_was(tmp_path):
   assert len(list(tmp_path.iterdir())) == 16
 
 
+@pytest.mark.slow
 def test_a_file_that_was_damaged_is_named(tmp_path):
   plan, halves = _plan(num_steps=1), attacks.random_halves(2, _N, seed=0)
   _train(halves, plan, directory=tmp_path, name="linear")
@@ -228,6 +237,7 @@ def test_a_file_that_was_damaged_is_named(tmp_path):
       _train(halves, plan, directory=tmp_path, name="linear")
 
 
+@pytest.mark.slow
 def test_the_complement_of_a_target_is_not_among_its_shadows():
   _, halves = _scores()
   for evidence, members in attacks.each_as_target(*_scores()):
@@ -265,6 +275,7 @@ def test_halves_are_fair_and_independent_of_each_other():
 _HALVES = attacks.random_halves(2, _N, seed=0)
 
 
+@pytest.mark.cases(long=[8, 9, 10, 11, 12, 13])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

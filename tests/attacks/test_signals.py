@@ -77,6 +77,7 @@ def test_a_label_that_the_model_does_not_know_is_not_scored():
   assert signals.log_odds_of_model(lambda params, x: x)(None, none).shape == (0,)
 
 
+@pytest.mark.cases(long=[8, 9, 10])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

@@ -62,6 +62,7 @@ def _inputs_of(line):
   return [int(token) for token in line[line != 0][:-1]]
 
 
+@pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("seed", range(2))
 def test_lines_come_back_exactly_whatever_the_clipping_factors(
   kernels, params, attack, seed
@@ -114,6 +115,7 @@ def test_noise_hides_it_once_it_is_as_large_as_a_guarantee_needs(
   assert least <= share <= most
 
 
+@pytest.mark.cases(slow=["True"], long=...)
 @pytest.mark.parametrize("later", [False, True])
 def test_adapters_show_as_many_tokens_as_their_rank_is_above(model, params, attack, later):
   """At first B's gradient does, through A; once B is not 0, A's own gradient does."""

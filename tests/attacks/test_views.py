@@ -24,6 +24,7 @@ def _clients(net):
   yield "top_k", federated.compressed(base, federated.top_k(0.1))
 
 
+@pytest.mark.long
 def test_a_client_sends_what_its_view_says(net):
   """Local steps, clipping, noise and compression, from a cohort as the executor runs it."""
   truth, work = net.records(5), federated.LocalWork(batch_size=2, epochs=2)
@@ -38,6 +39,7 @@ def test_a_client_sends_what_its_view_says(net):
     _same(jax.tree.map(lambda leaf: leaf[0], sent.message), seen, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_full_step_of_sgd_is_the_gradient(net):
   truth = net.records(3)
   client = federated.local_training(net.loss, optax.sgd(0.5))
@@ -53,6 +55,7 @@ def test_soft_labels_of_one_class_are_that_label(net):
   _same(view(soft), view(truth), atol=1e-6)
 
 
+@pytest.mark.long
 def test_each_example_is_clipped_as_training_clips_it(net):
   truth = net.records(4)
   view = attacks.gradient_view(net.loss, net.params, l2_clip_norm=0.5)

@@ -14,6 +14,7 @@ def _scores(seed, n=150, mu=1.0):
   return Scores(mu + noise[0], noise[1])
 
 
+@pytest.mark.long
 def test_auc_intervals_cover_the_truth_about_as_often_as_they_say():
   truth = float(special.ndtr(1 / np.sqrt(2)))
   found = [
@@ -39,6 +40,7 @@ def test_an_estimate_is_labelled_and_is_no_bound():
   assert "bootstrap" not in auditing.METHODS
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("scores", "options", "match"),
   [

@@ -34,6 +34,7 @@ def _insert(federation, **options):
 # --- coins, and what a losing one leaves
 
 
+@pytest.mark.cases(long=["mislabelled-add_or_remove_one"])
 @pytest.mark.parametrize("relation", _RELATIONS)
 @pytest.mark.parametrize("kind", cc.CLIENT_KINDS)
 def test_a_losing_coin_leaves_what_the_relation_says(kind, relation):
@@ -67,6 +68,7 @@ def test_a_losing_coin_leaves_what_the_relation_says(kind, relation):
   assert np.array_equal(canaries.places < 0, gone)
 
 
+@pytest.mark.cases(long=["direction", "mislabelled"])
 @pytest.mark.parametrize("kind", cc.CLIENT_KINDS)
 def test_coins_are_fair_and_nothing_else_depends_on_them_or_on_others(kind):
   """Which clients are canaries, and their directions, are functions of the seed alone."""
@@ -91,6 +93,7 @@ def test_clients_without_records_are_canaries_like_all_others():
     assert np.array_equal(made[0].included, made[1].included)
 
 
+@pytest.mark.long
 def test_directions_are_unit_random_and_all_but_orthogonal():
   params = {"w": jnp.zeros((30, 7)), "b": jnp.zeros(11)}
   made = cc.directions(params, num_canaries=60, seed=1)
@@ -117,6 +120,7 @@ def _loss(w, example):
   return 0.5 * jnp.sum((w["w"] - jnp.mean(example.x)) ** 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("execution", "relation"),
   [
@@ -187,6 +191,7 @@ def test_what_else_a_message_holds_is_zero():
 # --- scores
 
 
+@pytest.mark.long
 def test_a_crowd_in_few_directions_does_not_drown_canaries():
   """Honest clients that move a matrix along one rank, and one coordinate far."""
   rng = np.random.default_rng(0)
@@ -249,6 +254,7 @@ def _simulated(prob, rounds, noise, seed):
   return total, coins
 
 
+@pytest.mark.cases(long=["0.2-20-0.8"], slow=...)
 @pytest.mark.parametrize(("prob", "rounds", "noise"), _CASES)
 def test_in_1000_runs_the_bound_exceeds_the_proof_as_rarely_as_it_says(prob, rounds, noise):
   plan = Plan(

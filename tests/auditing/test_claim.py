@@ -18,6 +18,7 @@ def _scores(mu, num_canaries, rng):
   return auditing.CanaryScores.parted(rng.normal(size=num_canaries) + mu * coins, coins)
 
 
+@pytest.mark.cases(quick=["0.5"], long=...)
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 def test_the_lines_of_both_rates_are_inverse(mu):
   claim = _gaussian_claim(mu)
@@ -31,6 +32,7 @@ def test_the_lines_of_both_rates_are_inverse(mu):
   assert claim.total_variation < 2 * special.ndtr(mu / 2) - 1 + 1e-3
 
 
+@pytest.mark.cases(long=["0-10"])
 @pytest.mark.parametrize(("correct", "guesses"), [(40, 40), (55, 60), (30, 60), (0, 10)])
 def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, guesses):
   """But for the claim's chords, which only make it weaker."""
@@ -47,6 +49,7 @@ def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, g
   assert (found <= near[0]).all() and (found >= near[1]).all()
 
 
+@pytest.mark.cases(quick=["0.5-300"], long=...)
 @pytest.mark.parametrize(("mu", "num_canaries"), [(1.0, 60), (2.0, 60), (0.5, 300)])
 def test_what_keeps_its_claim_is_refuted_as_seldom_as_the_p_values_say(mu, num_canaries):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
@@ -72,6 +75,7 @@ def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refut
   assert refuted <= 20 + 3 * np.sqrt(19)
 
 
+@pytest.mark.cases(long=["1.0"])
 @pytest.mark.parametrize("mu", [0.5, 1.0])
 def test_a_mechanism_of_a_tenth_of_the_noise_is_refuted(mu):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)

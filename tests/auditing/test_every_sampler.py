@@ -94,6 +94,7 @@ def _plan(sampler, relation, **changes):
   return plan
 
 
+@pytest.mark.cases(quick=[10], slow=[9], long=...)
 @pytest.mark.parametrize(("sampler", "relation"), [*_PAIRS, _JOINING])
 def test_gradient_canaries_run_and_stay_below_the_proof(sampler, relation):
   plan = _plan(sampler, relation, slices=2)
@@ -113,6 +114,7 @@ def test_gradient_canaries_run_and_stay_below_the_proof(sampler, relation):
     assert np.abs(audited.outside).max() < 0.01  # a canary that is out adds nothing
 
 
+@pytest.mark.cases(long=[11, 17, 19])
 @pytest.mark.parametrize(("sampler", "relation"), _PAIRS)
 def test_canaries_leave_what_the_relation_says_and_every_batch_can_be_drawn(
   sampler, relation
@@ -186,6 +188,7 @@ def _ftrl(sampler):
   return FtrlConfig(sampler=sampler, strategy=Banded(bands=2))
 
 
+@pytest.mark.cases(long=[0, 1, 2, 3, 5, 18, 19, 20, 22, 23, 24, 25, 26])
 @pytest.mark.parametrize(("sampler", "relation", "method"), _CONFIGS)
 def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation, method):
   train = data.from_arrays(

@@ -52,11 +52,13 @@ def _plan(**changes):
   return Plan.calibrated(**(numbers | changes))
 
 
+@pytest.mark.long
 def test_worst_case_parameters_fit_the_records_and_not_the_target(audited):
   assert audited.gain() < 0.2 * audited.before()
   assert audited.target() > 2.0  # the blank with the least likely label
 
 
+@pytest.mark.long
 def test_a_sound_training_is_told_apart_and_not_refuted(audited):
   plan = _plan()
   found = audited(plan)
@@ -69,6 +71,7 @@ def test_a_sound_training_is_told_apart_and_not_refuted(audited):
     assert auditing.METHODS[name](found, delta=DELTA) <= plan.epsilon()
 
 
+@pytest.mark.long
 def test_a_step_in_slices_is_one_step_not_many(audited):
   """The target would else be in every slice, and the noise added once for all of them."""
   plan = _plan()
@@ -77,6 +80,7 @@ def test_a_step_in_slices_is_one_step_not_many(audited):
   np.testing.assert_array_equal(whole.outside, sliced.outside)
 
 
+@pytest.mark.long
 def test_convolutions_of_the_trainings_are_in_the_fast_form():
   """Steps are a compiled loop, in which XLA takes fifty times as long for the other form."""
   net = models.Cnn(num_classes=3, features=(2, 3), kernel_sizes=(3, 2), strides=(2, 1))
@@ -94,12 +98,14 @@ def test_convolutions_of_the_trainings_are_in_the_fast_form():
   assert not hlo.slow_convolutions(compiled)
 
 
+@pytest.mark.long
 def test_too_little_noise_is_refuted_by_the_final_model(audited):
   plan = _plan()
   found = audited(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 4))
   assert auditing.gdp_lower_bound(found, delta=DELTA) > plan.epsilon()
 
 
+@pytest.mark.slow
 def test_what_it_cannot_audit_is_one_line(audited):
   for plan, words in (
     (_plan(sampler=PoissonSampler(prob=0.5, capacity=RECORDS)), "must take everybody"),
@@ -133,6 +139,7 @@ def test_a_result_of_other_settings_is_kept_and_a_folder_that_cannot_be_is_named
     many_models.run(asked, tmp_path / many_models.RESULT / "below")
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_says(tmp_path):
   done = commands.run(
     "launch.audit", "--final_model=digits", "--models=4", f"--out={tmp_path}"

@@ -49,6 +49,7 @@ def test_canaries_give_what_ideal_gaussian_scores_give(planted):
     assert abs(part.std() / z - 1) < 5 / np.sqrt(2 * part.size)
 
 
+@pytest.mark.cases(long=["8.0"])
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_a_sound_plan_is_not_refuted(planted, epsilon):
   for seed in range(5):
@@ -57,6 +58,7 @@ def test_a_sound_plan_is_not_refuted(planted, epsilon):
     assert auditing.one_run_fdp(found, delta=planted.delta) <= epsilon
 
 
+@pytest.mark.cases(long=["2.0"])
 @pytest.mark.parametrize("epsilon", [1.0, 2.0])
 def test_clipping_removed_is_caught_in_one_run(planted, epsilon):
   found = _scores(planted, "clipping removed", epsilon)
@@ -78,6 +80,7 @@ def test_clip_after_sum_hides_from_a_crowd_of_canaries(planted):
   assert auditing.gdp_lower_bound(found, delta=planted.delta) <= 1.0
 
 
+@pytest.mark.long
 def test_dp_sgd_at_epsilon_8_stays_at_or_below_the_proof():
   """Poisson sampling, 40 steps: the sampler, the padding and the noise of a real plan."""
   plan = Plan.calibrated(

@@ -87,6 +87,7 @@ def test_gaussian_log_ratio_is_scipys():
   np.testing.assert_allclose(got, want, atol=1e-12)
 
 
+@pytest.mark.cases(long=["1.0"])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_sound_clip_and_noise_is_not_refuted(planted, epsilon):
   found = planted.scores("none", epsilon, 20_000)
@@ -94,6 +95,7 @@ def test_a_sound_clip_and_noise_is_not_refuted(planted, epsilon):
     assert 0.3 * epsilon < bound(found, delta=planted.delta) <= epsilon
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("bug", ["noise halved", "clipping removed", "clip after sum"])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_planted_bugs_are_refuted(planted, bug, epsilon):
@@ -102,6 +104,7 @@ def test_planted_bugs_are_refuted(planted, bug, epsilon):
   assert auditing.clopper_pearson(found, delta=planted.delta) > epsilon
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize("bug", ["noise halved", "clip after sum"])
 def test_at_epsilon_8_only_the_gaussian_bound_refutes_twice_the_sensitivity(planted, bug):
   found = planted.scores(bug, 8.0, 20_000)

@@ -46,6 +46,7 @@ def _bounds(scores):
   }
 
 
+@pytest.mark.cases(long=["1-5000", "4-5000", "8-5000"])
 @pytest.mark.parametrize(("epsilon", "m"), TABLE)
 def test_calibration_table(epsilon, m):
   known = ("one_run", "one_run_fdp", "clopper_pearson", "gdp")
@@ -60,6 +61,7 @@ def test_calibration_table(epsilon, m):
   assert (means < epsilon).all()
 
 
+@pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("epsilon", [1, 2, 4, 8])
 def test_p39_no_bound_exceeds_the_truth_in_more_than_5_of_100_runs(epsilon):
   violations = dict.fromkeys(auditing.METHODS, 0)
@@ -85,6 +87,7 @@ def test_p39_the_best_threshold_without_correction_is_above_the_truth():
   assert all(n <= ALLOWED.get(name, 5) for name, n in ours.items()), ours
 
 
+@pytest.mark.slow
 def test_p39_a_non_private_release_is_told_from_a_private_one():
   exact = Scores(inside=np.ones(500), outside=np.zeros(500))
   assert min(_bounds(exact).values()) > 3.7
@@ -113,6 +116,7 @@ def test_jax_privacys_gaussian_bound_is_wrong_and_ours_is_not():
   assert auditing.gdp_lower_bound(alike, delta=DELTA) == 0 < theirs(alike)
 
 
+@pytest.mark.cases(long=["8-one_run_fdp"])
 @pytest.mark.parametrize("method", ["one_run", "one_run_fdp", "clopper_pearson"])
 @pytest.mark.parametrize("epsilon", [2, 8])
 def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
@@ -248,6 +252,7 @@ def test_an_audit_never_says_private():
     auditing.audit(scores, delta=DELTA, epsilon_claimed=1.0, method="onerun")
 
 
+@pytest.mark.slow
 def test_a_verdict_has_no_more_confidence_than_its_bound():
   """Neither 100 %, nor any for a bound that takes one run's canaries as independent."""
   scores = Scores(np.ones(500), np.zeros(500))

@@ -92,6 +92,7 @@ def _gaussian(epsilon, m, seed=0):
   return coins * mu + rng.standard_normal(coins.shape), coins
 
 
+@pytest.mark.cases(quick=["one_run_fdp", "one_run_gaussian"], long=...)
 @pytest.mark.parametrize("method", [*RANKED, "one_run_gaussian"])
 def test_the_critical_numbers_are_the_bounds(method):
   scores, coins = _gaussian(2.0, 300)
@@ -102,6 +103,7 @@ def test_the_critical_numbers_are_the_bounds(method):
       assert (bound > epsilon) == said or abs(bound - epsilon) < 1e-4
 
 
+@pytest.mark.cases(quick=["1-1000"], long=...)
 @pytest.mark.parametrize(
   ("epsilon", "m"), [(1, 1000), (2, 1000), (4, 1000), (8, 1000), (1, 5000), (8, 5000)]
 )
@@ -153,6 +155,7 @@ def _all_or_nothing(mu, chance, m, seed=2):
   return np.where(shown, np.where(true, coins, ~coins) + noise / 2, noise), coins
 
 
+@pytest.mark.cases(quick=["4-0.1"], long=...)
 @pytest.mark.parametrize("chance", [0.04, 0.1])
 @pytest.mark.parametrize("epsilon", [1, 4])
 def test_canaries_that_leak_together_in_a_rare_event(epsilon, chance):
@@ -185,6 +188,7 @@ def test_randomised_response_that_fails_with_delta(together, delta):
     assert _above(method, 1.0, scores, coins, delta=delta).sum() <= MOST, method
 
 
+@pytest.mark.long
 def test_equal_canaries_the_new_bounds_are_higher():
   """Means over 20 runs at m = 1000: both guesses above one, the exact bound above all."""
   for epsilon in (1, 2, 4, 8):
@@ -229,6 +233,7 @@ def test_scores_without_a_finite_spread_prove_nothing_wrong():
   assert bound(Scores(np.ones(9), np.zeros(9)), delta=DELTA) > 100
 
 
+@pytest.mark.cases(long=["one_run_two_sided"])
 @pytest.mark.parametrize("method", ANY)
 def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
   """Ties parted by places among those inside and outside: 11 % of runs with 16 canaries."""

@@ -15,6 +15,7 @@ def _nothing_is_chosen(monkeypatch):
     monkeypatch.delenv(name)
 
 
+@pytest.mark.long
 @needs_glibc
 @pytest.mark.slow
 def test_both_methods_train_the_same_parameters():

@@ -12,6 +12,7 @@ from benchmarks import alone
 _PEAK = "from dpjax.experiments.run import provenance; print(provenance.peak_rss())"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_peak_is_not_that_of_who_started_the_process():
   """`getrusage` of a new program begins at the memory of the program that it replaced."""

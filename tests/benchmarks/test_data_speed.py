@@ -9,6 +9,7 @@ from dpjax.experiments.kinds.central import build
 from tests import commands
 
 
+@pytest.mark.cases(quick=["arrays"], long=...)
 @pytest.mark.parametrize("kind", data_speed.KINDS)
 def test_a_set_is_the_same_wherever_it_lies(kind, tmp_path, monkeypatch):
   monkeypatch.setattr(data_speed, "_SHARD", 40)  # several files

@@ -23,6 +23,7 @@ def tiny(monkeypatch):
 _THERE = ["fedjax"] if fedjax_peer.is_installed() else []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "method", ["loop", "threads", "vmap", "pmap", "shard_map", *_THERE]
 )
@@ -35,6 +36,7 @@ def test_the_floor_and_the_others_do_the_same_work(tiny, method):
   )
 
 
+@pytest.mark.long
 def test_entries_have_ratios_and_files_are_written(tiny, tmp_path):
   entries = federated_speed.measure("mlp", ["loop"], num_clients=2, steps=1, repeats=2)
   assert [entry.method for entry in entries] == ["floor", "loop"]
@@ -73,6 +75,7 @@ app.run(launcher.main)
 """
 
 
+@pytest.mark.long
 def test_pmap_is_timed_over_eight_devices_of_a_cpu(tmp_path):
   arguments = ["--suite=federated", "--workloads=mlp", "--cpu_devices=8"]
   program = programs.start(
@@ -102,6 +105,7 @@ def test_devices_that_cannot_be_made_are_one_line(count, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("arguments", "match"),
   [

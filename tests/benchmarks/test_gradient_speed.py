@@ -11,6 +11,7 @@ def _tiny(monkeypatch):
   monkeypatch.setattr(workloads, "build", lambda name, platform: work)
 
 
+@pytest.mark.slow
 def test_what_a_file_holds_is_not_measured_again(_tiny, tmp_path):
   options = {"repeats": 1, "fresh_process": False, "batch_size": 6}
   entries = gradient_speed.measure("mlp", ["auto"], **options)

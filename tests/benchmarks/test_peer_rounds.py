@@ -22,6 +22,7 @@ def test_the_published_model_has_its_parameters():
   assert trees.size(shapes) == 1_626_442
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_absent_is_a_row(monkeypatch, tmp_path):
   (tmp_path / "peer.py").write_text('print("a greeting\\n@{\\"missing\\": \\"pfl\\"}")')
   monkeypatch.setattr(peer_rounds, "_WORKER", tmp_path / "peer.py")
@@ -31,6 +32,7 @@ def test_a_peer_that_is_absent_is_a_row(monkeypatch, tmp_path):
   assert table.splitlines()[-2].startswith("pfl: not installed for ")
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_says_its_last_word(monkeypatch, tmp_path):
   (tmp_path / "peer.py").write_text('raise SystemExit("out of memory")')
   monkeypatch.setattr(peer_rounds, "_WORKER", tmp_path / "peer.py")

@@ -6,6 +6,7 @@ from benchmarks import population_cost
 from dpjax.validate import UserError
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_of_a_device_does_not_follow_the_population():
   few, many = (population_cost.measure(n, "disk", rounds=20) for n in (20, 5000))
@@ -14,6 +15,7 @@ def test_memory_of_a_device_does_not_follow_the_population():
   assert many.saved_bytes < 10 * 10 * 4e5 + 2e6  # ten cohorts, an index, parameters
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [

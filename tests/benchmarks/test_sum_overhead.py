@@ -45,6 +45,7 @@ def test_what_would_take_too_long_says_so_and_wrong_sizes_are_one_line():
     sum_overhead.measure("secag", 5, 5, dropped=0)
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_tells_its_memory():
   entry = sum_overhead.measure("plain", 3, 10**6, dropped=0)
   assert entry.status == "ok" and 2e6 < entry.peak_bytes < 200e6

@@ -7,6 +7,7 @@ import pytest
 from tests import commands
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_measures_one_process_against_two(tmp_path, small_run):
   flags = ["--suite=sweeps", "--processes=1,2", "--repeats=1", f"--out={tmp_path}"]
@@ -19,6 +20,7 @@ def test_the_command_measures_one_process_against_two(tmp_path, small_run):
   assert float(rows[0]["ratio"]) == 1 and float(rows[1]["ratio"]) == second / first
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("given", ["0", "", "x", "1,999999"])
 def test_a_wrong_number_is_one_line(given):
   done = commands.run("launch.benchmark", "--suite=sweeps", f"--processes={given}")

@@ -308,6 +308,7 @@ _PAIRS = [
 ]
 
 
+@pytest.mark.cases(quick=[29], slow=[26], long=...)
 @pytest.mark.parametrize(("one", "bug"), _PAIRS)
 def test_planted_bug_is_found(sound, one, bug):
   row = one(bug(sound))
@@ -318,6 +319,7 @@ class _Own(gradients.Flat):
   """A user's rule, of which no formula is known here."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [gradients.Flat(), gradients.Automatic(0.5), _Own()])
 def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeypatch):
   """The library and the check share the rule: a wrong formula there must not pass both."""
@@ -342,6 +344,7 @@ def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeyp
   assert influence.one_term(turned).passed is False
 
 
+@pytest.mark.slow
 def test_a_sound_run_passes_every_check(sound):
   rows = list(check.checks(sound))
   assert [row.name for row in rows if row.passed is not True] == []
@@ -351,6 +354,7 @@ def test_a_sound_run_passes_every_check(sound):
   assert json.loads(json.dumps(check.to_json(rows)))["passed"] is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "overrides",
   [
@@ -398,6 +402,7 @@ def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
     assert one(bug(subject)).passed is False, (name, bug)
 
 
+@pytest.mark.long
 def test_what_promises_nothing_is_not_applicable_and_never_passes():
   overrides = {
     "privacy.sampler": "shuffled",
@@ -411,6 +416,7 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
     check.subject(_config(**{"privacy.method": "sgd"}))
 
 
+@pytest.mark.slow
 def test_a_failure_is_in_the_table_and_in_the_data(sound):
   rows = [noise_distributions.noise_std(noise_halved(sound)), influence.padding(sound)]
   assert [row.name for row in check.failed(rows)] == ["noise as charged"]
@@ -449,11 +455,13 @@ def _logits(model):
   return fn, variables, x
 
 
+@pytest.mark.slow
 def test_p29_batch_norm_is_found_and_layer_norm_is_not():
   assert check.cross_example_leakage(*_logits(_WithBatchNorm())) > 0.01
   assert check.cross_example_leakage(*_logits(_WithLayerNorm())) < 1e-5
 
 
+@pytest.mark.slow
 def test_p29_a_batched_gradient_of_a_batch_norm_model_is_found():
   """What Jacobian code gives a user: one gradient for each example's loss in the batch."""
   fn, variables, x = _logits(_WithBatchNorm())
@@ -462,6 +470,7 @@ def test_p29_a_batched_gradient_of_a_batch_norm_model_is_found():
   assert check.cross_example_leakage(grads, variables, x) > 0.01
 
 
+@pytest.mark.cases(long=["mean", "softmax"])
 @pytest.mark.parametrize(
   "mix",
   [
@@ -498,6 +507,7 @@ def test_an_ordinary_loss_does_not_leak():
   assert check.cross_example_leakage(fn, jnp.ones((3, 2)), batch) == 0
 
 
+@pytest.mark.slow
 def test_a_run_in_slices_is_checked_on_whole_steps():
   """Its transform refuses a slice; what the checks hand it are sums of steps."""
   cut = check.subject(_config(slices=2))

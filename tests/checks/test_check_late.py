@@ -446,18 +446,21 @@ def _pairs(every_bug):
   ]
 
 
+@pytest.mark.cases(quick=[24, 26], slow=[23], long=...)
 @pytest.mark.parametrize(("one", "bug"), _pairs(every_bug=True))
 def test_planted_bug_is_found(small, one, bug):
   row = one(bug(small))
   assert row.passed is False, row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "bug"), _pairs(every_bug=False))
 def test_planted_bug_is_found_in_100_000_parameters(large, one, bug):
   row = one(bug(large))
   assert row.passed is False, row
 
 
+@pytest.mark.cases(slow=["sampler_seed"], long=...)
 @pytest.mark.parametrize("one", _BUGS)
 def test_sound_runs_pass(small, large, one):
   assert one(small).passed is True, one(small)
@@ -472,6 +475,7 @@ def test_every_check_has_a_bug_to_find():
   }
 
 
+@pytest.mark.long
 def test_steps_are_skipped_where_the_model_is_too_large_to_draw_them_all(monkeypatch):
   monkeypatch.setattr(noise_record, "_WORK", 100_000)
   subject = _subject(**_MODELS["650"], num_steps=5000)

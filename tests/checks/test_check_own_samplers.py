@@ -79,6 +79,7 @@ def test_several_steps_of_a_pass_are_tested():
     assert not batches.sampler_law(_subject(sampler, broken)).passed
 
 
+@pytest.mark.cases(slow=["False"], long=...)
 @pytest.mark.parametrize("is_public", [True, False])
 def test_draws_with_replacement_are_tested(is_public):
   sampler = sampling.WithReplacementSampler(8, _N, size_is_public=is_public)

@@ -36,12 +36,14 @@ def shuffled():
   return _subject("shuffled", "replace_one")
 
 
+@pytest.mark.long
 def test_sound_samplers_pass(truncated, shuffled):
   for subject in (truncated, shuffled):
     assert batches.sampler_law(subject).passed
     assert second_accountant.agrees(subject.plan)
 
 
+@pytest.mark.long
 def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):
   """Not a random subset: whoever comes late in the data takes part less often."""
   sampler = truncated.plan.sampler
@@ -50,6 +52,7 @@ def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):
   assert not batches.sampler_law(truncated._replace(draw=first)).passed
 
 
+@pytest.mark.slow
 def test_p12_a_batch_that_is_not_cut_is_found(truncated):
   whole = sampling.PoissonSampler(prob=truncated.plan.sampler.prob, capacity=400)
   assert not batches.sampler_law(truncated._replace(draw=whole.draw)).passed

@@ -88,6 +88,7 @@ def equinox_dropout():
   return loss, params, jax.random.key(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "make",
   [
@@ -110,6 +111,7 @@ def test_sound_losses_of_every_library_pass(make):
   assert "step is its parts" not in names
 
 
+@pytest.mark.cases(slow=["nnx_dropout"], long=...)
 @pytest.mark.parametrize("make", [linen_dropout, nnx_dropout, equinox_dropout])
 def test_every_example_draws_its_own_dropout(make):
   """Examples that are alike have other gradients, at every step others; a step repeats."""
@@ -130,6 +132,7 @@ def test_every_example_draws_its_own_dropout(make):
   assert np.isfinite(float(info.train_loss))
 
 
+@pytest.mark.long
 def test_a_broken_part_fails_its_row_and_a_row_that_ends_in_an_error_fails():
   loss, params, _ = plain()
   plan = _plan()
@@ -205,6 +208,9 @@ def equinox_batch_norm():
 _NORMS = (linen_immutable, linen_mutable, nnx_batch_norm, equinox_batch_norm)
 
 
+@pytest.mark.cases(
+  long=["check-linen_immutable", "check-linen_mutable", "check-equinox_batch_norm"]
+)
 @pytest.mark.parametrize("make", _NORMS)
 @pytest.mark.parametrize("way", ["check", "clipped_grad", "vmap", "per_example_grads"])
 def test_batch_norm_ends_in_one_line(make, way):
@@ -221,6 +227,7 @@ def test_batch_norm_ends_in_one_line(make, way):
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+@pytest.mark.slow
 def test_running_averages_of_a_batch_norm_are_no_statistics_of_the_batch():
   model = nn.BatchNorm(use_running_average=True)
   variables = model.init(jax.random.key(0), jnp.ones((1, 64)))
@@ -330,6 +337,7 @@ _COMPARED = {
 _QUICK = (("slices and keys", "sound"), ("slices and a schedule", "broken"))
 
 
+@pytest.mark.cases(slow=[10], long=...)
 @pytest.mark.parametrize(
   ("name", "kind"),
   [

@@ -23,6 +23,16 @@ def sound():
   return plants.subject()
 
 
+@pytest.mark.cases(
+  quick=[
+    "keys_of_the_seed",
+    "noise_is_augmentation",
+    "records_less_the_batch_mean",
+    "last_record_never_drawn",
+    "seed_mod_1000",
+  ],
+  long=...,
+)
 @pytest.mark.parametrize(
   "name",
   [
@@ -37,6 +47,7 @@ def test_a_planted_bug_is_refused(sound, name, monkeypatch):
   assert row.passed is False, row
 
 
+@pytest.mark.long
 def test_sound_runs_pass_the_rows_of_plants(sound):
   rows = dict.fromkeys(plant.row for plant in plants.PLANTS.values())
   for row in rows:
@@ -64,6 +75,7 @@ def test_other_keys_raise_no_false_alarm(sound, number, monkeypatch):
     assert row(sound).passed is True, row(sound)
 
 
+@pytest.mark.slow
 def test_short_gradients_are_among_the_regimes(sound):
   """A bug that acts below the clip norm alone would not be met at the first parameters."""
   detail = influence.any_mask(sound).detail

@@ -129,6 +129,7 @@ def tweets(tmp_path, tfds_files):
   return tmp_path
 
 
+@pytest.mark.slow
 def test_prepared_data_by_any_field(tweets):
   train, test = data.natural_federation("tweets", tweets, client_id="user", max_length=2)
   assert train.client_ids == ("ann", "zoë") and test.client_ids == ("new", "zoë")

@@ -205,6 +205,7 @@ def test_a_header_that_promises_too_much_is_one_line(key, header, resident, tmp_
     )
 
 
+@pytest.mark.cases(long=["mine.npz"])
 @pytest.mark.parametrize("name", ["x_train.npy", "mine.npz"])
 def test_a_pipe_is_refused_at_once(name, tmp_path):
   for key, array in good().items():

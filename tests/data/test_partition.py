@@ -275,6 +275,7 @@ def test_an_unknown_client(client, says):
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(long=[5])
 @pytest.mark.parametrize(
   ("make", "arguments", "says"),
   [

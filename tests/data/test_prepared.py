@@ -62,6 +62,7 @@ def check_real(part, size, shape):
   assert part.x.min() == 0 and part.x.max() == 1 and part.num_classes == 10
 
 
+@pytest.mark.long
 def test_real_mnist(tfds_dir):
   import tensorflow_datasets as tfds
 
@@ -306,6 +307,7 @@ def _inner(**named):
   return {"featuresDict": {"features": {"image": named}}}
 
 
+@pytest.mark.cases(long=[9, 10])
 @pytest.mark.parametrize(
   "features",
   [

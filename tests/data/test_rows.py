@@ -71,6 +71,7 @@ def test_rows_in_memory_lie_over_those_of_a_file():
   )
 
 
+@pytest.mark.slow
 def test_a_poisson_batch_reads_that_batch_and_nothing_more():
   source, count = Numbers(200_000, 256), 200_000  # 200 MB, were it in memory
   dataset = data.in_files(source, np.zeros(count, int), num_classes=2)

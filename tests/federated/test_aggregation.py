@@ -87,6 +87,7 @@ def test_p1_a_client_that_sends_nan_contributes_exactly_nothing():
     jax.tree.map(np.testing.assert_array_equal, whole, alone)
 
 
+@pytest.mark.slow
 def test_the_stacked_and_the_streamed_private_mean_are_one():
   rng = np.random.default_rng(1)
   messages = {"w": jnp.asarray(rng.normal(size=(5, 3)) * 2, jnp.float32)}
@@ -101,6 +102,7 @@ def test_the_stacked_and_the_streamed_private_mean_are_one():
   assert int(after_a.draws) == int(after_b.draws) == 1
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_whole():
   """What loop, blocks and devices rely on."""
   rng = np.random.default_rng(2)
@@ -116,6 +118,7 @@ def test_parts_add_up_to_the_whole():
     np.testing.assert_allclose(aggregator.finish(summed, state)[0], whole, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_p5_p6_the_noise_is_that_of_the_plan_and_the_divisor_is_public():
   aggregator = central(_plan(), jax.random.key(3))
   state = aggregator.init({"delta": jnp.zeros(20_000)})
@@ -127,6 +130,7 @@ def test_p5_p6_the_noise_is_that_of_the_plan_and_the_divisor_is_public():
     assert stats.kstest(sample / (std * 0.9), "norm").pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_p8_no_clients_still_means_noise():
   aggregator = central(_plan(), jax.random.key(3))
   state = aggregator.init({"delta": jnp.zeros(100)})
@@ -150,6 +154,7 @@ def test_a_mask_or_weights_of_another_length_are_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(slow=["scheduled"], long=...)
 @pytest.mark.parametrize("clip", ["adaptive", "scheduled"])
 def test_a_norm_that_changes_is_streamed_too(clip):
   """Parts of messages, padding among them, are the whole at the transform: the same updates
@@ -233,6 +238,7 @@ def test_p17_client_noise_has_its_std_and_no_two_clients_share_it():
   assert np.abs(np.corrcoef(messages[0], again[0])[0, 1]) < 0.08
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   "options", [{"l2_clip_norm": 0.0, "noise_multiplier": 1.0},
               {"l2_clip_norm": 1.0, "noise_multiplier": -1.0}]

@@ -57,6 +57,7 @@ def _pooled_gradient(params, clients):
 # --- limits that must hold exactly
 
 
+@pytest.mark.long
 def test_one_full_batch_local_step_is_centralised_sgd():
   clients, params = problems.ragged(), problems.network_params()
   algorithm = fed_avg(problems.network, optax.sgd(0.1), **_options(weighting=by_examples))
@@ -66,6 +67,7 @@ def test_one_full_batch_local_step_is_centralised_sgd():
   problems.assert_trees_close(state.params, expected)
 
 
+@pytest.mark.long
 def test_fed_sgd_is_gradient_descent_whatever_the_local_batches():
   clients, params = problems.ragged(), problems.network_params()
   expected = params
@@ -79,6 +81,7 @@ def test_fed_sgd_is_gradient_descent_whatever_the_local_batches():
     problems.assert_trees_close(state.params, expected)
 
 
+@pytest.mark.long
 def test_averaging_weights_is_averaging_differences():
   """One round by the book: train each client, average the weights by examples."""
   clients, params = problems.ragged(), problems.network_params()
@@ -98,6 +101,7 @@ def test_averaging_weights_is_averaging_differences():
   problems.assert_trees_close(state.params, expected)
 
 
+@pytest.mark.long
 def test_mu_zero_fed_prox_is_fed_avg_and_a_large_mu_stays_at_home():
   cohort = from_batches(problems.ragged(), batch_size=2)
   params = {"w": jnp.ones(3)}
@@ -121,6 +125,7 @@ def test_fed_prox_on_a_quadratic_by_hand():
   assert float(state.params["w"][0]) == pytest.approx(0.5)  # 0.5, then 0.5 + 0.25 - 0.25
 
 
+@pytest.mark.slow
 def test_empty_clients_change_nothing():
   clients, params = problems.ragged((4, 3)), problems.network_params()
   nobody = [np.zeros((0, 3), np.float32)]
@@ -141,6 +146,7 @@ def test_an_empty_cohort_leaves_a_plain_server_where_it_is():
   assert int(state.round) == 1 and info.num_clients == 0
 
 
+@pytest.mark.long
 def test_weights_follow_the_public_rule():
   clients = [np.full((n, 1), v, np.float32) for n, v in ((1, 0.0), (4, 1.0), (100, 4.0))]
   cases = {by_examples: (4 + 400) / 105, capped(4): (1 + 4) / 2.25}
@@ -174,6 +180,7 @@ def _sharp_clients(sizes=(1, 6, 2), centres=(0.0, 1.0, -2.0), sharp=(1.0, 1.0, 1
   ]
 
 
+@pytest.mark.long
 def test_fed_nova_reaches_the_optimum_where_fed_avg_is_biased():
   """Steps 1, 6 and 2 a round: FedAvg is pulled to the client with most steps."""
   cohort = from_batches(_sharp_clients(), batch_size=1)
@@ -186,6 +193,7 @@ def test_fed_nova_reaches_the_optimum_where_fed_avg_is_biased():
   assert final["nova"] < 0.03 < 0.3 < final["avg"]
 
 
+@pytest.mark.long
 def test_fed_nova_counts_momentum_steps():
   """With momentum, tau steps go further than tau gradients; uncorrected it is biased."""
   cohort = from_batches(_sharp_clients(), batch_size=1)
@@ -197,6 +205,7 @@ def test_fed_nova_counts_momentum_steps():
   assert errors[0] < 0.02 and errors[1] > 0.05
 
 
+@pytest.mark.long
 def test_scaffold_converges_where_local_steps_drift():
   """Equal steps, unequal sharpness: FedAvg's fixed point is off, SCAFFOLD's is the optimum."""
   centres, sharp = (0.0, 1.0, -2.0), (0.2, 1.0, 4.0)
@@ -232,6 +241,7 @@ def test_scaffold_with_partial_cohorts_keeps_the_others_control():
   assert float(state.server.control["w"][0]) == pytest.approx(change, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_mime_lite_without_statistics_is_fed_avg_and_with_momentum_uses_the_servers():
   cohort = from_batches(_sharp_clients((2, 2, 2)), batch_size=1)
   start = {"w": jnp.zeros(1)}
@@ -374,6 +384,7 @@ def _two_rounds(name):
   return params_of(state)
 
 
+@pytest.mark.cases(quick=[3, 8, 9, 10], slow=[2], long=...)
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
 def test_in_double_precision_every_algorithm_ends_where_it_does_in_single(name):
   single = _two_rounds(name)
@@ -385,6 +396,7 @@ def test_in_double_precision_every_algorithm_ends_where_it_does_in_single(name):
     problems.assert_trees_close(single, double, rtol=1e-5)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 10**9]])
 def test_rows_of_nobody_are_one_line(ids):
   states = federated.client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)

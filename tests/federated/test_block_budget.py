@@ -84,6 +84,7 @@ def test_one_large_client_does_not_pad_the_others():
   assert sum(map(_nbytes, cut)) < _nbytes(whole) / 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_budget_changes_no_result_and_costs_few_programs(batch_size):
   cohort = _cohort([1, 80, 3, 2, 0], batch_size)
@@ -114,6 +115,7 @@ def test_clients_with_arrays_of_their_own_are_cut_too():
   assert first.mask.tolist() == [True] and sum(sum(block.mask) for block in others) == 3
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   ("call", "words"),
   [

@@ -80,6 +80,7 @@ def _aggregated(name, rows):
   return np.concatenate([found["a"], found["b"]]), state
 
 
+@pytest.mark.cases(quick=["median"], long=...)
 @pytest.mark.parametrize("name", sorted(_UPDATES))
 @settings(deadline=None, max_examples=25)
 @given(
@@ -120,6 +121,7 @@ def test_a_minority_moves_the_result_within_the_honest_spread(
       assert float(state.residual) <= 1e-3, what
 
 
+@pytest.mark.cases(quick=["median"], long=...)
 @pytest.mark.parametrize("name", sorted(_UPDATES))
 def test_beyond_the_breakdown_point_the_result_is_carried_away(name):
   """The test above can fail: one more attacker than its bound allows moves the result."""
@@ -170,6 +172,7 @@ def test_the_geometric_median_is_the_minimum_where_attackers_nearly_balance():
 # --- too few messages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("f", [0, 2])
 def test_krum_refuses_too_few_messages(f):
   aggregator, rows = krum(f), np.zeros((2 * f + 3, 2), np.float32)
@@ -192,6 +195,7 @@ def test_krum_refuses_too_few_messages(f):
   np.testing.assert_array_equal(found, 0)
 
 
+@pytest.mark.slow
 def test_multi_krum_selects_no_more_than_are_honest():
   rows = np.zeros((5, 2), np.float32)
   krum(1, num_selected=4).update(rows, np.ones(5, bool), ())
@@ -216,6 +220,7 @@ def test_a_round_with_too_few_messages_is_refused():
       algorithm.round(state, from_batches(broken, batch_size=2))
 
 
+@pytest.mark.cases(quick=[4], slow=[3], long=...)
 @pytest.mark.parametrize(
   "size", [np.nan, np.inf, 3e38, "weight 0", "weight NaN", "weight -1"]
 )
@@ -250,6 +255,7 @@ def test_infinite_weights_do_not_count_and_are_no_excuse(size):
   assert np.abs(honest - np.asarray(found)).min() == 0
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
   st.integers(0, 3), st.integers(0, 4), st.integers(0, 3), st.integers(0, 3),
@@ -284,6 +290,7 @@ def test_what_krum_does_not_refuse_is_near_an_honest_message(
 # --- together with noise on the client
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["median", "krum", "geometric"])
 def test_local_noise_and_a_robust_aggregator(name):
   """Every client sends noise of the same law and weight 1, also one that holds nothing."""

@@ -33,6 +33,7 @@ def _coded(compressor, seed=0, x=_X):
   return codes, jax.jit(compressor.decode)(key, codes, x)
 
 
+@pytest.mark.cases(long=["rotated"])
 @pytest.mark.parametrize("compressor", [quantize(2), rotated(2)], ids=["even", "rotated"])
 def test_rounding_is_right_on_average(compressor):
   one = jax.jit(lambda key: compressor.decode(key, compressor.encode(key, _X), _X))
@@ -43,6 +44,7 @@ def test_rounding_is_right_on_average(compressor):
     assert np.std(found, axis=0).max() > 0  # it does round
 
 
+@pytest.mark.long
 def test_codes_fit_the_bits_that_are_counted():
   for bits in (1, 8):
     codes, _ = _coded(quantize(bits))
@@ -69,6 +71,7 @@ def test_top_k_keeps_the_largest():
   assert len(kept) == 11 and smallest >= left_out.max()
 
 
+@pytest.mark.slow
 def test_hadamard_is_its_own_inverse_and_keeps_lengths():
   x = jnp.asarray(np.random.default_rng(2).normal(size=64), jnp.float32)
   np.testing.assert_allclose(hadamard(hadamard(x)), x, atol=1e-5)
@@ -126,6 +129,7 @@ def test_a_client_without_examples_sends_nothing_however_it_rounds():
   np.testing.assert_array_equal(after.params["w"], 1.0)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("make", "match"),
   [

@@ -126,6 +126,7 @@ _SOME = ("fed_avg", "fed_nova", "scaffold")
   ],
 )
 class TestFactsOfRounds:
+  @pytest.mark.cases(quick=["scaffold"], long=...)
   def test_weights_count_where_it_takes_them(self, row):
     if not row.weighted:
       with pytest.raises(TypeError, match="weighting"):
@@ -138,6 +139,7 @@ class TestFactsOfRounds:
       ends.append(jax.tree.leaves(state.params)[0])
     assert not np.allclose(ends[0], ends[1])
 
+  @pytest.mark.cases(slow=["fed_nova"], long=...)
   def test_local_batches_count_where_clients_take_steps(self, row):
     algorithm = _built(row)
     ends = []
@@ -158,6 +160,7 @@ class TestAggregators:
     mask = jnp.ones(len(messages), bool)
     return np.asarray(made.update(messages, mask, made.init(messages[0]), weights)[0])
 
+  @pytest.mark.cases(slow=["trimmed_mean"], long=...)
   def test_weights_count_where_it_says_so(self, row):
     messages = np.random.default_rng(0).normal(size=(11, 3))
     weights = jnp.ones(11).at[4].set(9.0)
@@ -165,6 +168,7 @@ class TestAggregators:
     assert np.allclose(plain, self._of(row, messages, weights)) != row.weighted
     assert np.allclose(plain, messages.mean(axis=0), atol=1e-6) == row.is_mean
 
+  @pytest.mark.cases(long=["krum", "geometric_median"])
   def test_it_stands_up_to_as_many_as_it_says(self, row):
     messages = np.random.default_rng(1).normal(size=(11, 3))
     many = row.tolerates(11, **row.options)

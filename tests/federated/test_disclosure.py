@@ -193,6 +193,7 @@ def _path_of_b(x_a, x_b, y, num_steps):
   return jnp.concatenate(seen)
 
 
+@pytest.mark.long
 def test_within_the_count_the_features_stay_open_and_beyond_it_they_are_determined(x64):
   """The rank of b's whole view in a's features: never all, until the steps that are refused
   would make it so (up to the rotation that no view tells)."""
@@ -271,6 +272,7 @@ def test_zero_has_one_sign():
     step(_started(batch), other)
 
 
+@pytest.mark.cases(long=["x_a4-y4", "x_a5-y5"])
 @pytest.mark.parametrize(
   "x_a, y",
   [

@@ -80,6 +80,7 @@ def by_the_book():
   return {make: _after_two_rounds(make, twin) for make in (_fed_avg, _scaffold, _median)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
 def test_every_execution_is_the_readable_twin(by_the_book, name):
   for make, (expected, wanted) in by_the_book.items():
@@ -117,6 +118,7 @@ def _noisy_messages(map_clients, draws):
   return np.asarray(map_clients(client, None)(context, cohort).sent.message["delta"])
 
 
+@pytest.mark.cases(slow=["step"], long=...)
 @pytest.mark.parametrize("draws", ["message", "step"])
 def test_clients_own_noise_is_the_same_in_every_execution(draws):
   """No execution is refused for it, and none pads with a client that shares another's key: noise
@@ -128,6 +130,7 @@ def test_clients_own_noise_is_the_same_in_every_execution(draws):
     np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.cases(quick=["_fed_avg-pmap"], long=...)
 @pytest.mark.parametrize("name", ["loop", "blocks", "pmap"])
 @pytest.mark.parametrize("make", [_fed_avg, _scaffold])
 def test_a_round_takes_nothing_away_from_its_state(name, make):
@@ -159,6 +162,7 @@ def _what_it_is_shown():
   return clients.ClientAlgorithm(begin, step, finish)
 
 
+@pytest.mark.cases(long=["blocks", "loop"])
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
 def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
   """Also where it is padded to a longer one, and its padding is row 0 of another."""
@@ -171,6 +175,7 @@ def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
   assert found.sent.message["delta"].tolist() == [2, 3, 100]
 
 
+@pytest.mark.cases(slow=["shard_map"], long=...)
 @pytest.mark.parametrize(
   "name", ["loop", pytest.param("shard_map", marks=pytest.mark.slow)]
 )
@@ -207,6 +212,7 @@ def test_a_key_among_what_a_client_keeps_is_one_line():
     made.init({"w": jnp.zeros(1)}, num_clients=2)
 
 
+@pytest.mark.long
 def test_infos_come_back_in_the_order_of_the_cohort():
   """Blocks are sorted by length; nobody may notice."""
   _, info = _after_two_rounds(_fed_avg, _EXECUTIONS["blocks"])
@@ -334,6 +340,7 @@ def test_every_algorithm_over_eight_devices_is_the_loop():
 _OVER_EIGHT = pytest.mark.parametrize("way", ["eight", "sharded"])
 
 
+@pytest.mark.long
 @_OVER_EIGHT
 def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices, way):
   for prefix in ("", "median "):
@@ -341,12 +348,14 @@ def test_p34_eight_devices_are_the_loop_convolutions_too(on_devices, way):
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cases(long=["devices-eight"], slow=...)
 @_OVER_EIGHT
 @pytest.mark.parametrize("axis", ["devices", "batch"])
 def test_no_client_sums_over_the_clients_of_other_devices(on_devices, axis, way):
   assert "unbound axis name" in on_devices[f"mixed {axis} {way}"]
 
 
+@pytest.mark.slow
 @_OVER_EIGHT
 @pytest.mark.parametrize("count", [0, 7, 8, 11])
 def test_eight_devices_serve_cohorts_of_any_size(on_devices, count, way):
@@ -354,11 +363,13 @@ def test_eight_devices_serve_cohorts_of_any_size(on_devices, count, way):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_cut_to_one_client_on_each_device_are_the_loop(on_devices):
   for a, b in zip(on_devices["cut"], on_devices["loop"]):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_p19_the_noise_does_not_grow_with_the_devices(on_devices):
   """Added once after the sum: bit for bit that of one device, with the plan's std."""
   for name in ("eight", "sharded one", "sharded"):
@@ -374,6 +385,7 @@ def _counting(calls):
   return loss_fn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "map_clients", [loop_clients(), vmap_clients()], ids=["loop", "vmap"]
 )
@@ -393,6 +405,7 @@ def test_ragged_clients_do_not_compile_one_by_one(map_clients):
   assert len(calls) == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ragged_clients_compile_few_programs_where_their_rows_are_sent():
   """Twenty sizes, each example in two epochs: sent once, in shapes that follow the steps'."""
@@ -515,6 +528,7 @@ def _convolving(w, x):
   return jnp.mean((y - 1) ** 2)
 
 
+@pytest.mark.cases(slow=["None"], long=...)
 @pytest.mark.parametrize("num_threads", [1, 3, None])
 def test_threads_do_not_change_the_result(num_threads):
   """Ragged clients, an empty one, more clients than threads, two rounds."""
@@ -559,6 +573,7 @@ def test_an_error_in_a_thread_says_which_client_it_came_from():
   assert "client 17" in "".join(getattr(caught.value, "__notes__", []))
 
 
+@pytest.mark.slow
 def test_an_error_says_which_client_it_came_from():
   own = [np.ones((1, 2), np.float32), np.ones((1, 3), np.float32)]
   cohort = from_batches(own)._replace(ids=np.array([4, 17]))

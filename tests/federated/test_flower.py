@@ -120,6 +120,7 @@ def _in_process(name):
   return state, sizes
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _HERE, reason="needs the flower extra")
 def test_a_simulation_is_the_run_in_process_and_hides_local_noise(tmp_path):
   program = programs.start(

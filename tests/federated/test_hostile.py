@@ -24,6 +24,9 @@ def _tx(clip, noise=1.0):
   )
 
 
+@pytest.mark.cases(
+  quick=["1e-14-1e-12", "0.001-1e-24", "0.001-1e-20", "0.001-1e-12"], long=...
+)
 @pytest.mark.parametrize("bound", [1e-24, 1e-20, 1e-12])
 @pytest.mark.parametrize("length", [1e-20, 1e-14, 1e-3])
 def test_messages_whose_squares_underflow_stay_within_a_tiny_clip_norm(bound, length):
@@ -98,6 +101,7 @@ def _runner(map_clients):
   return run
 
 
+@pytest.mark.cases(quick=["vmap"], long=...)
 @pytest.mark.parametrize("name", _EXECUTIONS)
 def test_a_hostile_client_moves_no_execution_by_more_than_the_bound(name):
   """All of its examples, or one entry of one, beside others."""

@@ -112,6 +112,7 @@ def fixed_point(data, *, ridge, num_local_steps, learning_rate):
   return np.linalg.solve(left, right)
 
 
+@pytest.mark.cases(long=["1"])
 @pytest.mark.parametrize("num_local_steps", [1, 5, 20])
 def test_fed_avg_comes_to_rest_at_its_fixed_point(num_local_steps):
   options = dict(ridge=0.1, num_local_steps=num_local_steps, learning_rate=0.02)
@@ -283,6 +284,7 @@ def test_rows_that_are_not_finite_are_dropped():
   np.testing.assert_array_equal(vector_of((worse, targets)), vector_of((x, y)))
 
 
+@pytest.mark.long
 def test_noise_has_the_stated_std_on_every_coordinate():
   """KS at the right std, and rejected at 3/2 and 2/3 of it."""
   x, y = clients()[0]
@@ -309,6 +311,7 @@ def test_epsilon_is_that_of_one_gaussian_release():
   assert private.noise_multiplier == 2 * add.noise_multiplier  # replace_one moves by 2 C
 
 
+@pytest.mark.slow
 def test_dealing_the_rows_to_clients_changes_nothing():
   data = clients()
   key = jax.random.key(0)
@@ -316,6 +319,7 @@ def test_dealing_the_rows_to_clients_changes_nothing():
   np.testing.assert_allclose(many.xx, one.xx, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_more_epsilon_comes_nearer_to_the_optimum():
   data = clients(rows=400)
   x, y = pooled(data)

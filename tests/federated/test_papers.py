@@ -70,6 +70,7 @@ def test_the_optimizers_of_optax_are_others():
     assert abs(one(tx) - paper) > 1e-4 * paper
 
 
+@pytest.mark.cases(quick=["yogi"], long=...)
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 def test_a_run_of_fed_opt_is_algorithm_2(name):
   """Two rounds of clients with two local steps each, all in NumPy beside it."""
@@ -141,6 +142,7 @@ def _deng(own, w, *, eta, eta_alpha, alpha, rounds):
   return w, np.stack(v), np.array(alphas)
 
 
+@pytest.mark.cases(quick=["20.0"], long=...)
 @pytest.mark.parametrize("eta_alpha", [0.0, 0.3, 20.0])
 def test_apfl_is_algorithm_1(eta_alpha):
   own = [rows * 2 + i for i, rows in enumerate(problems.ragged((3, 2, 4), width=2))]
@@ -161,6 +163,7 @@ def test_apfl_is_algorithm_1(eta_alpha):
   assert eta_alpha < 1 or set(alphas) & {0.0, 1.0}  # projected
 
 
+@pytest.mark.slow
 def test_apfl_at_the_ends_of_alpha():
   own = problems.ragged((3, 2), width=2)
   cohort = from_batches(own, batch_size=1)

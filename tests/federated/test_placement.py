@@ -42,6 +42,7 @@ def test_rounds_compose():
   assert local_epsilon(10.0, 1e-5, 4) == pytest.approx(local_epsilon(5.0, 1e-5), rel=1e-3)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   "changes", [{"epsilon": 0.0}, {"num_clients": 0}, {"min_survivors": 11}, {"dimension": 0}]
 )

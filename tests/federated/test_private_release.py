@@ -96,12 +96,14 @@ def _check_release(name, kind, value):
   assert np.isfinite(jax.tree.leaves(with_it.params)[0]).all()
 
 
+@pytest.mark.cases(slow=[3], long=...)
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
 def test_every_algorithm_releases_a_function_of_the_noised_sum(name):
   """A client, with whatever data, moves the sum by its bound, and nothing else by anything."""
   _check_release(name, "flat", _STRANGE[sorted(registry.ALGORITHMS).index(name) % 3])
 
 
+@pytest.mark.cases(slow=[5], long=...)
 @pytest.mark.parametrize("kind", sorted(set(registry.PRIVATE) - {"flat"}))
 def test_every_private_aggregator_covers_all_that_is_sent(kind):
   _check_release("scaffold", kind, 1e6)
@@ -179,6 +181,7 @@ def test_clusters_need_a_mean():
     registry.build("hyp_cluster", median())
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_chose_moves_by_the_noise_of_one_mean():
   """Noise over the public share, never noise over a noisy count."""
   width, share, moved = 2000, 0.5, []
@@ -193,6 +196,7 @@ def test_a_model_that_nobody_chose_moves_by_the_noise_of_one_mean():
   assert np.abs(moved).max() < 6 * std
 
 
+@pytest.mark.long
 def test_private_fed_nova_goes_where_the_clients_go():
   own = [np.full((n, 3), 3.0, np.float32) for n in (2, 6, 4)] * 10
   cohort = from_batches(own, batch_size=1)
@@ -221,6 +225,7 @@ def _sent(wrap, value, weighting=federated.uniform):
   return execution.loop_clients()(client, None)(context, cohort)
 
 
+@pytest.mark.cases(slow=["1e+38-False"], long=...)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("value", [0.5, 1e38])
 def test_with_local_noise_a_client_moves_its_message_by_its_bound(inside, value):
@@ -237,6 +242,7 @@ def test_with_local_noise_a_client_moves_its_message_by_its_bound(inside, value)
   assert there.info.upload_bits.tolist() == [32 * 50]  # noise is not compressed
 
 
+@pytest.mark.cases(quick=["0.0"], long=...)
 @pytest.mark.parametrize("weight", [np.nan, -1e38, 1e38, 0.0])
 def test_no_weight_breaks_the_bound(weight):
   rule = lambda n: jnp.full_like(jnp.asarray(n, jnp.float32), weight)
@@ -275,6 +281,7 @@ def test_a_plans_cohorts_with_its_own_noise_are_a_run():
   assert int(_rounds(registry.PRIVATE["flat"](), _drawn(registry.plan())).round) == 3
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("change", [{}, {"l2_clip_norm": 1.0}, {"num_steps": 4}])
 def test_an_algorithm_draws_the_cohorts_of_the_plan_whose_noise_it_adds(change):
   """The plan is given once; only by hand can the two be another's."""
@@ -365,6 +372,7 @@ def _numbers(tree):
   return jax.tree.map(numbers, tree)
 
 
+@pytest.mark.cases(quick=[3], long=...)
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
 def test_a_round_is_a_pure_function(name):
   """Twice from one state: the same bits; the state before is what it was, and usable."""
@@ -379,6 +387,7 @@ def test_a_round_is_a_pure_function(name):
   assert _bits(once.params) != _bits(state.params)
 
 
+@pytest.mark.cases(quick=[3], long=...)
 @pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
 def test_strange_cohorts_leave_a_finite_state(name):
   """Nobody; nobody with an example; one with numbers that cannot be trained on."""

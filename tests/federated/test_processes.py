@@ -116,6 +116,7 @@ def _close(a, b, atol=1e-6):
     _close(x, y, atol)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pmap", "median", "scaffold"])
 def test_two_processes_are_one(outcomes, name):
   """Parameters, what clients keep and infos in order; with an empty share and nobody."""
@@ -124,23 +125,27 @@ def test_two_processes_are_one(outcomes, name):
   _close(one, first, atol=2e-6)
 
 
+@pytest.mark.long
 def test_what_clients_keep_on_disk_is_in_the_files_of_process_0_alone(outcomes):
   for found in outcomes:
     assert found["on disk"] == found["restored"] == found["scaffold"][0]
   assert [found["files"] > 0 for found in outcomes] == [True, True, False]
 
 
+@pytest.mark.long
 def test_messages_that_are_gathered_are_those_of_one_process(outcomes):
   """No sum, so no order of a sum: the median's parameters agree to the last bit."""
   assert outcomes[0]["median"][0] == outcomes[1]["median"][0]
 
 
+@pytest.mark.long
 def test_p19_the_noise_does_not_grow_with_the_processes(outcomes):
   one, first, second = (found["noise"] for found in outcomes)
   assert one == first == second
   assert first[0] == pytest.approx(1.0 * 0.5 / 4.0, rel=0.03)
 
 
+@pytest.mark.long
 def test_process_0_speaks_for_all(outcomes):
   one, first, second = outcomes
   assert first["errors"] == second["errors"] == [

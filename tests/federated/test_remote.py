@@ -142,11 +142,13 @@ def played(tmp_path_factory):
   return world, [world.round() for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_nothing_that_the_server_holds_gives_a_clients_noise(played):
   world, _ = played
   assert len(world.answers) == 6 and world.reproduced() == []
 
 
+@pytest.mark.long
 def test_noise_from_what_the_server_sends_would_have_been_found(tmp_path, monkeypatch):
   """As it once was: the key of the round, which server and clients all know."""
   world = World(tmp_path)
@@ -155,6 +157,7 @@ def test_noise_from_what_the_server_sends_would_have_been_found(tmp_path, monkey
   assert sorted(set(world.reproduced())) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_noises_have_their_law_and_differ_between_clients_and_rounds(played):
   noises = np.array([one for round in played[1] for one in round])
   assert noises.shape == (6, _SIZE)
@@ -163,6 +166,7 @@ def test_noises_have_their_law_and_differ_between_clients_and_rounds(played):
   assert np.abs(correlations).max() < 5.5 / np.sqrt(_SIZE)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_seed_share_no_noise(played, tmp_path):
   again = World(tmp_path).round()
   for one, other in zip(played[1][0], again):
@@ -180,6 +184,7 @@ def test_the_server_is_told_message_and_weight_and_no_number_of_examples(played)
     assert info.clients.num_examples.tolist() == info.clients.num_steps.tolist() == [0] * 3
 
 
+@pytest.mark.cases(long=["True"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_round_is_answered_once_also_after_a_restart_and_in_another_run(
   tmp_path, restarted
@@ -235,6 +240,7 @@ def test_a_round_that_was_cut_off_stays_answered(tmp_path):
     world.clients().answer(2, 0, world.params)
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   ("changes", "match"),
   [
@@ -248,6 +254,7 @@ def test_mistakes_are_one_line(tmp_path, changes, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [loop_clients, vmap_clients, pmap_clients])
 def test_simulated_clients_have_keys_of_their_own(make):
   """One program holds all keys there; still no two messages share their noise."""

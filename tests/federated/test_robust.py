@@ -49,6 +49,7 @@ def _padded(rows):
   return {"a": whole[:, :1], "b": whole[:, 1]}, np.arange(8) < len(rows) + 2
 
 
+@pytest.mark.cases(quick=["trimmed"], long=...)
 @pytest.mark.parametrize("name", sorted(_ORACLES))
 @settings(deadline=None, max_examples=15)
 @given(st.integers(5, 6), st.integers(0, 100))
@@ -72,6 +73,7 @@ def test_the_geometric_median_is_a_minimum():
   assert cost(point) < min(around)
 
 
+@pytest.mark.cases(long=["krum", "multi_krum"])
 @pytest.mark.parametrize("name", sorted(_UPDATES))
 def test_a_minority_cannot_carry_the_result_away(name):
   rows = np.asarray(np.random.default_rng(1).normal(size=(5, 2)), np.float32)
@@ -81,6 +83,7 @@ def test_a_minority_cannot_carry_the_result_away(name):
   assert max(abs(float(found["a"][0])), abs(float(found["b"]))) < 10
 
 
+@pytest.mark.cases(long=["krum", "multi_krum"])
 @pytest.mark.parametrize("name", sorted(_UPDATES))
 def test_nobody_is_zero(name):
   messages, _ = _padded(np.zeros((4, 2)))
@@ -96,6 +99,7 @@ def test_weights_do_not_steer():
   assert float(without[0]) == 5.5  # a client that holds nothing has no vote
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("make", "match"),
   [

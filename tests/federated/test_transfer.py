@@ -62,6 +62,7 @@ def joint_loss(params, batch, *, num_classes, alignment):
   return own + transfer.target_part(encode, params.target, message, batch, alignment)
 
 
+@pytest.mark.long
 def test_messages_give_the_joint_gradient(x64):
   params, batch = small_params(), small_batch()
   options = dict(num_classes=3, alignment=0.7)
@@ -75,6 +76,7 @@ def test_messages_give_the_joint_gradient(x64):
   assert info.bytes_each_way == 8 * (4 * 3 + 3 * 3)  # shared rows, and Phi
 
 
+@pytest.mark.slow
 def test_the_message_depends_on_the_targets_data_not_at_all(x64):
   params, batch = small_params(), small_batch()
   other = batch._replace(target_x=batch.target_x + 1, target_y=batch.target_y * 0)
@@ -145,6 +147,7 @@ def accuracy(logits, y):
   return float(np.mean(np.argmax(logits, axis=1) == y))
 
 
+@pytest.mark.long
 def test_transfer_beats_local_only_on_digits_over_seeds(views):
   """20 labels of its own, 200 shared entities: .507 alone, .792 (mean of 5 seeds)."""
   _, _, _, test_x, test_y = views
@@ -159,6 +162,7 @@ def test_transfer_beats_local_only_on_digits_over_seeds(views):
   assert min(gains) > 0.1
 
 
+@pytest.mark.long
 def test_warm_start_with_a_frozen_body_beats_local_only(views):
   """Another domain of the same features: the images shifted by one pixel."""
   train, test = data.load("digits")
@@ -178,6 +182,7 @@ def test_warm_start_with_a_frozen_body_beats_local_only(views):
   assert min(gains) > 0
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   ("names", "says"),
   [

@@ -125,6 +125,7 @@ def counted_bytes(request, tmp_path_factory):
   return request.param, host, _transfers(program.err.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
 def test_a_round_moves_nothing_that_grows_with_the_data_set(counted_bytes, name):
   _, host, moved = counted_bytes
@@ -136,6 +137,7 @@ def test_a_round_moves_nothing_that_grows_with_the_data_set(counted_bytes, name)
   assert host[f"params {small} {name}"] == host[f"params {large} {name}"]
 
 
+@pytest.mark.long
 def test_the_guard_sees_the_data_set_go_to_one_device_once_and_never_to_several(
   counted_bytes,
 ):
@@ -150,6 +152,7 @@ def test_the_guard_sees_the_data_set_go_to_one_device_once_and_never_to_several(
     assert seen(name, 0) == seen(name, 1) == seen(name, 2) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _OVER_DEVICES)
 def test_a_round_sends_its_own_rows_once_and_the_parameters_once_whatever_the_blocks(
   counted_bytes, name
@@ -172,6 +175,7 @@ def _cohort(rows, arrays):
   return one._replace(batches=batches, data=arrays)
 
 
+@pytest.mark.cases(quick=["vmap"], long=...)
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
 def test_another_data_set_is_seen_and_so_is_one_that_was_written_over(name):
   made = fed_avg(
@@ -187,6 +191,7 @@ def test_another_data_set_is_seen_and_so_is_one_that_was_written_over(name):
   assert after(written) == 6.0
 
 
+@pytest.mark.cases(quick=["loop"], long=...)
 @pytest.mark.parametrize("name", sorted(_EXECUTIONS))
 def test_one_algorithm_serves_parameters_of_two_shapes(name):
   """Nothing of the first run's shapes stays with the second, an empty cohort's included."""
@@ -203,6 +208,7 @@ def test_one_algorithm_serves_parameters_of_two_shapes(name):
     np.testing.assert_array_equal(state.params["w"], np.full(width, 2.0))
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("ids", [[3, 1, 3], [0, 2**32, 1], [-1, 0, 1]])
 def test_clients_that_would_share_a_key_are_refused(ids):
   """One number twice in a round, or two that are equal in 32 bits: one noise for two."""

@@ -72,6 +72,7 @@ def split_batch(widths, *, rows=7, seed=1):
   return Example(xs, jnp.asarray(random.integers(0, 3, rows)))
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize("widths", [(5,), (2, 4, 1)])
 def test_messages_give_the_joint_gradient(x64, widths):
   params, batch = split_params(widths), split_batch(widths)
@@ -88,6 +89,7 @@ def test_messages_give_the_joint_gradient(x64, widths):
   assert info.bytes_up == info.bytes_down == 7 * 4 * len(widths) * 8  # float64
 
 
+@pytest.mark.long
 def test_training_equals_the_joint_model():
   widths, bottoms, tx = (3, 2), [bottom] * 2, optax.adam(0.05)
   batch, params = split_batch(widths), split_params(widths)
@@ -113,6 +115,7 @@ def test_a_party_sends_nothing_but_activations():
   np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_split_network_learns_breast_cancer(breast_cancer):
   x, y = breast_cancer
   z = ((x - x[:400].mean(0)) / x[:400].std(0)).astype(np.float32)
@@ -126,6 +129,7 @@ def test_split_network_learns_breast_cancer(breast_cancer):
   assert np.mean(predicted == y[400:]) > 0.93
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   ("change", "says"),
   [
@@ -224,12 +228,14 @@ def accuracies(x, y, *, seed):
   return right.mean(axis=1)
 
 
+@pytest.mark.long
 def test_breast_cancer_within_half_a_point_of_pooled_logistic_regression(breast_cancer):
   ours, pooled, alone = accuracies(*breast_cancer, seed=0)
   assert abs(ours - pooled) <= 0.005 and ours > alone + 0.01
   assert ours > 0.97
 
 
+@pytest.mark.cases(long=["3"])
 @pytest.mark.parametrize("degree", [1, 3])
 def test_encrypted_equals_plaintext(tenseal, breast_cancer, degree):
   x, y = breast_cancer

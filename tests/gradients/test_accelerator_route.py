@@ -74,6 +74,7 @@ def test_sums_are_those_of_the_other_route(chip):
   oracle.check(loss, params, batch, clip_norm=bounds, bound=1e-8)
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_takes_nobody_with_it():
   loss, params, batch = _net()
   for value in (np.nan, np.inf, 1e200):
@@ -197,6 +198,7 @@ _WINDOWS = {
 }
 
 
+@pytest.mark.cases(slow=[2, 3], long=...)
 @pytest.mark.parametrize("name", _WINDOWS)
 def test_products_of_windows_are_sums_of_products_of_places(name):
   options = {"window_strides": (1, 1), "padding": "SAME"} | _WINDOWS[name]
@@ -234,6 +236,7 @@ def test_a_scan_and_a_large_kernel_copy_their_windows():
   assert row_forms.find(planned.units[0].sites[0]).places is None
 
 
+@pytest.mark.slow
 def test_a_usual_batch_is_counted_without_the_branches_of_rare_examples():
   """Of the traffic of a dense layer, no operand is copied to drop an example."""
   loss = lambda w, x: jnp.sum(jnp.sin(x @ w))
@@ -247,6 +250,7 @@ def test_a_usual_batch_is_counted_without_the_branches_of_rare_examples():
   assert counts.loops == 0
 
 
+@pytest.mark.slow
 def test_offsets_of_a_kernel_are_few():
   shapes = list(itertools.product(range(1, 7), range(1, 7)))
   copied = []

@@ -53,6 +53,7 @@ def test_p10_the_root_sum_square_never_exceeds_the_whole(scores, clip_norm):
     )
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e6))
 def test_p10_adversarial_gradients_saturate_the_bound_and_no_more(seed, scale):
@@ -78,6 +79,7 @@ def test_more_sensitive_means_a_smaller_share_and_insensitive_means_frozen():
     gradients.shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_a_frozen_group_gets_exactly_zero_and_does_not_disturb_the_others(method):
   model = models.Mlp(num_classes=3, features=(6,))
@@ -105,6 +107,7 @@ def test_a_frozen_group_gets_exactly_zero_and_does_not_disturb_the_others(method
   assert summed.l2_bound == 0.5 and summed.group_bounds == (0.0, 0.5)
 
 
+@pytest.mark.cases(long=[8])
 @pytest.mark.parametrize(
   ("options", "match"),
   [

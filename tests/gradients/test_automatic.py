@@ -34,6 +34,7 @@ def _norm(tree):
   return float(np.linalg.norm(np.concatenate(flat)))
 
 
+@pytest.mark.slow
 def test_the_formula_of_bu_et_al():
   grads = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}
   total = _sum(grads, clip_norm=2.0, gamma=0.25).total["w"]
@@ -41,11 +42,13 @@ def test_the_formula_of_bu_et_al():
   np.testing.assert_allclose(total, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_p1_p3_zero_nan_and_infinite_gradients_contribute_nothing():
   rows = [[0.0, 0.0], [jnp.nan, 1.0], [jnp.inf, 1.0]]
   np.testing.assert_array_equal(_sum({"w": jnp.array(rows)}).total["w"], 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
   row=st.lists(_ENTRY, min_size=6, max_size=6),
@@ -105,6 +108,7 @@ def _wide_differences():
     return [_difference(_both_routes(norm, dtype="float64")) for norm in _clip_norms()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_all_routes_give_the_same_automatic_sum(microbatch_size):
   for clip_norm, wide in zip(_clip_norms(), _wide_differences()):
@@ -118,6 +122,7 @@ def test_all_routes_give_the_same_automatic_sum(microbatch_size):
     assert _difference(sums) < charged + 1e-6
 
 
+@pytest.mark.long
 def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
   loss_fn, params, batch = _setup()
   clips = (0.7, *(Clip(0.7, Automatic(gamma)) for gamma in (1.0, 10.0)))
@@ -131,6 +136,7 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
     assert _norm(trees.add(totals[a], trees.scale(totals[b], -1.0))) > 1e-3
 
 
+@pytest.mark.cases(quick=[0, 2, 3], long=...)
 @pytest.mark.parametrize(
   ("options", "match"),
   [

@@ -92,6 +92,7 @@ _LOSSES = {
 }
 
 
+@pytest.mark.cases(slow=[7], long=...)
 @pytest.mark.parametrize("name", _LOSSES)
 def test_chosen_matrices_are_never_formed_for_an_example(name):
   params = _params()
@@ -105,6 +106,7 @@ def test_chosen_matrices_are_never_formed_for_an_example(name):
   oracle.check(_LOSSES[name], params, batch, bound=1e-8)
 
 
+@pytest.mark.cases(slow=[3], long=...)
 @pytest.mark.parametrize(
   "loss",
   [
@@ -127,6 +129,7 @@ def test_other_uses_of_a_choice_keep_their_rules(loss):
   oracle.check(loss, _params(), _batch(), bound=1e-8)
 
 
+@pytest.mark.slow
 def test_many_steps_of_a_scan_are_not_multiplied_pair_by_pair():
   """Of 64 steps there are 4,096 pairs, where a matrix has 15 numbers."""
   batch = _batch()
@@ -136,6 +139,7 @@ def test_many_steps_of_a_scan_are_not_multiplied_pair_by_pair():
   oracle.check(_scan_steps, _params(), long, bound=1e-8)
 
 
+@pytest.mark.slow
 def test_what_lies_outside_follows_the_index_rules_of_jax():
   params = _params()
   batch = _batch()
@@ -153,6 +157,7 @@ def test_what_lies_outside_follows_the_index_rules_of_jax():
   assert oracle.relative_error(slow.total, fast.total) < 1e-8
 
 
+@pytest.mark.slow
 def test_no_term_is_longer_than_the_bound_where_rows_cancel():
   """Rows of one example that meet one matrix with opposite signs, in float32."""
   params = {"w": _params()["w"].astype(jnp.float32)}

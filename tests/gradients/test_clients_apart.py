@@ -142,6 +142,7 @@ _CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), _CASES)
 @pytest.mark.usefixtures("x64")
 def test_an_example_takes_no_other_client_with_it(name, method):
@@ -187,6 +188,7 @@ def test_nor_do_clients_that_are_mapped_twice():
   np.testing.assert_array_equal(jax.jit(second)(w, x), jax.jit(second)(w, damaged))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_nor_do_rows_that_are_not_clipped():
   w, x = _clients(jnp.float64)
@@ -252,6 +254,7 @@ def test_programs_without_such_a_convolution_are_left_as_they_are():
     assert "custom_vmap" in text(plain, x)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_client_of_a_round_takes_no_other_with_it():
   w, x = _clients(jnp.float64)

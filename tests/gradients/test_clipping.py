@@ -26,6 +26,7 @@ def _random_grads(seed, size=5, scale=1.0):
   }
 
 
+@pytest.mark.slow
 def test_p1_a_non_finite_example_contributes_nothing_and_spoils_nothing():
   grads = _random_grads(0)
   for bad in (jnp.nan, jnp.inf, -jnp.inf):
@@ -36,6 +37,7 @@ def test_p1_a_non_finite_example_contributes_nothing_and_spoils_nothing():
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
+@pytest.mark.cases(long=["float32"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_p2_a_norm_whose_square_overflows_is_still_clipped_to_the_bound(dtype):
   grads = {"w": jnp.array([[3e30, 4e30], [0.0, 0.5]], dtype)}
@@ -44,6 +46,7 @@ def test_p2_a_norm_whose_square_overflows_is_still_clipped_to_the_bound(dtype):
   assert float(jnp.linalg.norm(total - jnp.array([0.0, 0.5]))) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_p2_float16_norms_are_computed_in_float32():
   grads = {"w": jnp.full((1, 4), 300.0, jnp.float16)}  # the square overflows float16
   assert float(_sum(grads).norms[0]) == pytest.approx(600.0)
@@ -73,6 +76,7 @@ _ENTRY = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
   rows=st.lists(st.lists(_ENTRY, min_size=6, max_size=6), min_size=1, max_size=1),
@@ -101,6 +105,7 @@ def test_p9_sensitivity_by_relation():
     gradients.sensitivity(1.5, "replace-one")
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(1e-2, 1e4))
 def test_p9_changing_one_example_moves_the_sum_by_at_most_the_sensitivity(seed, scale):
@@ -111,6 +116,7 @@ def test_p9_changing_one_example_moves_the_sum_by_at_most_the_sensitivity(seed, 
   assert norm <= gradients.sensitivity(1.0, "replace_one") * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_p10_per_layer_bounds_saturate_exactly_the_stated_sensitivity():
   bounds = {"w": 0.3, "b": 0.4}
   grads = _random_grads(3, size=1, scale=1e6)  # every layer saturates
@@ -132,6 +138,7 @@ def test_per_layer_bounds_may_cover_subtrees():
   assert float(total["head"][0]) == 1.0
 
 
+@pytest.mark.slow
 def test_p20_sums_are_accumulated_in_float32():
   grads = {"w": jnp.full((10_000, 1), 1e-3, jnp.bfloat16)}
   total = _sum(grads).total["w"]

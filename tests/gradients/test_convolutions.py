@@ -93,6 +93,7 @@ def _twice(fn):
   return looped
 
 
+@pytest.mark.cases(slow=[7], long=...)
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_gradients_are_the_same_in_the_fast_form(name):
   loss, x, k = _case(name)
@@ -106,6 +107,7 @@ def test_gradients_are_the_same_in_the_fast_form(name):
   assert not _not_fast(_twice(fast), x, k)
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("name", ["flax", "a window over more than all"])
 def test_what_is_infinite_spreads_no_further(name):
   conv, x, k = _CASES[name]
@@ -114,6 +116,7 @@ def test_what_is_infinite_spreads_no_further(name):
   np.testing.assert_allclose(canonical_convolutions(fn)(x, k), fn(x, k), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_it_a_loop_holds_slow_ones():
   """Or all of this is for nothing, and may go."""
   loss, x, k = _case("flax")
@@ -151,6 +154,7 @@ _WRAPPED = {
 }
 
 
+@pytest.mark.cases(slow=[3], long=...)
 @pytest.mark.parametrize("name", sorted(_WRAPPED))
 def test_it_enters_what_jax_can_nest(name):
   loss, x, k = _case("flax")
@@ -162,6 +166,7 @@ def test_it_enters_what_jax_can_nest(name):
   assert not _not_fast(fast, x, k)
 
 
+@pytest.mark.slow
 def test_it_can_be_mapped_and_differentiated():
   loss, x, k = _case("flax")
   grad = jax.grad(loss, argnums=1)
@@ -173,6 +178,7 @@ def test_it_can_be_mapped_and_differentiated():
   close(normed(fast), normed(grad))
 
 
+@pytest.mark.long
 def test_custom_derivatives_keys_and_half_precision_pass_through():
   @jax.custom_vjp
   def doubled(z):
@@ -193,6 +199,7 @@ def test_custom_derivatives_keys_and_half_precision_pass_through():
   assert found["key"].dtype == jax.random.key(0).dtype
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vmap", "ghost"])
 @pytest.mark.parametrize("rows", [4, 40])
 def test_microbatches_hold_none_of_the_slow_form(name, rows):
@@ -224,6 +231,7 @@ def test_what_the_function_closes_over_is_read_anew():
   np.testing.assert_allclose(jax.jit(lambda x, k: outer(x, k))(x, k), first, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_what_is_no_array_is_handed_through():
   def fn(x, k, padding, *, train=True):
     y = lax.conv_general_dilated(x, k, (1, 1), padding)
@@ -242,6 +250,7 @@ def test_what_is_no_array_is_handed_through():
 _ONE = np.ones(3, np.float32)
 
 
+@pytest.mark.long
 def test_shared_functions_stay_shared():
   """Twelve of them, each calling the one before twice: not 4,096 convolutions."""
   _, x, _ = _case("torch")
@@ -252,6 +261,7 @@ def test_shared_functions_stay_shared():
   assert text.count("stablehlo.convolution") < 4
 
 
+@pytest.mark.long
 def test_symbolic_sizes_and_doubles_within():
   _, x, k = _case("torch")
   conv = canonical_convolutions(_CASES["torch"][0])
@@ -269,6 +279,7 @@ def test_symbolic_sizes_and_doubles_within():
   np.testing.assert_allclose(canonical_convolutions(doubles)(x, k), doubles(x, k), 1e-12)
 
 
+@pytest.mark.long
 def test_a_dilated_image_takes_no_more_than_its_result():
   loss = lambda x, k: jnp.sum(jnp.square(lax.conv_transpose(x, k, (8, 8), "SAME")))
   grad = jax.grad(loss, argnums=1)

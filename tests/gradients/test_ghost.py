@@ -58,6 +58,7 @@ _DENSE = {
 }
 
 
+@pytest.mark.cases(slow=[5], long=...)
 @pytest.mark.parametrize("name", sorted(_DENSE))
 def test_dense(name):
   spec, data, shape = _DENSE[name]
@@ -69,6 +70,7 @@ def test_dense(name):
   oracle.check(loss, _normal(*shape), _normal(SIZE, *data))
 
 
+@pytest.mark.cases(slow=["99"], long=...)
 @pytest.mark.parametrize("rows", [1, 2, 99])
 def test_every_norm_rule_of_a_dense_layer_is_taken_and_exact(rows):
   loss = lambda w, x: _energy(x @ w)
@@ -119,6 +121,7 @@ def _conv_case(
   return lambda w, x: _energy(conv(x, w)), params, batch
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("name", sorted(_CONV))
 def test_convolution(name):
   loss, params, batch = _conv_case(**_CONV[name])
@@ -139,6 +142,7 @@ def _inside_branches_and_loops(jaxpr, inside=False):
         yield from _inside_branches_and_loops(sub, deeper)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [models.Cnn, models.CifarCnn, models.ScatterCnn])
 def test_no_convolution_runs_in_a_branch_or_a_loop(build):
   """There XLA's CPU backend takes 3 to 20 times as long for one."""
@@ -179,6 +183,7 @@ def test_the_loop_over_rare_rows_stands_alone_in_a_branch():
   assert beside <= 4 * len(params)
 
 
+@pytest.mark.long
 def test_flax_transposed_convolution():
   model = nn.ConvTranspose(3, (3, 3), strides=(2, 2))
   x = _normal(SIZE, 1, 5, 4, 2)
@@ -203,6 +208,7 @@ _MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_MODELS))
 def test_models(name):
   model, shape = _MODELS[name]
@@ -212,6 +218,7 @@ def test_models(name):
   oracle.check(loss, params, Example(x, jnp.arange(SIZE) % 3), clip_norm=2.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 def test_p30_transformers_with_and_without_tied_embeddings(tied):
   sizes = dict(num_layers=1, num_heads=2, features=8, max_length=6)
@@ -221,6 +228,7 @@ def test_p30_transformers_with_and_without_tied_embeddings(tied):
   oracle.check(losses.next_token(model.apply), params, Example(tokens, jnp.zeros(SIZE)))
 
 
+@pytest.mark.cases(slow=["60"], long=...)
 @pytest.mark.parametrize("rows", [3, 60])
 def test_p30_tied_embedding_by_gram_and_by_product(rows):
   def loss(table, tokens):
@@ -235,6 +243,7 @@ def test_p30_tied_embedding_by_gram_and_by_product(rows):
 _NORMS = [nn.LayerNorm(), nn.GroupNorm(2), nn.RMSNorm(), nn.InstanceNorm()]
 
 
+@pytest.mark.cases(slow=["RMSNorm"], long=...)
 @pytest.mark.parametrize("norm", _NORMS, ids=lambda norm: type(norm).__name__)
 def test_normalisation_layers(norm):
   x = _normal(SIZE, 1, 3, 3, 4)
@@ -243,6 +252,7 @@ def test_normalisation_layers(norm):
   oracle.check(lambda p, x: _energy(norm.apply(p, x)), params, x)
 
 
+@pytest.mark.cases(slow=["clip"], long=...)
 @pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_embedding_with_repeated_and_outside_tokens(mode):
   tokens = _tokens(SIZE, 9, below=5 if mode == "promise_in_bounds" else 9) - 1
@@ -251,6 +261,7 @@ def test_embedding_with_repeated_and_outside_tokens(mode):
   oracle.check(loss, _normal(5, 3), tokens)
 
 
+@pytest.mark.cases(slow=["clip-uint32"], long=...)
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int64", "uint64"])
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 def test_tokens_of_any_integer_type(dtype, mode):
@@ -265,6 +276,7 @@ def test_tokens_of_any_integer_type(dtype, mode):
   oracle.check(loss, _normal(5, 3), tokens)
 
 
+@pytest.mark.slow
 def test_other_ways_to_look_up():
   def loss(p, ids):
     one = p["grid"][ids[0], ids[1]]  # two indices
@@ -300,6 +312,7 @@ def _experts(counts, take=_TAKE):
   return loss, {(k, n): _normal(n, 3, 4, seed=i) for i, (k, n) in enumerate(keys)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [None, 2])
 def test_experts_that_an_index_chooses(rows):
   """Their rows are those of the product, however many there are."""
@@ -312,6 +325,7 @@ def test_experts_that_an_index_chooses(rows):
   oracle.check(loss, params, batch)
 
 
+@pytest.mark.long
 def test_experts_in_a_scan():
   def loss(p, x):
     def step(carry, row):
@@ -337,6 +351,7 @@ def test_no_gradient_of_all_experts_is_formed_where_one_is_chosen():
   assert stacked == {"vmap": [True, True], "auto": [False, False]}
 
 
+@pytest.mark.long
 def test_multi_head_attention_and_dense_general():
   model = nn.MultiHeadDotProductAttention(2, qkv_features=6)
   x = _normal(SIZE, 5, 4)
@@ -404,12 +419,14 @@ _USES = {
 }
 
 
+@pytest.mark.cases(slow=[7], long=...)
 @pytest.mark.parametrize("name", sorted(_USES))
 def test_uses(name):
   loss, params = _USES[name]
   oracle.check(loss, params(), _normal(SIZE, 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "clip_norm", [dict(w=0.2, b=0.3, v=0.1), dict(w=1e3, b=0.3, v=0.1)]
 )
@@ -420,12 +437,14 @@ def test_p10_per_layer_clip_norms(clip_norm):
     oracle.check(_mlp_loss, params, _normal(SIZE, 4), **options)
 
 
+@pytest.mark.slow
 def test_per_layer_clip_norms_of_parameters_that_meet_in_one_site():
   loss = lambda p, x: _energy(x @ (p["a"] @ p["b"])) + _energy(x * p["c"])
   params = dict(a=_normal(4, 2), b=_normal(2, 3), c=_normal(4))
   oracle.check(loss, params, _normal(SIZE, 4), clip_norm=dict(a=0.1, b=0.2, c=0.3))
 
 
+@pytest.mark.cases(slow=["4"], long=...)
 @pytest.mark.parametrize("microbatch_size", [1, 3, 4])
 def test_p11_microbatches_and_masks(microbatch_size):
   params = dict(w=_normal(4, 3), b=_normal(3), v=_normal(3, 2))
@@ -449,6 +468,7 @@ def _recurrent_params():
   return dict(w=_normal(3, 4), u=_normal(4, 4), b=_normal(4), o=_normal(4, 2))
 
 
+@pytest.mark.slow
 def test_p31_recurrence_under_scan():
   loss = lambda p, x: _energy(_rnn(p, x, jnp.zeros(4))[1])
   params, batch = _recurrent_params(), _normal(SIZE, 5, 3)
@@ -458,6 +478,7 @@ def test_p31_recurrence_under_scan():
   oracle.check(loss, params, batch)
 
 
+@pytest.mark.long
 def test_p31_learnt_initial_state_and_emitted_parameters():
   def loss(p, x):
     h, ys = _rnn(p, x, p["h"])
@@ -467,6 +488,7 @@ def test_p31_learnt_initial_state_and_emitted_parameters():
   oracle.check(loss, _recurrent_params() | dict(h=_normal(4)), _normal(SIZE, 5, 3))
 
 
+@pytest.mark.long
 def test_p31_scan_over_stacked_layers_and_nested_scans():
   def layer(x, w):
     def inner(x, s):
@@ -483,6 +505,7 @@ def test_p31_scan_over_stacked_layers_and_nested_scans():
   oracle.check(loss, params, _normal(SIZE, 2, 4))
 
 
+@pytest.mark.slow
 def test_a_table_that_a_scan_steps_through_and_an_index_chooses_from():
   """Its rows are those of no matrix that all sites see: the general rule."""
 
@@ -495,6 +518,7 @@ def test_a_table_that_a_scan_steps_through_and_an_index_chooses_from():
   oracle.check(loss, _normal(6, 4), batch)
 
 
+@pytest.mark.cases(slow=["uint8"], long=...)
 @pytest.mark.parametrize("kind", [jnp.int64, jnp.uint8])
 def test_indices_far_outside_meet_no_row(kind):
   """Cut to 32 bits, -2^32 + 3 would be row 3: its part would cancel in the norm alone."""
@@ -514,6 +538,7 @@ def test_indices_far_outside_meet_no_row(kind):
   oracle.check(loss, _normal(6, 4), batch)
 
 
+@pytest.mark.long
 def test_p31_convolution_and_embedding_in_a_scan():
   def loss(p, x):
     def body(h, token):
@@ -531,6 +556,7 @@ def test_p31_convolution_and_embedding_in_a_scan():
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cell", [nn.OptimizedLSTMCell, nn.GRUCell])
 def test_p31_flax_rnn(cell):
   model = nn.RNN(cell(4, param_dtype=jnp.float64))
@@ -545,6 +571,7 @@ class _Layer(nn.Module):
     return x + nn.Dense(4)(jnp.tanh(nn.LayerNorm()(x))), None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", [False, True])
 def test_p31_layers_under_nn_scan_and_remat(remat):
   layer = nn.remat(_Layer) if remat else _Layer
@@ -556,6 +583,7 @@ def test_p31_layers_under_nn_scan_and_remat(remat):
   oracle.check(lambda p, x: _energy(model.apply(p, x, None)[0]), params, x)
 
 
+@pytest.mark.slow
 def test_remat_keeps_its_policy_and_is_exact():
   policy = jax.checkpoint_policies.nothing_saveable
   block = jax.checkpoint(lambda p, x: jnp.tanh(x @ p["w"] + p["b"]), policy=policy)
@@ -582,6 +610,7 @@ def _steep(x):
 _steep.defjvp(lambda primals, tangents: (_steep(*primals), 7.0 * tangents[0]))
 
 
+@pytest.mark.slow
 def test_custom_derivatives_are_kept():
   def loss(p, x):
     hidden = _steep(x @ p["w"]) + _steep(p["w"][0])
@@ -590,6 +619,7 @@ def test_custom_derivatives_are_kept():
   oracle.check(loss, dict(w=_normal(4, 3), s=_normal(3)), _normal(SIZE, 4))
 
 
+@pytest.mark.slow
 def test_cond_switch_and_while_with_parameters_inside():
   def loss(p, x):
     y = lax.cond(x[0] > 0, lambda y: y @ p["w"], lambda y: jnp.tanh(y) @ p["v"], x)
@@ -604,6 +634,7 @@ def test_cond_switch_and_while_with_parameters_inside():
   oracle.check(loss, params, _normal(SIZE, 4))
 
 
+@pytest.mark.slow
 def test_what_no_gradient_reaches_need_not_be_differentiable():
   def loss(p, x):
     doubled = lambda y: lax.while_loop(lambda v: jnp.sum(v) < 9.0, lambda v: 2 * v, y)
@@ -613,6 +644,7 @@ def test_what_no_gradient_reaches_need_not_be_differentiable():
   oracle.check(loss, dict(w=_normal(4), v=_normal(4)), _normal(SIZE, 4))
 
 
+@pytest.mark.slow
 def test_nested_jit_vmap_and_closed_over_constants():
   table = _normal(4, 4, seed=3)
 
@@ -624,6 +656,7 @@ def test_nested_jit_vmap_and_closed_over_constants():
   oracle.check(loss, dict(w=_normal(4, 4), b=_normal(4)), _normal(SIZE, 3, 4))
 
 
+@pytest.mark.long
 def test_an_example_may_be_a_whole_user():
   model = models.ConvNet(num_classes=3, filters=(2,))
   one = losses.softmax_cross_entropy(model.apply)
@@ -643,6 +676,7 @@ class _Unhashable:
     return _energy(jnp.tanh(x @ params) * self.scale)
 
 
+@pytest.mark.slow
 def test_a_loss_may_be_unhashable_and_change_its_mind():
   loss, params, batch = _Unhashable(1.0), _normal(4, 3), _normal(SIZE, 4)
   before, _ = oracle.both(loss, params, batch)
@@ -654,6 +688,7 @@ def test_a_loss_may_be_unhashable_and_change_its_mind():
   )
 
 
+@pytest.mark.long
 def test_dropout_with_a_key_per_example():
   def loss(p, example):
     kept = jax.random.bernoulli(example.key, 0.5, (6,))
@@ -665,6 +700,7 @@ def test_dropout_with_a_key_per_example():
   oracle.check(loss, _normal(4, 6), Example(_normal(SIZE, 4), jnp.zeros(SIZE), keys))
 
 
+@pytest.mark.slow
 def test_works_inside_a_scan():
   params, batch = dict(w=_normal(4, 3), b=_normal(3), v=_normal(3, 2)), _normal(SIZE, 4)
   expected, _ = oracle.both(_mlp_loss, params, batch)
@@ -723,6 +759,7 @@ print("equal", "scan" in str(jax.make_jaxpr(lambda p: ghost(p, batch, True).tota
 """
 
 
+@pytest.mark.slow
 def test_examples_are_clipped_before_devices_are_added_up():
   """Also those that are taken in a loop, and under a vmap over parameters."""
   flags = dict(XLA_FLAGS=quick_compile.xla_flags(2), JAX_PLATFORMS="cpu")

@@ -45,6 +45,7 @@ def _close(a, b, rtol):
   jax.tree.map(close, a, b)
 
 
+@pytest.mark.slow
 def test_float32_agrees_to_five_digits():
   params, batch = _params(), _normal(6, 6, 6, 2)
   slow, fast = (_sum(_loss, params, batch, method) for method in ("vmap", "ghost"))
@@ -52,6 +53,7 @@ def test_float32_agrees_to_five_digits():
   np.testing.assert_allclose(slow.norms, fast.norms, rtol=1e-5)
 
 
+@pytest.mark.cases(slow=["float16"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_p20_half_precision_norms_and_sums_are_float32(dtype):
   loss = functools.partial(_loss, dtype=dtype)
@@ -63,6 +65,7 @@ def test_p20_half_precision_norms_and_sums_are_float32(dtype):
   np.testing.assert_allclose(slow.norms, fast.norms, rtol=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_number_of_the_loss_meets_parameters_in_half_precision(dtype):
   """As the degrees of freedom in `jnp.std` do, which are an argument of an inner function."""
@@ -77,6 +80,7 @@ def test_a_number_of_the_loss_meets_parameters_in_half_precision(dtype):
   _close(slow.total, fast.total, 2e-2)
 
 
+@pytest.mark.slow
 def test_half_precision_parameters_get_a_float32_sum():
   params = {"w": jnp.full((2, 3), 0.5, jnp.bfloat16)}
   batch = jnp.ones((1000, 2), jnp.bfloat16) / 8
@@ -86,6 +90,7 @@ def test_half_precision_parameters_get_a_float32_sum():
   np.testing.assert_allclose(total, 125.0)  # bfloat16 would stall at 32
 
 
+@pytest.mark.cases(slow=["0.001-bfloat16"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.7])
 def test_p4_one_example_never_exceeds_the_bound(dtype, clip_norm):
@@ -96,6 +101,7 @@ def test_p4_one_example_never_exceeds_the_bound(dtype, clip_norm):
     assert np.linalg.norm(np.concatenate(flat)) <= clip_norm * (1 + 1e-6)
 
 
+@pytest.mark.cases(slow=["float16"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_p4_the_bound_holds_where_the_general_rule_rounds(dtype):
   def loss(p, x):
@@ -109,6 +115,7 @@ def test_p4_the_bound_holds_where_the_general_rule_rounds(dtype):
   assert 0.69 < np.linalg.norm(np.concatenate(flat)) <= 0.7 * (1 + 1e-6)
 
 
+@pytest.mark.cases(slow=["product"], long=...)
 @pytest.mark.parametrize("sizes", [(8, 200, 100), (64, 40, 40)], ids=["gram", "product"])
 def test_p4_the_bound_holds_where_the_rows_of_an_example_cancel(sizes):
   rows, left, right = sizes
@@ -138,6 +145,7 @@ def _multiplied(w, example):
   return jnp.sum((jnp.ones((example["g"].shape[1], 50)) @ w) * example["g"][0])
 
 
+@pytest.mark.cases(quick=["1.0-_multiplied", "clip_norm1-_multiplied"], slow=...)
 @pytest.mark.parametrize("loss", [_twice, _in_steps, _multiplied])
 @pytest.mark.parametrize("clip_norm", [1.0, {"w": 1.0, "b": 0.5}])
 def test_p4_rows_that_cancel_do_not_change_how_others_are_rounded(loss, clip_norm):
@@ -157,6 +165,7 @@ def test_p4_rows_that_cancel_do_not_change_how_others_are_rounded(loss, clip_nor
   assert np.linalg.norm(moved) < 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_rows_are_multiplied_in_parts_where_a_batch_has_many(in_steps, monkeypatch):
   """In few sums, so that an example's rows stand between few others."""
@@ -193,6 +202,7 @@ def _poisoned_loss(params, example):
   return jnp.sum(jnp.sin(hidden)) * poison
 
 
+@pytest.mark.cases(slow=["operand-inf"], long=...)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["operand", "cotangent"])
 def test_p1_a_non_finite_example_contributes_nothing(poison, where):
@@ -211,6 +221,7 @@ def test_p1_a_non_finite_example_contributes_nothing(poison, where):
   np.testing.assert_allclose(got.norms[keep], expected.norms, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_p1_a_dropped_example_never_meets_a_zero_times_infinity():
   """Every kind of contraction: held product, second transpose, held gradient, tied."""
 
@@ -226,6 +237,7 @@ def test_p1_a_dropped_example_never_meets_a_zero_times_infinity():
     _close(expected, got, 1e-6)
 
 
+@pytest.mark.cases(slow=["3e+38-1", "3e+38-3"], long=...)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
 def test_p1_a_wide_operand_is_multiplied_as_it_is_only_where_all_are_finite(rows, poison):
@@ -250,6 +262,7 @@ def test_p1_a_wide_operand_is_multiplied_as_it_is_only_where_all_are_finite(rows
     _close(dropped.total, expected + alone.total, 1e-5)
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (1500,)], ids=str)
@@ -267,6 +280,7 @@ def test_p1_integers_that_a_parameter_multiplies_are_numbers(dtype, size, shape)
   np.testing.assert_allclose(got.norms, expected.norms, rtol=1e-4)
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("sizes", [(1, 1500, 2), (2, 1025, 1)], ids=str)
 def test_p7_not_even_the_sign_of_a_zero_says_what_padding_holds(sizes):
   size, width, classes = sizes
@@ -287,6 +301,7 @@ def test_p2_a_square_beyond_float32_is_clipped_and_a_norm_beyond_it_dropped():
   np.testing.assert_allclose(got.total, [[0.0], [0.5]])
 
 
+@pytest.mark.long
 def test_p3_an_example_with_zero_gradient_contributes_zero():
   got = _sum(_loss, _params(), jnp.zeros((2, 6, 6, 2)))
   zero = _sum(lambda p, x: 0.0 * _loss(p, x), _params(), jnp.zeros((2, 6, 6, 2)))
@@ -295,6 +310,7 @@ def test_p3_an_example_with_zero_gradient_contributes_zero():
   np.testing.assert_array_equal(zero.norms, 0)
 
 
+@pytest.mark.slow
 def test_p7_padding_may_hold_anything():
   params, x = _params(), _normal(4, 6, 6, 2)
   mask = jnp.arange(4) < 3
@@ -313,6 +329,7 @@ def test_p28_unused_parameters_keep_their_place():
   np.testing.assert_array_equal(got.total["unused"], np.zeros((3, 2)))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_batch_times_parameters():
   loss = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
   params, batch = jnp.ones((256, 256)), jnp.ones((128, 256))
@@ -401,6 +418,7 @@ def _network(kinds, shared):
   return loss, {name: _layer_params(*spec) for name, spec in names.items()}
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(
   kinds=st.lists(st.sampled_from(_LAYERS), min_size=1, max_size=4),

@@ -126,6 +126,7 @@ def _gates(p, x, *, used_whole=False):
   return jnp.sum(jnp.sin(left) * 2) + jnp.sum(jnp.cos(right)) + rest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("used_whole", [False, True])
 def test_products_that_are_split_and_summed_share_the_taps_of_the_sums(used_whole):
   params = {"b": jnp.ones(3), "v": jnp.ones((4, 3)), "w": jnp.ones((4, 3))}
@@ -190,6 +191,7 @@ def test_a_loss_without_its_example_is_lifted_to_a_site():
   assert _sites(program) == ["parameter"]
 
 
+@pytest.mark.cases(long=["1"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_an_equation_stands_alone_with_literals_and_unused_results(axis):
   function = lambda x: lax.top_k(x * 2.0, 2)[axis]

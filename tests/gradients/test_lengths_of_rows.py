@@ -12,6 +12,7 @@ from dpjax.gradients.ghost.units import Rule
 _CLIP = 0.01
 
 
+@pytest.mark.cases(slow=["uniform-16384-8"], long=...)
 @pytest.mark.parametrize(("inner", "width"), [(4096, 64), (16384, 8), (1024, 16)])
 @pytest.mark.parametrize("kind", ["constant", "uniform"])
 def test_rows_that_nearly_cancel_are_within_the_bound(inner, width, kind):
@@ -45,6 +46,7 @@ def _blank(rows, inner, width, share):
   return operand.astype(np.float32), np.ones((rows, width), np.float32)
 
 
+@pytest.mark.cases(slow=["1000-1-8"], long=...)
 @pytest.mark.parametrize(("rows", "inner", "width"), [(64, 64, 64), (1000, 1, 8)])
 def test_the_rounding_of_a_sum_of_many_rows_is_charged(rows, inner, width, monkeypatch):
   """A charge of eps let the very numbers that are summed be 1.01 and 1.05 bounds long."""
@@ -60,6 +62,7 @@ def test_the_rounding_of_a_sum_of_many_rows_is_charged(rows, inner, width, monke
     assert np.linalg.norm(term) <= _CLIP * (1 + 1e-5)
 
 
+@pytest.mark.cases(long=["product"])
 @pytest.mark.parametrize("rule", [Rule.GRAM, Rule.PRODUCT])
 def test_rows_that_cancel_near_the_largest_float_are_kept(rule, monkeypatch):
   cheapest = lambda forms, platform: (rule, units.cost_model.outer(forms[0]), False)

@@ -68,6 +68,7 @@ def _haiku():
 _LIBRARIES = {"nnx": _nnx, "equinox": _equinox, "haiku": _haiku}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_LIBRARIES))
 def test_other_libraries(name):
   apply, params = _LIBRARIES[name]()
@@ -75,6 +76,7 @@ def test_other_libraries(name):
   oracle.check(loss, oracle.as_float64(params), _images())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_LIBRARIES))
 def test_matrices_and_kernels_of_other_libraries_have_rules(name):
   apply, params = _LIBRARIES[name]()

@@ -106,12 +106,14 @@ _ROUTES = {
 }
 
 
+@pytest.mark.cases(slow=["0.001"], long=...)
 @pytest.mark.parametrize("clip_norm", [1e-6, 1e-3, 1.0])
 def test_no_term_is_lost_to_underflow_beside_large_operands(clip_norm):
   """A factor c_i g_i below 1e-38 dropped the example before."""
   _check("dense", 1, 5, clip_norm, _ROUTES["ghost"])
 
 
+@pytest.mark.cases(slow=["product-joined"], long=...)
 @pytest.mark.parametrize("name", sorted(_LOSSES))
 @pytest.mark.parametrize("rule", [units.Rule.GRAM, units.Rule.PRODUCT])
 def test_every_rule_keeps_terms_of_any_magnitude(name, rule, monkeypatch):
@@ -133,6 +135,7 @@ def test_every_route_keeps_terms_of_any_magnitude(name, route):
         _check(name, rows, width, clip_norm, _ROUTES[route])
 
 
+@pytest.mark.cases(slow=["ghost-1e+201"], long=...)
 @pytest.mark.parametrize("scale", [1e-210, 1e201])
 @pytest.mark.parametrize("route", ["ghost", "vmap"])
 def test_float64_has_its_own_range(route, scale, monkeypatch):
@@ -155,6 +158,7 @@ def _standardized(w, x, g):
   return jnp.sum((x @ (centred / (w.std(0, keepdims=True) + 1e-3))) * g)
 
 
+@pytest.mark.cases(slow=[2, 5])
 @pytest.mark.parametrize("machine", [None, "gpu:h100:1"])
 @pytest.mark.parametrize("loss", [_dense, _conv, _standardized])
 def test_a_rare_example_moves_the_sum_by_its_own_term_alone(loss, machine):

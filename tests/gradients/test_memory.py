@@ -81,6 +81,7 @@ def _estimate(loss, params, batch, method):
   return grad_fn, memory.estimate(loss, params, example, planned)
 
 
+@pytest.mark.cases(slow=["recurrent-vmap"], long=...)
 @pytest.mark.parametrize("method", ["ghost", "vmap"])
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_the_estimate_is_within_its_stated_factor_of_xlas_account(name, method):
@@ -91,6 +92,7 @@ def test_the_estimate_is_within_its_stated_factor_of_xlas_account(name, method):
   assert _LEAST < estimated / measured < _MOST, (estimate, measured)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["conv", "transformer"])
 def test_a_budget_bounds_the_memory_and_changes_no_result(name):
   loss, params, batch = _CASES[name]()
@@ -108,6 +110,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(name):
   jax.tree.map(close, (a.total, a.norms, a.losses), (b.total, b.norms, b.losses))
 
 
+@pytest.mark.slow
 def test_a_budget_for_the_whole_batch_takes_it_in_one_pass():
   loss, params, batch = _mlp()
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=1e9)
@@ -162,6 +165,7 @@ def test_explain_says_what_one_more_example_takes():
   assert "MB per example" in str(table).splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_keys_in_the_batch_are_no_obstacle():
   def loss(p, example):
     x, key = example

@@ -67,6 +67,7 @@ def _case(name):
   return loss, w, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _LOSSES)
 @pytest.mark.usefixtures("x64")
 def test_an_example_that_is_not_finite_takes_nobody_with_it(name):
@@ -146,6 +147,7 @@ def test_a_custom_derivative_inside_of_another_equation_takes_nobody_with_it(nam
   assert _damage(lambda w, x: _AROUND[name](inner, w, x), 64) < 1e-12
 
 
+@pytest.mark.cases(slow=[0])
 @pytest.mark.parametrize("name", ["groups, strides", "kernel of the data"])
 @pytest.mark.usefixtures("x64")
 def test_gradients_are_those_of_single_examples(name):

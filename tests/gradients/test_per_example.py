@@ -69,6 +69,7 @@ def _language(size=5):
   return losses.next_token(model.apply), params, Example(tokens, np.zeros(size, int))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*sorted(_MODELS), "transformer"])
 def test_clipped_sum_equals_a_float64_loop_of_batch_size_one(name, x64):
   loss_fn, params, batch = _language() if name == "transformer" else _setup(name)
@@ -85,6 +86,7 @@ def test_clipped_sum_equals_a_float64_loop_of_batch_size_one(name, x64):
   )
 
 
+@pytest.mark.cases(long=["cnn"], slow=...)
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_clipped_sum_equals_jax_privacy(name):
   clipping = pytest.importorskip("jax_privacy.clipping")
@@ -111,6 +113,7 @@ def _toy():
   return loss_fn, params, batch
 
 
+@pytest.mark.slow
 def test_p7_padding_changes_nothing_even_where_its_gradient_is_not_finite():
   params = jnp.ones(3)
   loss_fn = lambda w, x: jnp.sqrt(jnp.sum((w * x) ** 2))  # gradient NaN at x = 0
@@ -123,6 +126,7 @@ def test_p7_padding_changes_nothing_even_where_its_gradient_is_not_finite():
   )
 
 
+@pytest.mark.cases(slow=["100"], long=...)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
 def test_p11_microbatches_never_change_the_result(size):
   loss_fn, params, batch = _toy()
@@ -135,6 +139,7 @@ def test_p11_microbatches_never_change_the_result(size):
   assert parts.sensitivity("replace_one") == 2.0  # per example, not per microbatch
 
 
+@pytest.mark.long
 def test_microbatches_carry_keys():
   loss_fn = lambda w, e: w * jax.random.normal(e.key) * e.x
   size = 37
@@ -148,6 +153,7 @@ def test_microbatches_carry_keys():
   )
 
 
+@pytest.mark.slow
 def test_microbatches_bound_the_memory():
   loss_fn = lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)
   # Large beside the sum and what its roundings left out, which microbatches carry.
@@ -161,6 +167,7 @@ def test_microbatches_bound_the_memory():
   assert peak(16) < peak(None) / 4
 
 
+@pytest.mark.slow
 def test_losses_and_norms_are_per_example():
   loss_fn, params, batch = _toy()
   summed = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, True)
@@ -184,6 +191,7 @@ def test_no_clipping_is_the_ordinary_gradient_of_the_sum():
   )
 
 
+@pytest.mark.slow
 def test_p28_no_parameter_is_dropped_even_if_unused():
   params = {"used": jnp.ones(2), "unused": jnp.ones(3)}
   loss_fn = lambda p, x: jnp.sum(p["used"] * x)
@@ -194,6 +202,7 @@ def test_p28_no_parameter_is_dropped_even_if_unused():
   np.testing.assert_array_equal(total["unused"], 0)
 
 
+@pytest.mark.slow
 def test_p29_batch_norm_is_refused_for_it_would_mix_the_batch():
   model = BatchNormNet()
   x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
@@ -270,6 +279,7 @@ def _callback(w, example):
   return jnp.sum(jax.pure_callback(np.asarray, shape, example[0] @ w))
 
 
+@pytest.mark.cases(long=[14])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize(
   ("loss_fn", "match"),
@@ -294,6 +304,7 @@ def test_bad_losses_are_one_line_that_names_the_primitive_and_the_way_out(
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_harmless_effects_and_stopped_gradients_are_no_mistake(capfd):
   def loss(w, example):
     jax.debug.print("seen {}", jnp.sum(example[0]))

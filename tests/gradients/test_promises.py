@@ -42,6 +42,7 @@ def _sum(loss, params, batch, mask=True, *, clip_norm=1.0, method="ghost", **opt
 _LINEAR = lambda w, x: jnp.sum(w * x)
 
 
+@pytest.mark.cases(slow=["None-vmap"], long=...)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("microbatch_size", [None, 5])
 def test_p7_a_batch_without_a_mask_is_refused_on_every_route(method, microbatch_size):
@@ -65,6 +66,7 @@ def test_p7_a_batch_without_a_mask_is_refused_on_every_route(method, microbatch_
   )
 
 
+@pytest.mark.cases(slow=[4], long=...)
 @pytest.mark.parametrize(
   ("mask", "match"),
   [
@@ -124,6 +126,7 @@ def _update(tx, updates, mask, params=None):
   return tx.update(gradients.stacked(updates), tx.init(params), params, mask=mask)
 
 
+@pytest.mark.slow
 def test_the_count_of_adaptive_clipping_leaves_out_what_the_sum_leaves_out():
   adaptive = transforms.AdaptiveClipping(count_noise_std=1.0, learning_rate=1.0)
   tx = transforms.adaptive_clip_and_noise(
@@ -168,6 +171,7 @@ def _complex_inside_loss(p, x):
   return jnp.sum(jnp.abs(jnp.fft.fft(x * p["w"])))
 
 
+@pytest.mark.cases(slow=["_complex_bias_loss-1000.0"], long=...)
 @pytest.mark.parametrize("size", [0.1, 1e3])
 @pytest.mark.parametrize(
   "loss",
@@ -193,6 +197,7 @@ def test_p4_complex_numbers_inside_a_real_loss_are_measured_by_their_size(loss, 
     assert _norm(_sum(loss, params, batch[i : i + 1]).total) <= 1 + 1e-5
 
 
+@pytest.mark.cases(long=["auto-complex64"])
 @pytest.mark.parametrize("bad", [jnp.complex64, jnp.int32, bool])
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_that_are_not_real_floats_are_refused_on_every_route(bad, method):
@@ -262,6 +267,7 @@ def _ranged(loss, shape, clip_norm, method):
   return jax.jit(lambda batch, mask: grad_fn(params, batch, mask))
 
 
+@pytest.mark.cases(slow=["_bias-small-0.0001"], long=...)
 @pytest.mark.parametrize("clip_norm", [1e-25, 1e-4])
 @pytest.mark.parametrize("shape", ["small", "wide"])
 @pytest.mark.parametrize("loss", [_outer, _rows, _general, _bias, _steps])
@@ -293,6 +299,16 @@ def test_p2_no_size_of_operand_or_cotangent_breaks_the_bound(loss, shape, clip_n
           )
 
 
+@pytest.mark.cases(
+  long=[
+    "float32-1e-30-1e-25",
+    "float32-1e-30-1e-10",
+    "float32-1e-30-1.0",
+    "float32-1e-30-1e+30",
+    "float32-1e-20-1e-25",
+    "bfloat16-1e-30-1e-25",
+  ]
+)
 @pytest.mark.parametrize("clip_norm", [1e-25, 1e-10, 1.0, 1e30])
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-3, 1.0, 1e20, 1e30])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
@@ -321,6 +337,7 @@ def test_p2_stacked_gradients_of_any_size_have_their_true_norm(clip_norm, size, 
     assert np.isfinite(_norm(summed.total))
 
 
+@pytest.mark.slow
 def test_norms_of_any_size_are_true_also_in_float64(x64):
   for dtype, sizes in ((np.float32, (1e-30, 1e37)), (np.float64, (1e-300, 1e300))):
     for size in sizes:
@@ -360,6 +377,7 @@ _CANCELLING = {
 }
 
 
+@pytest.mark.cases(quick=[8], long=...)
 @pytest.mark.parametrize("method", ["ghost", "vmap"])
 @pytest.mark.parametrize("columns", [3, 90], ids=["held", "formed again"])
 @pytest.mark.parametrize("loss", _CANCELLING)
@@ -419,6 +437,7 @@ def _custom(p, x):
   return jnp.sum(jnp.sin(_own_division(p, x)))
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize(
   "loss", [_quotient, _power, _quotients, _powers, _normalized, _custom]
 )
@@ -440,6 +459,10 @@ def test_p1_a_dropped_example_adds_exactly_nothing_to_any_rule(loss, large, pois
 # --- nothing at all ---------------------------------------------------------------------------
 
 
+@pytest.mark.cases(
+  slow=["options1-ghost"],
+  long=["options0-auto", "options0-ghost", "options0-vmap", "options1-auto"],
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 4}, {"memory_budget": 1e9}])
 def test_an_empty_batch_sums_to_zero(method, options):
@@ -455,6 +478,7 @@ def test_an_empty_batch_sums_to_zero(method, options):
     grad_fn(params, jnp.ones((0, 3)))
 
 
+@pytest.mark.slow
 def test_an_empty_batch_passes_through_every_transform():
   losses, grads = gradients.per_example_grads(_LINEAR)(jnp.ones(2), jnp.ones((0, 2)))
   assert losses.shape == (0,) and grads.arrays.shape == (0, 2)
@@ -478,6 +502,7 @@ def test_parameters_without_an_array_are_one_line(empty):
       call()
 
 
+@pytest.mark.cases(quick=["vmap"], long=...)
 @pytest.mark.parametrize("method", METHODS)
 def test_leaves_without_numbers_keep_their_shape(method):
   params = {"none": jnp.ones((3, 0)), "w": jnp.ones(3), "neither": jnp.ones((0, 4))}
@@ -491,6 +516,7 @@ def test_leaves_without_numbers_keep_their_shape(method):
     np.testing.assert_allclose(total["w"], wanted, rtol=1e-5)
 
 
+@pytest.mark.cases(quick=["ghost"], long=...)
 @pytest.mark.parametrize("method", METHODS)
 def test_examples_without_numbers_contribute_zero(method):
   loss = lambda w, x: jnp.sum(x @ w) + jnp.sum(w) * 0

@@ -46,6 +46,7 @@ def _longest(loss, w, x):
   return max(lengths)
 
 
+@pytest.mark.cases(quick=[2, 5], long=[0], slow=...)
 @pytest.mark.parametrize("name", _LOSSES)
 @pytest.mark.parametrize("rounded", [rounded_sums.longer, rounded_sums.nearest])
 def test_no_term_is_longer_than_its_bound(name, rounded):
@@ -58,6 +59,7 @@ def test_no_term_is_longer_than_its_bound(name, rounded):
   assert 0.98 < longest <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_without_the_charge_terms_are_too_long(monkeypatch):
   """What the test above would find."""
   free = precision.SumPrecision(lax.Precision.HIGH, 0.0)
@@ -69,6 +71,7 @@ def test_without_the_charge_terms_are_too_long(monkeypatch):
     assert _longest(_dense, w, x) > 1 + 1e-4
 
 
+@pytest.mark.slow
 def test_rows_that_cancel_are_charged_for_what_rounding_leaves_of_them():
   """Two rows cancel to 2^-9 of either; rounded, much more of them is left."""
   rng = np.random.default_rng(1)
@@ -87,6 +90,7 @@ def _in_both(function, w, x):
   return (function(x @ w) + 1e-15 * jnp.sum(double)).astype(jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_float32_beside_double_precision_keeps_its_rounding_and_its_underflow():
   """A sum of rows of both types is double, and has neither."""
@@ -102,6 +106,7 @@ def test_float32_beside_double_precision_keeps_its_rounding_and_its_underflow():
   assert np.linalg.norm(np.asarray(term, np.float64)) <= 1e-24 * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_not_charged():
   """They are added, not multiplied: their terms are as long as the bound."""
   loss = lambda w, tokens: 9.0 * jnp.sum(jnp.sin(w[tokens]))

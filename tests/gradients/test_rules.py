@@ -95,6 +95,7 @@ def _loss(params, x):
   return 0.5 * (x @ params["w"] + params["b"]) ** 2
 
 
+@pytest.mark.slow
 def test_a_new_rule_is_known_by_its_name_everywhere(psac):
   _keep_their_bound()
   clip = Clip(0.5, "psac")
@@ -116,6 +117,7 @@ def test_a_new_rule_is_known_by_its_name_everywhere(psac):
     )
 
 
+@pytest.mark.long
 def test_plan_cohorts_and_games_take_a_new_rule_as_it_is(psac):
   numbers = dict(noise_multiplier=2.0, normalize_by=4, num_steps=3, delta=1e-5)
   sampler = sampling.PoissonSampler(0.5, 9)
@@ -149,6 +151,7 @@ app.run(train.main)
 )
 
 
+@pytest.mark.long
 def test_a_new_rule_is_launched_by_its_name_and_its_numbers(tmp_path):
   (tmp_path / "psac.py").write_text(_LAUNCHED)
   options = ["--config.num_steps=2", "--config.data.limit=60", "--workdir=run"]
@@ -193,6 +196,7 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
     fields.replace(config, "privacy.clipping.r", "x")
 
 
+@pytest.mark.slow
 def test_a_doctest_that_comes_first_knows_the_rules():
   # pytest used to load this module again, after its package had, with an empty table of rules.
   example = "dpjax/gradients/clip.py::dpjax.gradients.clip.Clip"

@@ -72,6 +72,7 @@ def _moves(run, batch, middle):
   return np.linalg.norm(both[0] - both[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("loss_fn", "count", "rows", "options"),
   [
@@ -96,6 +97,7 @@ def test_one_example_moves_a_sum_of_many_by_its_own_term(loss_fn, count, rows, o
   assert _moves(run, batch, middle) <= _MOST
 
 
+@pytest.mark.slow
 def test_examples_that_are_added_alone_are_summed_as_exactly():
   terms, middle = _terms(8192)
   # Their squares overflow, so that each is formed and added by itself.
@@ -121,6 +123,7 @@ def test_parts_add_up(count):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [61, 1031])
 def test_tables_and_matrices_are_summed_in_parts_of_any_batch(count):
   """Prime batches, tokens in and outside of the table, and a dropped example."""

@@ -114,6 +114,7 @@ def test_a_wrong_mask_is_one_line(mask):
   _one_line(lambda: gradients.stacked({"w": np.ones((4, 3))}, mask), "mask")
 
 
+@pytest.mark.cases(long=[12])
 @pytest.mark.parametrize("name", sorted(set(_LOSSES)))
 def test_check_says_what_is_wrong_with_a_loss(name):
   _one_line(lambda: dpjax.check(_LOSSES[name], _W, _plan(), _BATCH), "loss_fn")

@@ -69,6 +69,7 @@ def test_the_command_gives_epsilon_and_the_statement():
   assert "Privacy statement" in done.stdout and "1000 examples" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_curve_of_several_noise_levels(tmp_path):
   folder = tmp_path / "new" / "curve"
   done = _run(
@@ -128,6 +129,7 @@ def test_help_shows_examples_and_flags():
     assert f"--{name}:" in done.stdout
 
 
+@pytest.mark.slow
 def test_each_unknown_is_solved_on_the_private_side():
   known = ["--epsilon=1.5", "--accountant=rdp", "--delta=1e-6"]
   z, q, steps = "--noise_multiplier=1.2", "--sampling_prob=0.01", "--num_steps=300"
@@ -149,6 +151,7 @@ def test_what_is_shown_is_rounded_to_the_private_side():
   assert q * (1 - 1e-5) < _answer(*known, "--noise_multiplier=1.2").sampling_prob < q
 
 
+@pytest.mark.slow
 def test_pld_solves_when_both_are_shown():
   (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
   assert question.accountants == ("pld", "rdp")
@@ -156,6 +159,7 @@ def test_pld_solves_when_both_are_shown():
   assert solve.epsilon_of(answer, "pld") <= 1 < solve.epsilon_of(answer, "rdp")
 
 
+@pytest.mark.long
 def test_fixed_size_batches_are_whole_and_under_replace_one():
   (question,) = _ask(
     "--sampler=fixed_size",
@@ -264,6 +268,7 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   assert names == ["accountant", "pld", "rdp", "launch.train", "poisson"]
 
 
+@pytest.mark.slow
 def test_random_allocation_solves_for_whole_passes():
   answer = _answer(
     "--sampler=random_allocation", "--noise_multiplier=8", "--sampling_prob=0.5",
@@ -312,6 +317,7 @@ def test_a_pass_of_random_allocation_has_the_batch_asked_for():
     assert one.steps_per_pass == 7
 
 
+@pytest.mark.long
 def test_the_fewest_steps_of_a_pass_are_solved_for_in_the_library():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=40")
   found = solve.solve(one._replace(epsilon=0.6, sampling_prob=None))
@@ -335,6 +341,7 @@ def test_k_out_of_t_is_one_pass_or_several_and_needs_its_k():
   assert names == ["accountant", "rdp", "launch.train", "poisson"]
 
 
+@pytest.mark.cases(slow=["noise_multiplier"])
 @pytest.mark.parametrize("unknown", solve.UNKNOWNS)
 def test_one_of_t_has_the_answers_of_random_allocation(unknown):
   asked = {"epsilon": 2.0, "noise_multiplier": 2.0, "num_steps": 40, "sampling_prob": 0.125}
@@ -462,6 +469,7 @@ def test_the_curve_and_the_losses_of_the_run_are_files(tmp_path):
   assert alphas[0] == 0 and betas[0] <= 1
 
 
+@pytest.mark.cases(long=["balls_in_bins"])
 @pytest.mark.parametrize("sampler", ["min_sep", "balls_in_bins"])
 def test_bounded_participation_says_what_each_number_is_worth(sampler):
   more = ["--sampling_prob=0.05"] if sampler == "min_sep" else []

@@ -43,6 +43,7 @@ def _trained(sampler, prob, n, z, steps, **changes):
   return make_plan(TrainConfig(privacy=privacy, num_steps=steps), n)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
   sampler=st.sampled_from(sorted(_FLAGS)),
@@ -72,6 +73,7 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
     assert question.sampling_prob * n == pytest.approx(drawn)
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   ("sampler", "more", "law"),
   [

@@ -34,6 +34,7 @@ def get_config():
 _launch = functools.partial(commands.run, "launch.attack")
 
 
+@pytest.mark.slow
 def test_a_table_is_written_resumed_and_says_what_fails(tmp_path):
   (tmp_path / "tiny.py").write_text(_TINY)
   order = (f"--config={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'run'}")
@@ -82,6 +83,15 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(
+  quick=[
+    "extraction_digits",
+    "fishing_cifar10",
+    "gradient_inversion_cifar10",
+    "rogue_server_cifar10",
+  ],
+  long=...,
+)
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
   found = attack_table.points(config_flag.load(str(path), AttackConfig))

@@ -124,6 +124,7 @@ def _launch(*arguments):
   return commands.run("launch.audit", *arguments)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path):
   out = f"--out={tmp_path / 'audit'}"
   done = _launch("--only=RandomizedResponse", "--minutes=0.02", out)

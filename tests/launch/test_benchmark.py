@@ -26,6 +26,7 @@ def _launch(*flags):
   return commands.run("launch.benchmark", *flags)
 
 
+@pytest.mark.long
 def test_every_method_is_measured_against_the_ordinary_gradient(tiny, tmp_path):
   methods = ("vmap", "ghost", "auto")
   entries = gradient_speed.measure("mlp", methods, repeats=2, fresh_process=False)
@@ -107,6 +108,7 @@ def test_unknown_names_suggest_the_nearest(names, methods, match):
     gradient_speed.check(names, methods)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_writes_the_files(tmp_path):
   done = _launch(
     "--suite=gradients", "--workloads=small_cnn", "--methods=auto", "--repeats=1",
@@ -137,6 +139,7 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(given):
   assert given[0].removeprefix("--no").strip("-")[:5] in done.stderr
 
 
+@pytest.mark.cases(quick=["scatter_cnn", "mlp", "wide_mlp"], long=...)
 @pytest.mark.parametrize("name", workloads.NAMES)
 def test_the_fast_route_knows_every_workload_for_what_it_is(name):
   """By shapes alone; the plan leaves no dense or convolution kernel to the general rule,
@@ -165,6 +168,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_a_config_is_timed_by_both_routes(tmp_path):
   """On its mesh: a batch that is not placed there is refused by the compiled step."""
   (tmp_path / "over_two.py").write_text(_OVER_TWO)

@@ -4,6 +4,8 @@ import functools
 import json
 import pathlib
 
+import pytest
+
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,6 +29,7 @@ def get_config():
 _launch = functools.partial(commands.run, "launch.check")
 
 
+@pytest.mark.long
 def test_quickstart_passes_and_writes_its_table(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
                  "--config.model.options={}")  # fmt: skip
@@ -36,6 +39,7 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   assert result["passed"] and len(result["checks"]) == 24
 
 
+@pytest.mark.long
 def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
   path = tmp_path / "broken.py"
   path.write_text(_BROKEN)

@@ -51,6 +51,7 @@ def test_the_package_has_the_command_and_says_that_it_is_typed():
   assert "py.typed" in project["tool"]["setuptools"]["package-data"]["dpjax"]
 
 
+@pytest.mark.slow
 def test_printed_commands_hold_the_whole_config_of_each_run(tmp_path):
   folder = tmp_path / "a sweep"
   done = commands.run("launch.sweep", *_SWEEP, f"--workdir={folder}", "--print_commands")

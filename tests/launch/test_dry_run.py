@@ -42,6 +42,7 @@ def _agrees(plan, result):
     assert plan[name] == shown
 
 
+@pytest.mark.long
 def test_the_plan_is_that_of_the_run(tmp_path):
   relation = {"privacy.neighboring_relation": "replace_special"}
   config = fields.replace_all(TrainConfig(**_TINY), _NOISE | relation)
@@ -63,6 +64,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_no_step_sees_the_data(monkeypatch, tmp_path):
   """Other values, other labels and other sizes of clients: the steps are the same."""
   seen = []
@@ -107,6 +109,7 @@ def _loaded(flipped):
   return lambda *args, **named: (train, test)
 
 
+@pytest.mark.cases(long=[1, 2])
 @pytest.mark.parametrize(
   ("change", "words"),
   [
@@ -127,6 +130,7 @@ def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, 
   assert messages[0] == messages[1] and words in messages[0], messages
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line(tmp_path):
   config = fields.replace_all(TrainConfig(**_TINY), _NOISE)
   loop.train(config, tmp_path / "first")
@@ -157,6 +161,7 @@ def test_features_are_neither_computed_nor_read():
   assert not train.x.any() and not train.y.any()
 
 
+@pytest.mark.slow
 def test_the_flag(tmp_path):
   folder = tmp_path / "run"
   done = commands.run(

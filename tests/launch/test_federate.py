@@ -12,6 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _launch = functools.partial(commands.run, "launch.federate")
 
 
+@pytest.mark.slow
 def test_quickstart_prints_a_result_and_writes_it(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.num_rounds=5")
   assert done.returncode == 0, done.stderr
@@ -22,6 +23,9 @@ def test_quickstart_prints_a_result_and_writes_it(tmp_path):
   assert "Traceback" not in done.stderr
 
 
+@pytest.mark.cases(
+  slow=["arguments1-words1"], long=["arguments4-words4", "arguments5-words5"]
+)
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [

@@ -66,6 +66,7 @@ def _file(folder, text):
   return f"--config={path}"
 
 
+@pytest.mark.slow
 def test_a_refuted_claim_exits_with_1_and_one_line_and_again_when_it_is_done(tmp_path):
   arguments = "--audit", _file(tmp_path, _BROKEN), f"--workdir={tmp_path / 'run'}"
   done = _launch(*arguments)
@@ -94,6 +95,7 @@ def test_the_defaults_refute_a_hundredth_of_the_noise(tmp_path, seed):
   assert 1.3 < float(shown[1]) < 1.9
 
 
+@pytest.mark.slow
 def test_a_mistake_about_canaries_is_one_line_and_exit_code_2(tmp_path):
   done = _launch(
     "--audit",
@@ -105,6 +107,7 @@ def test_a_mistake_about_canaries_is_one_line_and_exit_code_2(tmp_path):
   assert "audit.num_canaries=101: must be <= 100, the number of clients" in line
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_rounds_is_one_line_and_the_same_command_goes_on(tmp_path):
   """As launch.train: within a round the loop hears it, and before them the launcher. What is
   then printed is a bound, and never that the run is private."""

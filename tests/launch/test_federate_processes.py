@@ -83,6 +83,7 @@ def whole_runs(tmp_path_factory):
   return folder, running
 
 
+@pytest.mark.long
 def test_two_processes_give_the_result_of_one(whole_runs):
   folder, _ = whole_runs
   one, two = (np.load(folder / path / "params.npz") for path in ("one", "two/0"))
@@ -94,6 +95,7 @@ def test_two_processes_give_the_result_of_one(whole_runs):
     assert one[name] == two[name], name
 
 
+@pytest.mark.long
 def test_only_process_0_writes_and_prints(whole_runs):
   folder, (_, first, second) = whole_runs
   assert not (folder / "two" / "1").exists()
@@ -113,6 +115,7 @@ def _finishes_as(whole_runs, workdir, folder):
   assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
 
+@pytest.mark.long
 def test_a_killed_process_ends_the_other_and_the_run_resumes(whole_runs, tmp_path):
   workdir = tmp_path / "killed"
   code, said = _kill_in_the_middle(tmp_path, workdir, 1)
@@ -149,6 +152,7 @@ def test_the_coordinator_may_die_too(whole_runs, tmp_path):
   _finishes_as(whole_runs[0], workdir, tmp_path)
 
 
+@pytest.mark.long
 def test_mistakes_are_one_line(tmp_path):
   where = f"--coordinator=127.0.0.1:{programs.free_port()}"
   cases = {
@@ -170,6 +174,7 @@ def test_mistakes_are_one_line(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_processes_that_hold_other_data_end_in_one_line_without_a_digest(tmp_path):
   """One pixel of one record, with the same config: each would send its own sums."""
   rng = np.random.default_rng(0)

@@ -51,6 +51,7 @@ def test_pipes_of_its_own_do_not_end_a_command(tmp_path):
   assert (done.returncode, done.stdout, done.stderr) == (0, "told 21\n", "")
 
 
+@pytest.mark.cases(long=[4], slow=...)
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(
   "body",
@@ -75,6 +76,7 @@ def test_an_unread_stream_ends_a_command_without_a_word(tmp_path, body, merged):
   assert process.returncode == (2 if quiet else -signal.SIGPIPE)
 
 
+@pytest.mark.cases(long=[1], slow=...)
 @pytest.mark.parametrize(("stream", "code"), [(">&-", 0), ("> /dev/full", 120)])
 def test_an_output_that_takes_nothing_ends_in_no_traceback_of_ours(tmp_path, stream, code):
   command = _script(tmp_path, "print('one line')")

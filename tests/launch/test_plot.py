@@ -2,9 +2,12 @@
 
 import pathlib
 
+import pytest
+
 from tests import commands
 
 
+@pytest.mark.slow
 def test_a_curve_is_drawn_for_a_paper(tmp_path):
   out = [str(tmp_path / f"curve.{kind}") for kind in ("png", "pdf", "svg")]
   done = commands.run(
@@ -21,6 +24,7 @@ def test_a_curve_is_drawn_for_a_paper(tmp_path):
   assert "<!-- Perplexity -->" in text and "the public model, untouched (5.996)" in text
 
 
+@pytest.mark.slow
 def test_what_is_not_drawn_is_said(tmp_path):
   table = tmp_path / "a.csv"
   table.write_text("x,y\n1,2\n2,nan\n3,4\n")

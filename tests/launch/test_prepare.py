@@ -25,6 +25,7 @@ def assert_one_line(done, says, code=2):
   assert lines[0].startswith("error: ") and says in lines[0] and done.stdout == ""
 
 
+@pytest.mark.cases(slow=[1])
 @pytest.mark.parametrize(
   ("flags", "says"),
   [
@@ -39,6 +40,7 @@ def test_mistakes(tmp_path, flags, says):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAS_TENSORFLOW, reason="TensorFlow is installed")
 def test_without_tensorflow_it_says_what_to_install(tmp_path):
   done = prepare("--dataset=mnist", f"--data_dir={tmp_path}")
@@ -56,6 +58,7 @@ def test_help_names_the_extra_and_the_flags():
   assert ".[prepare]" in text and "--data_dir" in text and "--dataset" in text
 
 
+@pytest.mark.slow
 def test_prepared_data_is_left_alone_and_counted():
   folder = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or SHARED)
   if not folder.is_dir():
@@ -65,6 +68,7 @@ def test_prepared_data_is_left_alone_and_counted():
   assert f"mnist: train 60000, test 10000 examples in {folder}" in done.stdout
 
 
+@pytest.mark.slow
 def test_no_network_is_one_error_with_the_reason(tmp_path, monkeypatch):
   import requests
   import tensorflow_datasets as tfds

@@ -21,6 +21,7 @@ _SMALL = ("--config.num_epochs=2", "--config.data.limit=200", "--config.batch_si
 _launch = functools.partial(commands.run, "launch.relevance")
 
 
+@pytest.mark.slow
 def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", *_SMALL)
   assert done.returncode == 0, done.stderr
@@ -40,6 +41,7 @@ def test_paper_mode_never_prints_a_claim_without_what_fails(tmp_path):
   assert counts[0].startswith("class,true_positives") and len(counts) == 11
 
 
+@pytest.mark.slow
 def test_rigorous_mode_prints_its_proof(tmp_path):
   proved = "--config=configs/radp/quickstart_proved.py"
   done = _launch(f"--workdir={tmp_path / 'run'}", proved, *_SMALL)
@@ -67,6 +69,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, words):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(
+  long=["quickstart", "test3_cifar10", "test4_gaussian", "test5_activations"]
+)
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
   config = config_flag.load(str(path), RelevanceConfig)

@@ -31,6 +31,7 @@ def get_config():
 _launch = functools.partial(commands.run, "launch.secure")
 
 
+@pytest.mark.slow
 def test_a_table_is_written_and_resumed(tmp_path):
   (tmp_path / "tiny.py").write_text(_TINY)
   order = (f"--config={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'run'}")
@@ -59,6 +60,7 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(long=["regression", "secureml_mnist", "sums"])
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):
   found = secure_table.points(config_flag.load(str(path), SecureConfig))

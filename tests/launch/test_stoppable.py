@@ -30,6 +30,7 @@ def _stopped(workdir, capsys):
   return end.value.code, lines
 
 
+@pytest.mark.slow
 def test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on(
   tmp_path, capsys, monkeypatch
 ):

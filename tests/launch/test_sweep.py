@@ -48,6 +48,7 @@ def _written(folder):
   }
 
 
+@pytest.mark.slow
 def test_failed_runs_are_named_and_finished_ones_kept(tmp_path):
   done = _launch(tmp_path)
   assert done.returncode == 1, done.stderr
@@ -131,6 +132,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp_path):
   command = _command(tmp_path)
   (tmp_path / "sweep.py").write_text(SELECTION)
@@ -159,6 +161,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_a_federated_sweep_runs_over_clients(tmp_path):
   command = _command(tmp_path)
   (tmp_path / "sweep.py").write_text(FEDERATED)

@@ -144,6 +144,7 @@ def _same(undropped, dropped):
 _QUICK = ("mnist_cnn", "fed.quickstart", "secure.secureml_mnist")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _QUICK)
 def test_a_switch_of_a_published_config_runs_or_names_what_lacks(name):
   for path, word in _walk(name):

@@ -14,6 +14,7 @@ def _launch(*arguments, env=None):
   return commands.run("launch.train", *arguments, env=env)
 
 
+@pytest.mark.slow
 def test_quickstart_prints_a_result_and_writes_it(tmp_path):
   done = _launch(
     f"--workdir={tmp_path / 'run'}", "--config.num_steps=20", "--config.privacy.epsilon=2"
@@ -28,6 +29,7 @@ def test_quickstart_prints_a_result_and_writes_it(tmp_path):
   assert "Traceback" not in done.stderr and "backend" not in done.stderr
 
 
+@pytest.mark.cases(slow=["arguments3-words3"])
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [

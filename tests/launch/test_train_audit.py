@@ -48,6 +48,7 @@ def broken(tmp_path_factory):
   ), folder / "run"
 
 
+@pytest.mark.slow
 def test_a_refuted_claim_exits_with_1_and_one_line(broken):
   arguments, workdir = broken
   done = _launch(*arguments)
@@ -60,6 +61,7 @@ def test_a_refuted_claim_exits_with_1_and_one_line(broken):
   assert again.returncode == 1 and "REFUTED" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_sound_run_prints_its_bound_and_never_the_word_passed(tmp_path):
   done = _launch(
     "--audit", f"--workdir={tmp_path / 'run'}", "--config.num_steps=10",

@@ -24,6 +24,7 @@ def _launch(folder, *arguments):
   )
 
 
+@pytest.mark.long
 def test_the_example_trains(tmp_path):
   done = _launch(
     _ROOT / "notebooks",
@@ -77,6 +78,7 @@ def loss(apply):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_and_a_loss_with_loops_train(tmp_path):
   (tmp_path / "loops.py").write_text(_SCANS)
@@ -92,6 +94,7 @@ def test_a_model_and_a_loss_with_loops_train(tmp_path):
   assert "digits loops:Net: test_accuracy=" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("argument", "words"),
   [

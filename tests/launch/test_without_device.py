@@ -43,6 +43,7 @@ def _one_line(done):
   return lines[0]
 
 
+@pytest.mark.cases(slow=["federate"], long=...)
 @pytest.mark.parametrize(
   "name",
   [
@@ -58,6 +59,7 @@ def test_a_platform_that_is_not_there_is_one_line(name, tmp_path):
   assert not [*tmp_path.rglob("*.json")]
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--dry_run"], ["many"]])
 def test_a_tpu_or_gpu_that_is_not_there_is_one_line(more, tmp_path):

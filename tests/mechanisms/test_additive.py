@@ -20,6 +20,7 @@ _LAPLACE = mechanisms.Laplace(epsilon=0.5, l1_sensitivity=3.0)  # scale 6
 _GAUSSIAN = mechanisms.Gaussian(noise_multiplier=2.0, l2_sensitivity=3.0)  # std 6
 
 
+@pytest.mark.cases(slow=["mechanism1-norm"], long=...)
 @pytest.mark.parametrize("mechanism, law", [(_LAPLACE, "laplace"), (_GAUSSIAN, "norm")])
 def test_the_law_is_the_stated_one_and_no_other(mechanism, law):
   value = jnp.full(3 * _SIZE, 100.0)
@@ -31,6 +32,7 @@ def test_the_law_is_the_stated_one_and_no_other(mechanism, law):
   assert stats.kstest(sample / 6, other).pvalue < 1e-6
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("mechanism", [_LAPLACE, _GAUSSIAN])
 def test_p17_keys_decide_and_coordinates_are_independent(mechanism):
   draw = lambda seed: np.asarray(mechanism(jax.random.key(seed), jnp.zeros((2, _SIZE))))
@@ -40,6 +42,10 @@ def test_p17_keys_decide_and_coordinates_are_independent(mechanism):
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(_SIZE)
 
 
+@pytest.mark.cases(
+  slow=["float16-mechanism1"],
+  long=["bfloat16-mechanism0", "bfloat16-mechanism1", "float16-mechanism0"],
+)
 @pytest.mark.parametrize("mechanism", [_LAPLACE, _GAUSSIAN])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32, jnp.float32])
 def test_p20_noise_is_at_least_float32(mechanism, dtype):
@@ -100,6 +106,7 @@ def test_t14_the_classic_one_is_larger_and_p24_has_no_value_beyond_one():
       )
 
 
+@pytest.mark.cases(quick=["5.0-4.54"], long=...)
 @pytest.mark.parametrize("epsilon, truly", [(5.0, 4.54), (10.0, 10.39), (20.0, 25.44)])
 def test_p24_analytic_holds_where_the_classic_formula_fails(epsilon, truly):
   classic = math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon
@@ -179,6 +186,7 @@ def test_p9_a_replace_one_sensitivity_is_not_accounted_as_add_or_remove():
       mechanism.event()
 
 
+@pytest.mark.long
 def test_they_run_under_jit_and_vmap():
   keys = jax.random.split(jax.random.key(0), 3)
   for mechanism in (_LAPLACE, _GAUSSIAN):

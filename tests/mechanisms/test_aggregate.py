@@ -15,6 +15,7 @@ from dpjax.validate import UserError
 _KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_shards_are_disjoint_and_random():
   cut = np.asarray(shards(_KEY, jnp.arange(23), 5))
   assert cut.shape == (5, 4)
@@ -32,6 +33,7 @@ def test_one_record_reaches_one_shard():
     assert (one != other).any(axis=1).sum() == 1
 
 
+@pytest.mark.slow
 def test_row_8_the_mean_moves_by_one_shard_whatever_the_function_does():
   """A record that takes over its shard's output moves the mean by range / k, no further;
   without the clipping it moves it as far as it likes."""
@@ -46,6 +48,7 @@ def test_row_8_the_mean_moves_by_one_shard_whatever_the_function_does():
   assert abs(raw[0] - raw[1]) == pytest.approx(1e8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_row_8_the_noise_follows_the_dimension_and_the_shards(delta):
   mechanism = mechanisms.SampleAndAggregateMean(2.0, 20, -1.0, 3.0, delta=delta)
@@ -62,12 +65,14 @@ def test_row_8_the_noise_follows_the_dimension_and_the_shards(delta):
     assert stats.kstest(residuals / (scale * wrong), distribution).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_p1_outputs_that_are_not_finite_are_bounded_too():
   mechanism = mechanisms.SampleAndAggregateMean(1e9, 2, 0.0, 10.0)
   fn = lambda shard: jnp.array([jnp.nan, jnp.inf, -jnp.inf])
   np.testing.assert_allclose(mechanism(_KEY, jnp.zeros(4), fn), [5, 10, 0], atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_vote_is_the_noisy_argmax_of_the_counts():
   mechanism = mechanisms.SampleAndAggregateVote(1.0, num_shards=12, num_classes=3)
   assert mechanism.selection.scale == 2.0  # one vote moves: one count up, another down
@@ -81,6 +86,7 @@ def test_the_vote_is_the_noisy_argmax_of_the_counts():
   assert share > 0.8
 
 
+@pytest.mark.long
 def test_the_vote_of_many_queries_is_charged_for_each():
   mechanism = mechanisms.SampleAndAggregateVote(0.5, num_shards=10, num_classes=3)
   fn = lambda shard: jnp.zeros(4, jnp.int32)
@@ -95,6 +101,7 @@ def test_the_vote_of_many_queries_is_charged_for_each():
   assert cost(200) < 0.7 * 100
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize(
   "mechanism",
   [
@@ -115,6 +122,7 @@ def test_add_or_remove_is_refused_for_all_shards_could_change(mechanism):
   assert found == pytest.approx(1.0, rel=2e-3)
 
 
+@pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
   "call, word",
   [

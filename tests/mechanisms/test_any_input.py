@@ -113,6 +113,9 @@ def test_introspection_finds_them_all():
     assert _ends_well(lambda: call(**_usual(call))) is not None, name
 
 
+@pytest.mark.cases(
+  quick=["ClassSums", "LeastSquares", "Whitening"], slow=["GNMax"], long=...
+)
 @pytest.mark.parametrize("name", _MECHANISMS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=_data)
@@ -121,6 +124,52 @@ def test_any_data(name, data):
   _ends_well(lambda: _called(mechanism, data))
 
 
+@pytest.mark.cases(
+  slow=["29-Gaussian", "29-Quantile", "29-SampleAndAggregateMean"],
+  long=[
+    "2-Gaussian",
+    "2-Laplace",
+    "3-RandomizedResponse",
+    "4-RandomizedResponse",
+    "13-Gaussian",
+    "13-Laplace",
+    "13-Quantile",
+    "14-Gaussian",
+    "14-Laplace",
+    "17-BoundedMean",
+    "21-BoundedMean",
+    "21-Exponential",
+    "21-Gaussian",
+    "21-Laplace",
+    "21-Quantile",
+    "21-SparseVector",
+    "22-BoundedMean",
+    "22-Exponential",
+    "22-Quantile",
+    "22-RandomizedResponse",
+    "22-SparseVector",
+    "23-BoundedMean",
+    "23-Quantile",
+    "23-SampleAndAggregateMean",
+    "23-SampleAndAggregateVote",
+    "23-SparseVector",
+    "24-Quantile",
+    "24-SampleAndAggregateMean",
+    "25-Quantile",
+    "25-ReportNoisyMax",
+    "25-SampleAndAggregateMean",
+    "25-SparseVector",
+    "26-Quantile",
+    "26-RandomizedResponse",
+    "26-SampleAndAggregateMean",
+    "26-SampleAndAggregateVote",
+    "28-Quantile",
+    "28-RandomizedResponse",
+    "29-SparseVector",
+    "32-Exponential",
+    "32-SparseVector",
+  ],
+)
 @pytest.mark.parametrize("name", _MECHANISMS)
 @pytest.mark.parametrize("index", range(len(_STRANGE_DATA)))
 def test_strange_data(name, index):
@@ -128,6 +177,7 @@ def test_strange_data(name, index):
   _ends_well(lambda: _called(mechanism, _STRANGE_DATA[index]))
 
 
+@pytest.mark.cases(long=["None-Histogram"])
 @pytest.mark.parametrize("name", _MECHANISMS)
 @pytest.mark.parametrize("key", [None, 0, jnp.zeros(2, jnp.uint32), "key"])
 def test_strange_keys_are_refused(name, key):
@@ -137,6 +187,18 @@ def test_strange_keys_are_refused(name, key):
       _called(mechanism, np.zeros(30, int), one)
 
 
+@pytest.mark.cases(
+  quick=[
+    "BudgetLedger",
+    "ShardCharge",
+    "ChannelStatistics",
+    "ClassSums",
+    "LeastSquares",
+    "Whitening",
+  ],
+  slow=["GNMax"],
+  long=...,
+)
 @pytest.mark.parametrize("name", _CHECKED)
 def test_strange_settings(name):
   """Each setting in turn takes every strange value; what is then accepted must also run."""

@@ -30,6 +30,7 @@ def _cost(mechanism, relation, delta=1e-9):
 # --- the mean
 
 
+@pytest.mark.long
 def test_row_9_the_mean_age_has_noise_of_range_over_n_and_no_less():
   mechanism = mechanisms.BoundedMean(epsilon=1.0, lower=0.0, upper=100.0)
   sample = _draws(mechanism, _AGES) - 45
@@ -53,6 +54,7 @@ def test_row_9_replacing_a_record_moves_the_mean_within_the_noise(values, new):
   assert attained == pytest.approx(0.7)
 
 
+@pytest.mark.long
 def test_p9_with_a_private_count_the_sum_and_the_count_share_epsilon():
   """One record moves (centred sum / half width, count) by at most 2 in L1."""
   mechanism = mechanisms.BoundedMean(
@@ -84,6 +86,7 @@ def test_with_delta_the_noise_is_analytic_gaussian(relation):
   assert found == pytest.approx(2.0, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_nan_and_infinity_are_bounded_like_all_others():
   exact = mechanisms.BoundedMean(epsilon=1e9, lower=0.0, upper=10.0)
   values = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 4.0])
@@ -95,6 +98,7 @@ def test_nan_and_infinity_are_bounded_like_all_others():
 # --- the histogram
 
 
+@pytest.mark.long
 def test_the_histogram_counts_and_adds_the_stated_noise():
   bins = jnp.array([0, 2, 2, 7, -1])  # two of them outside
   mechanism = mechanisms.Histogram(epsilon=0.5, num_bins=3)
@@ -104,6 +108,7 @@ def test_the_histogram_counts_and_adds_the_stated_noise():
   assert stats.kstest(residuals / 1.1, "laplace").pvalue < 1e-6
 
 
+@pytest.mark.cases(long=["add_or_remove_one-2.0"])
 @pytest.mark.parametrize(
   "relation, scale", [("add_or_remove_one", 2.0), ("replace_one", 4.0)]
 )
@@ -140,6 +145,7 @@ def test_a_histogram_of_nobody_is_noise_around_zero():
   assert mechanism(jax.random.key(0), []).shape == (3,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quantile", [0.25, 0.5])
 def test_quantiles_follow_the_exact_density_and_no_other(quantile):
   values = np.array([1.0, 2.0, 2.5, 6.0, 30.0])
@@ -158,6 +164,7 @@ def test_quantiles_follow_the_exact_density_and_no_other(quantile):
     assert stats.kstest(sample, cdf(other)).pvalue < 1e-6
 
 
+@pytest.mark.cases(long=["replace_one"])
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 @settings(deadline=None)
 @given(
@@ -184,6 +191,7 @@ def test_half_of_the_quantile_noise_would_be_too_little():
   assert 0.9 < loss(mechanism) <= 1.0 < 1.8 < loss(halved)
 
 
+@pytest.mark.long
 def test_quantile_edge_cases():
   mechanism = mechanisms.Quantile(1.0, 0.0, 10.0)
   empty = _draws(mechanism, jnp.zeros(0))
@@ -195,6 +203,7 @@ def test_quantile_edge_cases():
   assert np.isfinite(near).all()
 
 
+@pytest.mark.cases(long=[10, 11, 12])
 @pytest.mark.parametrize(
   "call, word",
   [

@@ -35,6 +35,7 @@ def _made(**options):
   return mechanisms.ChannelStatistics(**{"normalize_by": 40.0, **options})
 
 
+@pytest.mark.slow
 def test_it_is_the_loop_where_the_noise_is_negligible():
   found = _made(noise_multiplier=_NOWHERE, clip_norms=_NORMS)(jax.random.key(0), _X)
   clipped = _oracle(_X, _NORMS, 40)
@@ -45,6 +46,7 @@ def test_it_is_the_loop_where_the_noise_is_negligible():
   assert np.allclose(on_device, lib.channel_moments(_X), atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_private_medians_are_near_the_medians():
   many = np.tile(_X, (50, 1, 1, 1))
   made = _made(normalize_by=2000.0, noise_multiplier=_NOWHERE, median_epsilon=1.0)
@@ -90,6 +92,7 @@ def test_p9_one_example_moves_a_sum_by_the_clip_norm_exchanged_by_twice_it():
   assert broken > 1e20  # what a sum without clipping would show
 
 
+@pytest.mark.cases(long=["asarray0"])
 @pytest.mark.parametrize("place", [np.asarray, jnp.asarray])
 def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(place):
   """One compiled for all rows at once rounds a single one differently."""
@@ -113,6 +116,7 @@ def test_p1_a_vector_that_is_not_finite_counts_as_zero():
     assert np.allclose(np.asarray(high) + np.asarray(low), 0.2, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_noise_is_as_large_as_charged_and_independent():
   made = _made(normalize_by=10.0, noise_multiplier=3.0, clip_norms=_NORMS)
   keys = jax.random.split(jax.random.key(2), 4000)
@@ -123,6 +127,7 @@ def test_the_noise_is_as_large_as_charged_and_independent():
   assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.07
 
 
+@pytest.mark.cases(long=["2.0", "8.0"])
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0, 8.0])
 def test_no_pure_mechanism_is_worse_than_its_gaussian(epsilon):
   """Both trade-off functions, and the price of four, at many deltas."""
@@ -148,6 +153,7 @@ def _direct(events, relation):
   return accountant.get_epsilon(1e-5)
 
 
+@pytest.mark.cases(quick=["replace_special-1"], long=...)
 @pytest.mark.parametrize(
   ("relation", "sensitivity"),
   [("add_or_remove_one", 1), ("replace_special", 1), ("replace_one", 2)],
@@ -176,6 +182,7 @@ def test_under_replace_one_medians_are_scaled_for_an_exchange():
     _made(neighboring_relation="replace_one").event("add_or_remove_one")
 
 
+@pytest.mark.slow
 def test_standardised_features_have_mean_zero_and_variance_one():
   found = _made(noise_multiplier=_NOWHERE, clip_norms=(20, 60))(jax.random.key(3), _X)
   seen = np.asarray(lib.standardized(_X, found), np.float64).reshape(-1, 3)

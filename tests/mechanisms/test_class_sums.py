@@ -85,6 +85,7 @@ def test_the_event_is_that_of_the_relation():
     swap.event()
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_noise_is_refuted():
   tenth = functools.partial(twins.BrokenMechanism, ClassSums, "ClassSums")
   played = games.GAMES["ClassSums"](

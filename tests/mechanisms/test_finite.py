@@ -26,6 +26,7 @@ def _drive(monkeypatch, word):
 # --- tails
 
 
+@pytest.mark.cases(slow=["float64"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_query_noise_reaches_what_the_guarantee_needs(x64, monkeypatch, dtype):
   _drive(monkeypatch, 0)
@@ -48,6 +49,7 @@ def test_the_stated_delta_of_epsilon_10_is_not_exceeded_by_finite_tails():
     mechanisms.Gaussian.calibrated(epsilon=120.0, delta=1e-12, l2_sensitivity=1.0)
 
 
+@pytest.mark.cases(slow=["exponential"], long=...)
 @pytest.mark.parametrize("noise", mechanisms.selection.NOISES)
 def test_a_hopeless_candidate_is_chosen_as_often_as_it_should(monkeypatch, noise):
   """55 scales behind: e^-55 is out of reach of draws, so the first words are driven; a
@@ -68,6 +70,7 @@ def test_a_hopeless_candidate_is_chosen_as_often_as_it_should(monkeypatch, noise
 # --- the lattice
 
 
+@pytest.mark.cases(slow=["mechanism1-float64"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize(
   "mechanism", [mechanisms.Laplace(0.7, 1.0), mechanisms.Gaussian(1.3, 1.0)]
@@ -97,6 +100,7 @@ def _log_ratios(std, shift, snap, step):
   return np.log(np.bincount(places, chances) / ideal)[1:-1]  # the outer two are cut
 
 
+@pytest.mark.cases(slow=["11.3"], long=...)
 @pytest.mark.parametrize("std", [8.0, 11.3, 15.9])
 def test_a_number_tells_less_than_3e_5_beyond_real_noise(std):
   """The log ratio of all cells, root mean square. With 2^11 floats in a cell, halves to even, it
@@ -118,6 +122,7 @@ def test_a_cell_holds_the_floats_that_its_chance_is_said_to_rest_on(dtype, more)
     assert held(4) >= 2.0 ** (13 + more) and held(40) >= 2.0 ** (9 + more)
 
 
+@pytest.mark.cases(slow=["1.0"], long=...)
 @pytest.mark.parametrize("value", [0.0, 1 / 3, 1.0])
 def test_every_point_at_40_scales_is_possible_for_every_value(value):
   """u is driven to e^-40: the 100 grid points there are all reached from each neighbour."""
@@ -132,6 +137,7 @@ def test_every_point_at_40_scales_is_possible_for_every_value(value):
   assert set(range(start, start + 100)) <= set(cells)
 
 
+@pytest.mark.long
 def test_quantiles_are_points_of_a_public_grid_and_never_a_record():
   quantile = mechanisms.Quantile(50.0, 0.0, 8.0)
   records = jnp.asarray(np.random.default_rng(0).uniform(0, 8, 50), jnp.float32)
@@ -143,6 +149,7 @@ def test_quantiles_are_points_of_a_public_grid_and_never_a_record():
 # --- exact values
 
 
+@pytest.mark.slow
 def test_integers_and_float64_are_not_rounded_before_the_noise():
   laplace = mechanisms.Laplace(1.0, 1.0)
   for one in (2**24, 2**30 + 1, -(2**24) - 3):
@@ -160,6 +167,7 @@ def test_integers_and_float64_are_not_rounded_before_the_noise():
     laplace(_KEY, np.array([2**60]))
 
 
+@pytest.mark.slow
 def test_wide_integers_in_x64(x64):
   high, low = finite.pair("v", jnp.asarray([2**60 + 1, -(2**60) - 1]), 1.0)
   assert [int(h) + int(v) for h, v in zip(high, low)] == [2**60 + 1, -(2**60) - 1]
@@ -169,6 +177,7 @@ def test_wide_integers_in_x64(x64):
 # --- exact sums
 
 
+@pytest.mark.slow
 def test_sums_are_exact_in_any_order_and_move_by_one_share():
   """A float32 sum of 100,000 shares depends on the order by more than a record."""
   values = np.random.default_rng(0).random(100_000).astype(np.float32)
@@ -194,6 +203,7 @@ def test_float64_sums_are_exact(x64):
   assert int(whole) * 2**38 + int(rest * 2**38) == exact
 
 
+@pytest.mark.cases(long=["add_or_remove_one"], slow=...)
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 def test_the_mean_of_float64_values_is_right(x64, relation):
   values = np.random.default_rng(0).uniform(-3, 5, 1000)
@@ -214,6 +224,9 @@ _KINDS = [
 ]
 
 
+@pytest.mark.cases(
+  slow=["1e+30-kind3"], long=["1e+30-Exponential", "1e+30-PermuteAndFlip", "1e+30-kind2"]
+)
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
   "level", [1e30, np.float32(-3e38), np.int64(2**60), np.int32(2**30)]
@@ -229,6 +242,7 @@ def test_huge_scores_still_get_noise(kind, level):
     assert 0.6 < share < 0.86
 
 
+@pytest.mark.cases(quick=["kind4"], long=...)
 @pytest.mark.parametrize("kind", _KINDS)
 def test_traced_scores_without_a_choice_give_minus_one(kind):
   rows = jnp.array([[jnp.nan, 0.0], [jnp.inf, 0.0], [-jnp.inf] * 2, [-jnp.inf, 0.0]])
@@ -249,6 +263,7 @@ def test_integers_keep_room_for_the_grid_below_them(scale):
     np.testing.assert_array_equal((near - low) / step, [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_sparse_vector_compares_large_integers_exactly():
   base = 2**24
   vector = mechanisms.SparseVector(400.0, threshold=base + 0.5, max_above=3)
@@ -258,6 +273,7 @@ def test_sparse_vector_compares_large_integers_exactly():
   np.testing.assert_array_equal(answers.above, traced.above)
 
 
+@pytest.mark.slow
 def test_values_of_hits_lie_on_the_public_grid():
   vector = mechanisms.SparseVector(50.0, threshold=1.0, max_above=5, epsilon_values=5.0)
   answers = vector(_KEY, jnp.full(5, 30 + 1 / 3))

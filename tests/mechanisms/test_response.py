@@ -24,6 +24,7 @@ def _law(mechanism, label):
   return np.where(np.arange(k) == label, math.exp(mechanism.epsilon) * other, other)
 
 
+@pytest.mark.cases(slow=["1.0-0.232"], long=...)
 @pytest.mark.parametrize("epsilon, keep", [(2.0, 0.4509), (1.0, 0.2320)])
 def test_t11_keep_rates_of_ten_labels(epsilon, keep):
   mechanism = mechanisms.RandomizedResponse(epsilon, num_categories=10)
@@ -88,6 +89,7 @@ def test_frequencies_are_unbiased():
   assert np.abs(raw - truth).max() > 10 * std  # uncorrected shares are biased
 
 
+@pytest.mark.slow
 def test_edge_cases():
   mechanism, key = mechanisms.RandomizedResponse(60.0, num_categories=4), jax.random.key(0)
   labels = jnp.array([[-5, 0, 3, 99]])
@@ -97,6 +99,7 @@ def test_edge_cases():
   np.testing.assert_array_equal(jax.jit(mechanism)(key, labels), mechanism(key, labels))
 
 
+@pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize(
   "call, word",
   [

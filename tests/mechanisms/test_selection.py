@@ -84,6 +84,7 @@ def test_exact_laws():
   assert np.abs(noisy("laplace") - flip).max() > 0.01  # the tests can tell them apart
 
 
+@pytest.mark.cases(slow=[3], long=...)
 @pytest.mark.parametrize(
   "mechanism",
   [
@@ -105,6 +106,7 @@ def test_draws_follow_the_exact_law_and_no_other(mechanism):
     assert pvalue(_probs(mechanism, wrong * _UTILITIES)) < 1e-6
 
 
+@pytest.mark.cases(long=["PermuteAndFlip"])
 @pytest.mark.parametrize("kind", _KINDS[:2])
 @settings(deadline=None)
 @given(utilities=_utilities, moves=_moves, epsilon=st.floats(0.05, 5))
@@ -117,6 +119,7 @@ def test_no_neighbours_have_a_larger_ratio(kind, utilities, moves, epsilon):
   assert _loss(monotonic, one, same_direction) <= epsilon * (1 + 1e-9)
 
 
+@pytest.mark.cases(slow=["exponential"], long=...)
 @pytest.mark.parametrize("noise", ["laplace", "gumbel", "exponential"])
 def test_no_neighbours_have_a_larger_ratio_under_noisy_max(noise):
   random = np.random.default_rng(0)
@@ -177,6 +180,7 @@ def test_p9_the_relation_is_part_of_the_event():
     mechanisms.Exponential(1.0, monotonic=True, neighboring_relation="replace_one")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _KINDS)
 def test_edge_cases(kind):
   mechanism, key = kind(1.0), jax.random.key(0)
@@ -202,6 +206,7 @@ def test_bad_utilities_are_refused(kind, bad):
       kind(1.0)(jax.random.key(0), jnp.zeros(shape))
 
 
+@pytest.mark.cases(long=["1-Exponential", "1-PermuteAndFlip", "1-ReportNoisyMax"])
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf, "1"])
 def test_bad_amounts_are_one_line(kind, bad):

@@ -23,6 +23,7 @@ def _neighbours(relation, values, new):
   return values, [*values[:-1], new if relation == "replace_one" else 0.0]
 
 
+@pytest.mark.cases(long=["replace_special"])
 @pytest.mark.parametrize("relation", _RELATIONS)
 @settings(deadline=None)
 @given(
@@ -96,6 +97,7 @@ def test_the_mean_age_of_document_003_is_not_one_over_n():
     )
 
 
+@pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
   "call, word",
   [

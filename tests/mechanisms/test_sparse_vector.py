@@ -66,6 +66,7 @@ def test_the_quadrature_knows_all_transcripts(max_above):
   assert total == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.cases(long=["False-2", "True-2"])
 @pytest.mark.parametrize("max_above", [1, 2])
 @pytest.mark.parametrize("monotonic", [False, True])
 def test_every_transcript_costs_the_threshold_and_its_hits(max_above, monotonic):
@@ -111,6 +112,7 @@ def test_without_the_halt_the_price_of_one_hit_is_too_low():
   assert math.log(p / q) > 2.0
 
 
+@pytest.mark.cases(slow=["2"], long=...)
 @pytest.mark.parametrize("max_above", [1, 2])
 def test_draws_follow_the_exact_transcripts_and_no_others(max_above):
   mechanism = mechanisms.SparseVector(2.0, threshold=1.0, max_above=max_above)
@@ -135,6 +137,7 @@ def test_draws_follow_the_exact_transcripts_and_no_others(max_above):
     assert pvalue(other) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_stream_ends_after_the_last_hit_and_steps_equal_the_stream():
   mechanism = mechanisms.SparseVector(5.0, threshold=100.0, max_above=2, epsilon_values=4.0)
   queries = jnp.array([0.0, 900.0, 0.0, 800.0, 900.0, 0.0])
@@ -151,6 +154,7 @@ def test_the_stream_ends_after_the_last_hit_and_steps_equal_the_stream():
   assert int(state.num_above) == 2
 
 
+@pytest.mark.slow
 def test_values_are_fresh_and_have_their_own_noise():
   """The value is not the one that was compared: that one is above the threshold."""
   mechanism = mechanisms.SparseVector(0.2, threshold=0.0, max_above=1, epsilon_values=0.5)

@@ -22,6 +22,7 @@ def _share(labels, label):
   return float(np.mean(np.asarray(labels) == label))
 
 
+@pytest.mark.slow
 def test_the_label_has_the_chance_of_the_larger_noisy_count():
   std = 3.0
   counts = jnp.tile(jnp.array([4, 1]), (_DRAWS, 1))
@@ -34,6 +35,7 @@ def test_the_label_has_the_chance_of_the_larger_noisy_count():
     assert abs(_share(labels, 0) - stats.norm.cdf(3 / (math.sqrt(2) * wrong))) > error
 
 
+@pytest.mark.slow
 def test_a_check_has_the_chance_of_its_noisy_threshold_and_hides_the_label():
   mechanism = mechanisms.ConfidentGNMax(threshold=5.0, check_std=2.0, std=0.1)
   counts = jnp.tile(jnp.array([4, 0]), (_DRAWS, 1))
@@ -85,6 +87,7 @@ def test_the_noise_that_is_solved_for_costs_the_epsilon():
     )
 
 
+@pytest.mark.slow
 def test_halved_noise_is_refuted():
   class Half(mechanisms.GNMax):
     def __call__(self, key, counts):

@@ -57,6 +57,7 @@ def _totals(found, made):
   return [np.asarray(one, np.float64) for one in made.noisy_totals(found)]
 
 
+@pytest.mark.long
 def test_it_is_the_loop_where_the_noise_is_negligible():
   made = _made(noise_multiplier=_NOWHERE, clip_norms=_NORMS)
   found = made(jax.random.key(0), _X)
@@ -67,6 +68,7 @@ def test_it_is_the_loop_where_the_noise_is_negligible():
   assert all(np.abs(a - b).max() > 0.01 for a, b in zip(wanted, unclipped))
 
 
+@pytest.mark.long
 def test_the_private_norms_are_near_the_ninth_deciles():
   many = np.tile(_X, (40, 1, 1, 1))
   made = _made(normalize_by=2400.0, noise_multiplier=_NOWHERE, median_epsilon=1.0)
@@ -85,6 +87,7 @@ def _utilities(norms, relation, monkeypatch):
   return seen[0]
 
 
+@pytest.mark.cases(slow=["replace_one"], long=...)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_one_example_moves_the_utility_of_a_bin_by_what_is_paid(relation, monkeypatch):
   rng, worst = np.random.default_rng(3), 0
@@ -97,6 +100,7 @@ def test_one_example_moves_the_utility_of_a_bin_by_what_is_paid(relation, monkey
   assert worst == _made(neighboring_relation=relation)._among.utility_sensitivity
 
 
+@pytest.mark.slow
 def test_a_norm_that_all_examples_have_is_found():
   same = jnp.full(3000, 63.0)
   found = [_made().clip_norm(jax.random.key(i), same, 0) for i in range(20)]
@@ -105,6 +109,7 @@ def test_a_norm_that_all_examples_have_is_found():
   assert 2.0**-20 <= float(nobody) <= 2.0**20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_p9_one_example_moves_each_sum_by_no_more_than_the_noise_covers(relation):
   """Given what was released before; the sums are of integers, so not even by a rounding."""
@@ -130,6 +135,7 @@ def test_p9_one_example_moves_each_sum_by_no_more_than_the_noise_covers(relation
   assert (np.array(apart) > 10 * np.array(_NORMS)).all()
 
 
+@pytest.mark.cases(quick=["covariance"], slow=["variances"], long=...)
 @pytest.mark.parametrize("name", lib.Whitening.vectors)
 def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(name):
   known = lib._map(_made()(jax.random.key(3), _X)._asdict(), (4, 3), 6)
@@ -142,6 +148,7 @@ def test_what_an_example_adds_does_not_depend_on_the_others_bit_for_bit(name):
   assert (total(long) - total(long[1:]) == total(long[:1])).all()
 
 
+@pytest.mark.slow
 def test_p1_an_example_that_is_not_finite_counts_as_zero():
   made = _made(noise_multiplier=_NOWHERE, clip_norms=_NORMS)
   before = made(jax.random.key(4), _X[1:])
@@ -153,6 +160,7 @@ def test_p1_an_example_that_is_not_finite_counts_as_zero():
       assert np.abs(one - other).max() < 1e-2
 
 
+@pytest.mark.long
 def test_the_noise_of_each_sum_is_as_large_as_charged_and_independent():
   made = _made(noise_multiplier=3.0, clip_norms=_NORMS)
   quiet = dataclasses.replace(made, noise_multiplier=_NOWHERE)
@@ -170,6 +178,7 @@ def test_the_noise_of_each_sum_is_as_large_as_charged_and_independent():
   assert np.abs(apart).max() < 0.45  # 1,830 pairs: .08 each
 
 
+@pytest.mark.cases(quick=["replace_special-1"], long=...)
 @pytest.mark.parametrize(
   ("relation", "sensitivity"),
   [("add_or_remove_one", 1), ("replace_special", 1), ("replace_one", 2)],
@@ -185,6 +194,7 @@ def test_the_event_is_that_of_all_ten_releases(relation, sensitivity):
   assert cost == pytest.approx(direct.get_epsilon(1e-5), rel=1e-3)
 
 
+@pytest.mark.long
 def test_directions_are_even_above_the_floor_and_as_they_were_below_it():
   x = (
     _RNG.normal(size=(4000, 1, 4))
@@ -217,6 +227,7 @@ def test_the_map_is_that_of_the_released_fields_read_again():
   assert np.allclose(flat, np.asarray(mine).reshape(shape), atol=1e-5)
 
 
+@pytest.mark.cases(long=["1"])
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_examples_are_noise_and_never_nan(count):
   found = _made()(jax.random.key(9), _X[:count])
@@ -241,6 +252,7 @@ def test_wrong_settings_are_one_line(options, word):
     _made(**options)
 
 
+@pytest.mark.cases(long=[2, 3])
 @pytest.mark.parametrize(
   ("x", "word"),
   [

@@ -83,6 +83,7 @@ def _equal(got, wanted):
   jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
+@pytest.mark.slow
 def test_every_way_to_save_gives_the_newest_parameters(saved):
   folder, tree = saved
   for name in _NAMES:
@@ -266,6 +267,7 @@ def _config(path):
   )
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved, tmp_path):
   folder = _changed_folder(saved, tmp_path, "steps")
   config = fields.replace_all(_config(folder), {})
@@ -292,6 +294,7 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
     build.check(config)
 
 
+@pytest.mark.slow
 def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
   def save(step):
     content = serialization.to_bytes({"params": _tree(step)["params"]})

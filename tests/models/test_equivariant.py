@@ -36,6 +36,7 @@ def _changes(logits):
   return np.abs(logits - logits[0]).max(axis=(1, 2))
 
 
+@pytest.mark.slow
 def test_logits_of_turned_and_mirrored_images_are_equal(x64):
   changes = _changes(_logits(_small()))
   assert changes.max() < 1e-12
@@ -50,6 +51,7 @@ def test_c1_does_neither(x64):
   assert _changes(_logits(_small(group="C1")))[1:].min() > 1e-3
 
 
+@pytest.mark.cases(long=["C4"])
 @pytest.mark.parametrize("group", ["D4", "C4"])
 def test_a_wrong_order_of_the_maps_is_seen(x64, monkeypatch, group):
   right = equivariant.left_quotients(group)
@@ -78,6 +80,7 @@ def test_a_layer_of_the_group_turns_its_maps(x64):
   np.testing.assert_allclose(out, wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_all_positions_reach_the_head_where_it_is_not_invariant(x64):
   assert _changes(_logits(_small(invariant=False)))[1:].min() > 1e-3
 
@@ -124,6 +127,7 @@ def test_the_fast_route_knows_the_shared_kernels():
   assert len(recorded) == 4  # no general gradient, as vmap takes
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_fast_route_agrees_with_one_gradient_each():
   model = _small(group="C4", filters=(2,), strides=(2,), pool_after=(), num_groups=None)

@@ -153,6 +153,7 @@ def test_ids_that_leave_zero_to_the_padding_give_the_same_logits(tmp_path):
     models.load_gpt2(path, wide)
 
 
+@pytest.mark.long
 def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
   for tied in (True, False):
     model = _MODEL.clone(tie_embeddings=tied, num_layers=1)

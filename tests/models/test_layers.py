@@ -32,6 +32,7 @@ def test_tempered_sigmoid_is_its_formula(scale, inverse_temp, offset, x):
   np.testing.assert_allclose(ours, formula, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_activation_with_parameters_reaches_the_model():
   x = jnp.linspace(0.1, 1, 12).reshape(2, 6)
   apply = lambda activation: models.Mlp(num_classes=2, activation=activation)
@@ -42,6 +43,7 @@ def test_activation_with_parameters_reaches_the_model():
   assert float(jnp.abs(same - other).max()) > 1e-2
 
 
+@pytest.mark.cases(slow=["1-VALID-7"], long=...)
 @pytest.mark.parametrize(
   ("stride", "padding", "size"),
   [(2, "SAME", 7), (1, "VALID", 7), (2, "SAME", 1)],
@@ -63,11 +65,13 @@ def test_max_pool_equals_reduce_window(stride, padding, size):
   np.testing.assert_allclose(grad, expected_grad, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_max_pool_shares_the_gradient_of_a_tie():
   grad = jax.grad(lambda x: models.max_pool(x).sum())(jnp.zeros((1, 2, 2, 1)))
   np.testing.assert_allclose(grad, 0.25)
 
 
+@pytest.mark.long
 def test_group_standardize_equals_flax_group_norm_without_scale():
   x = 3 + jax.random.normal(KEY, (2, 4, 5, 12))
   norm = nn.GroupNorm(4, epsilon=1e-5, use_bias=False, use_scale=False)
@@ -96,6 +100,7 @@ def test_a_whole_data_set_is_standardised_beside_or_in_place():
   np.testing.assert_array_equal(x, beside)
 
 
+@pytest.mark.slow
 def test_group_standardize_of_a_constant_is_zero_with_finite_gradient():
   x = jnp.full((1, 2, 2, 4), 5.0)
   assert float(jnp.abs(models.group_standardize(x, 2)).max()) == 0
@@ -103,6 +108,7 @@ def test_group_standardize_of_a_constant_is_zero_with_finite_gradient():
   assert jnp.isfinite(grad).all()
 
 
+@pytest.mark.long
 def test_standardized_kernel_has_zero_mean_and_the_gain_as_norm():
   kernel = 2 + 5 * jax.random.normal(KEY, (3, 3, 4, 6))
   gain = jnp.arange(1.0, 7.0)
@@ -114,6 +120,7 @@ def test_standardized_kernel_has_zero_mean_and_the_gain_as_norm():
   np.testing.assert_allclose(shifted, standard, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_constant_kernel_gives_zero_and_a_finite_gradient():
   kernel = jnp.ones((1, 1, 3, 2))
   loss = lambda kernel: standardize_kernel(kernel, jnp.ones(2))[0, 0, 0, 0]
@@ -121,6 +128,7 @@ def test_a_constant_kernel_gives_zero_and_a_finite_gradient():
   assert jnp.isfinite(jax.grad(loss)(kernel)).all()
 
 
+@pytest.mark.long
 def test_ws_conv_is_a_convolution_with_the_standardized_kernel():
   x = jax.random.normal(KEY, (2, 5, 5, 3))
   layer = WsConv(4, stride=2)

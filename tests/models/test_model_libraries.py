@@ -62,6 +62,7 @@ def _expected(name, key, x):
   return apply(init(key, x.shape)[1], x)
 
 
+@pytest.mark.cases(slow=["pair"], long=...)
 @pytest.mark.parametrize("name", ["Nnx", "Equinox", "Functions", "pair"])
 def test_outputs_are_those_of_the_library_itself(name):
   model = _model(name)
@@ -95,6 +96,7 @@ def test_parameters_have_the_names_of_the_layers():
   assert models.options(f"{_MODULE}:Equinox") == ("rate",)
 
 
+@pytest.mark.cases(long=["NnxConstant"], slow=...)
 @pytest.mark.parametrize("name", ["Constant", "NnxConstant"])
 def test_constants_follow_no_key_and_stay_after_a_trace(name):
   model = _model(name)
@@ -116,6 +118,7 @@ def test_constants_follow_no_key_and_stay_after_a_trace(name):
 _DROPPED = [("Nnx", 0.5), ("Equinox", 0.5), ("Functions", 0.5), ("NnxCalled", None)]
 
 
+@pytest.mark.cases(slow=["NnxCalled-None"], long=...)
 @pytest.mark.parametrize(("name", "rate"), _DROPPED)
 def test_dropout_has_the_rate_in_training_and_is_off_in_evaluation(name, rate):
   options = {} if rate is None else {"rate": rate}
@@ -141,6 +144,7 @@ def _model_without(name, params):
   return plain.apply(params, _X[:1])
 
 
+@pytest.mark.cases(quick=["NnxRecurrent", "pair"], slow=...)
 @pytest.mark.parametrize("name", ["Nnx", "NnxRecurrent", "Equinox", "Functions", "pair"])
 def test_without_dropout_examples_have_no_keys(name):
   task, _, _ = _started(name)

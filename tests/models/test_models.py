@@ -84,6 +84,11 @@ def test_small_covers_every_name():
   assert set(models.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
 
 
+@pytest.mark.cases(
+  quick=["patches_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"],
+  slow=["convnet", "vgg16_linear", "vit", "resnet", "bert"],
+  long=...,
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_p29_no_example_influences_another(name):
   apply = jax.jit(functools.partial(_model(name).apply, _params(name)))
@@ -91,6 +96,7 @@ def test_p29_no_example_influences_another(name):
   assert others <= 1e-6 and own > 1e-3
 
 
+@pytest.mark.slow
 def test_p29_the_influence_test_finds_batch_norm():
   class WithBatchNorm(nn.Module):
     @nn.compact
@@ -104,6 +110,9 @@ def test_p29_the_influence_test_finds_batch_norm():
   assert _influence(apply, x)[0] > 1e-2
 
 
+@pytest.mark.cases(
+  slow=["scatter_cnn_cifar10"], long=["scatter_linear", "scatter_cnn", "transformer", "wrn"]
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_have_one_row_per_example(name):
   apply = _model(name).apply
@@ -113,6 +122,7 @@ def test_logits_have_one_row_per_example(name):
 
 
 # One of each module; the other names differ in sizes only.
+@pytest.mark.cases(quick=["mlp"], long=...)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "scatter_cnn", "transformer", "wrn"])
 def test_per_example_gradients_are_finite_and_reach_every_parameter(name):
   params, x = _params(name), _inputs(name)
@@ -123,6 +133,7 @@ def test_per_example_gradients_are_finite_and_reach_every_parameter(name):
     assert np.isfinite(grad).all() and np.abs(grad).max() > 0
 
 
+@pytest.mark.cases(quick=["scatter_linear"], long=...)
 @pytest.mark.parametrize("name", ["cnn", "scatter_linear", "transformer"])
 def test_bfloat16_keeps_float32_parameters_and_logits(name):
   params, x = _params(name), _inputs(name)
@@ -135,12 +146,14 @@ def test_bfloat16_keeps_float32_parameters_and_logits(name):
     assert leaf.dtype == np.float32 and np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 def test_float64_stays_float64(x64):
   model, x = models.Mlp(num_classes=3), jnp.ones((2, 4), jnp.float64)
   params = jax.tree.map(lambda p: p.astype(jnp.float64), model.init(KEY, x))
   assert model.apply(params, x).dtype == jnp.float64
 
 
+@pytest.mark.cases(long=["wrn_16_4-shape10-2753818"])
 @pytest.mark.parametrize(
   ("name", "shape", "count"),
   [
@@ -186,6 +199,7 @@ def test_a_missing_channel_axis_is_named(name):
     models.build(name, num_classes=10).init(KEY, jnp.zeros((2, 28, 28)))
 
 
+@pytest.mark.cases(long=[4, 7, 8])
 @pytest.mark.parametrize(
   ("make", "message"),
   [

@@ -350,6 +350,7 @@ def _loaded(case: _Case, tmp_path, tensors: Tensors, model: Any = None) -> Any:
   return case.load(path, model, _begun(model, case.x))
 
 
+@pytest.mark.cases(quick=["hugging_face"], long=...)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_gives_the_logits_of_its_architecture(name, tmp_path):
   case = CASES[name]

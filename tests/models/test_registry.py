@@ -89,6 +89,7 @@ def test_wide_resnets_have_the_depth_of_their_name():
   assert depths == [16, 40]
 
 
+@pytest.mark.cases(long=["2.5", "True"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
 def test_num_classes_is_checked(value):
   with pytest.raises(UserError, match="num_classes="):

@@ -82,6 +82,7 @@ def _twin(image, J=2, L=8):
   return np.stack([low(plane, 0)] + [low(u, j) for j, u in first + second], -1)
 
 
+@pytest.mark.cases(quick=["8-12-1"], long=...)
 @pytest.mark.parametrize(("H", "W", "J"), [(28, 28, 2), (8, 12, 1), (9, 8, 3)])
 def test_equals_the_slow_fft_twin(H, W, J):
   images = _random(2, H, W, 2)
@@ -178,6 +179,7 @@ def _stroke() -> np.ndarray:
   return image
 
 
+@pytest.mark.slow
 def test_features_move_less_than_pixels_under_a_shift():
   image = _stroke()
   moved = np.roll(image, 1, axis=2)
@@ -188,6 +190,7 @@ def test_features_move_less_than_pixels_under_a_shift():
   assert features > 1e-3
 
 
+@pytest.mark.cases(long=["noise"])
 @pytest.mark.parametrize("kind", ["noise", "stroke", "difference"])
 def test_energy_does_not_grow(kind):
   a, b = {
@@ -209,6 +212,7 @@ def test_p29_no_image_influences_another():
   assert np.abs(before[1] - after[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_jit_and_finite_gradient_at_a_blank_image():
   blank = jnp.zeros((1, 8, 8, 1))
   # not bit for bit: fused or not, moduli of 1e-15 are rounded as the processor likes
@@ -222,6 +226,7 @@ def test_jit_and_finite_gradient_at_a_blank_image():
 # --- whole data sets --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
   traces, seen, smooth = [], [], MODULE._smooth
 
@@ -239,6 +244,7 @@ def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
   np.testing.assert_allclose(features, scattering(images), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_place_and_no_number_of_images_moves_a_bit():
   # A record fewer moves those behind it to other places of their chunk.
   images = np.repeat(_random(1, 12, 12, 1), 48, axis=0)
@@ -251,6 +257,7 @@ def test_no_place_and_no_number_of_images_moves_a_bit():
     )
 
 
+@pytest.mark.slow
 def test_mirrored_features_are_the_mean_of_both_images():
   images = _random(5, 8, 8, 2)
   found = models.scattering_features(images, mirrored=True, batch_size=2)
@@ -314,6 +321,7 @@ def test_tiny_data_sets(count):
   assert features.shape == (count, 2, 2, 81)
 
 
+@pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
   ("images", "options", "message"),
   [
@@ -329,6 +337,7 @@ def test_wrong_images_are_refused(images, options, message):
     models.scattering_features(images, **options)
 
 
+@pytest.mark.slow
 def test_typical_scales_are_those_of_photographs_within_a_factor():
   """Digits, enlarged, are no photographs, and yet: all but the low-pass, which follows the
   mean of the pixels, come near one size."""

@@ -24,6 +24,7 @@ def network():
   return jax.jit(lambda tokens: model.apply(params, tokens))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("t", [0, 3, 5])
 def test_a_token_changes_no_earlier_logits(network, t):
   before, after = network(TOKENS), network(TOKENS.at[0, t].set(9))
@@ -31,6 +32,7 @@ def test_a_token_changes_no_earlier_logits(network, t):
   assert all(jnp.abs(before[0, i] - after[0, i]).max() > 1e-6 for i in range(t, 6))
 
 
+@pytest.mark.slow
 def test_a_prefix_has_the_logits_of_the_whole(network):
   np.testing.assert_allclose(network(TOKENS[:, :4]), network(TOKENS)[:, :4], atol=1e-6)
 
@@ -40,6 +42,7 @@ def test_order_matters(network):
   assert float(jnp.abs(network(swapped)[0, -1] - network(TOKENS)[0, -1]).max()) > 1e-6
 
 
+@pytest.mark.long
 def test_tying_saves_one_matrix_and_its_gradient_has_both_uses():
   tied = models.Transformer(vocab_size=11, **SIZES)
   untied = models.Transformer(vocab_size=11, tie_embeddings=False, **SIZES)
@@ -55,6 +58,7 @@ def test_tying_saves_one_matrix_and_its_gradient_has_both_uses():
   np.testing.assert_allclose(one["params"]["embed"]["embedding"], sum(uses), atol=1e-4)
 
 
+@pytest.mark.long
 def test_attention_is_the_average_over_the_past_when_scores_are_equal():
   x = jax.random.normal(KEY, (1, 4, 6))
   layer = Attention(num_heads=2)
@@ -67,6 +71,7 @@ def test_attention_is_the_average_over_the_past_when_scores_are_equal():
   np.testing.assert_allclose(layer.apply({"params": params}, x), running, atol=1e-5)
 
 
+@pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
   ("tokens", "message"),
   [
@@ -80,6 +85,7 @@ def test_wrong_tokens_are_refused(tokens, message):
     models.Transformer(vocab_size=11, **SIZES).init(KEY, tokens)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less():
   kept, again = (models.Transformer(vocab_size=11, **SIZES, remat=r) for r in (False, True))
   shapes = [jax.eval_shape(model.init, KEY, TOKENS) for model in (kept, again)]
@@ -94,6 +100,7 @@ def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less()
     models.Transformer(vocab_size=11, **SIZES, remat="yes")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_p4_bfloat16_activations_keep_the_bound_and_float32_sums():
   """The clipped gradient of each example alone, in float64, of losses that stretch it: weights

@@ -29,6 +29,7 @@ def _pvalue(draws, x, pmf):
   return stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue
 
 
+@pytest.mark.cases(slow=["1"])
 @pytest.mark.parametrize("variance", [1, 2, 5, 30])
 def test_discrete_gaussian_has_its_pmf_and_no_other(variance):
   draws = discrete.discrete_gaussian(np.random.default_rng(1), 120_000, variance=variance)
@@ -170,6 +171,7 @@ def test_clients_integers_come_back_as_their_sum():
   assert np.sqrt((error**2).mean()) == pytest.approx(1.0, rel=0.3)
 
 
+@pytest.mark.cases(long=[7, 8])
 @pytest.mark.parametrize(
   ("make", "match"),
   [
@@ -196,6 +198,7 @@ def test_bad_input_is_one_line(make, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_wide_noise_has_the_law_of_the_other_sampler(monkeypatch):
   """The same algorithm in unbounded integers: at a small variance by its pmf."""
   monkeypatch.setattr(discrete, "MAX_VARIANCE", 0)

@@ -15,6 +15,7 @@ def _draw(std, size=20_000, key=0):
   return np.asarray(tree["w"]), np.asarray(tree["b"])
 
 
+@pytest.mark.slow
 def test_the_law_is_normal_with_the_right_std_and_no_other():
   sample = _draw(1.7)[0]
   assert stats.kstest(sample / 1.7, "norm").pvalue > 1e-3
@@ -33,6 +34,7 @@ def test_p17_leaves_steps_and_keys_are_uncorrelated():
   assert np.corrcoef(first, first)[0, 1] == pytest.approx(1.0)  # the test can fail
 
 
+@pytest.mark.slow
 def test_p20_noise_is_at_least_float32():
   state = noise.init(jax.random.key(0))
   out, _ = noise.add_gaussian(state, jnp.zeros(1000, jnp.bfloat16), 1e-3)
@@ -51,6 +53,7 @@ def test_p35_donating_the_state_keeps_the_callers_key_and_moves_the_noise():
   assert int(state.draws) == 2
 
 
+@pytest.mark.slow
 def test_the_state_alone_determines_the_next_draw():
   state = noise.init(jax.random.key(3))
   for _ in range(3):

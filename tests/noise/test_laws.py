@@ -41,6 +41,7 @@ def _number(words):
   return (mpmath.mpf(value) + mpmath.mpf(0.5)) / 2 ** (32 * distributions.WORDS)
 
 
+@pytest.mark.cases(slow=["float64"], long=...)
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_every_number_of_bits_gives_the_exact_exponential(x64, dtype):
   """Against 80 digits: from the smallest u to the largest, at full relative precision."""
@@ -57,6 +58,7 @@ def test_every_number_of_bits_gives_the_exact_exponential(x64, dtype):
   np.testing.assert_allclose(found, exact, rtol=8 * float(jnp.finfo(dtype).eps))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_the_ends_and_the_order(x64, dtype):
   zeros, ones = ((jnp.uint32(w),) * distributions.WORDS for w in (0, _MOST))
@@ -77,6 +79,7 @@ def test_the_ends_and_the_order(x64, dtype):
   assert (falling < 0).all()
 
 
+@pytest.mark.cases(slow=["2-float64"], long=...)
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("zero_words", [0, 1, 2])
 def test_conditional_tails_are_exponential_and_no_other(x64, dtype, zero_words):
@@ -106,6 +109,7 @@ def _tail_normals(draw, zeros):
   return sample, cdf
 
 
+@pytest.mark.cases(long=["float32"])
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_normal_tails_follow_their_conditional_law(x64, dtype):
   turn = _random_words(2, seed=9)
@@ -131,6 +135,7 @@ def test_a_sampler_that_ends_at_5_42_is_rejected_by_the_same_test():
   assert stats.kstest(ended, cdf).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
   """float32 `gaussian`, with its first word driven to zero."""
   real = jax.random.bits
@@ -215,6 +220,7 @@ def test_words_of_an_ordinary_key_are_not_stored():
   assert temporaries(jax.random.key(0)) > 3
 
 
+@pytest.mark.cases(slow=["0.999999999999"], long=...)
 @pytest.mark.parametrize("prob", [1e-12, 0.3, 1 - 1e-12])
 def test_coins_are_compared_exactly(prob):
   """Just below and just above the probability, at the 100th bit."""
@@ -229,6 +235,7 @@ def test_coins_are_compared_exactly(prob):
   assert abs(float(drawn.mean()) - 0.3) < 5 * np.sqrt(0.21 / 40_000)
 
 
+@pytest.mark.slow
 def test_rare_coins_are_not_those_of_a_float32_uniform(monkeypatch):
   """P(uniform < 1e-12) is 2^-23 in float32: given a first word of zero it must be 0.004."""
   real = jax.random.bits
@@ -251,6 +258,7 @@ _KEYS = {
 }
 
 
+@pytest.mark.cases(long=["laplace"])
 @pytest.mark.parametrize("draw", [source.gaussian, source.laplace])
 def test_float64_noise_has_random_bits_to_the_last(x64, draw):
   sample = np.asarray(draw(_KEYS["plain"], jnp.zeros(4_000, jnp.float64), 1.0))
@@ -264,6 +272,7 @@ def test_float64_noise_has_random_bits_to_the_last(x64, draw):
   assert stats.kstest(low, "uniform").pvalue < 1e-6  # the old noise
 
 
+@pytest.mark.cases(quick=["ordinary"], long=...)
 @pytest.mark.parametrize("kind", _KEYS)
 def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
   """The attack on float32 noise: out - x must be a float32 number for the true x alone."""
@@ -280,6 +289,7 @@ def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
     assert not coarse(out - x).any() and not coarse(out - (x + 2**-41)).any()
 
 
+@pytest.mark.long
 def test_float32_draws_are_those_of_published_runs(x64):
   """Numbers recorded before float64 and long tails came; also in a mixed tree."""
   tree = {"a": jnp.zeros(3, jnp.float32), "b": jnp.zeros(2, jnp.float64)}
@@ -307,6 +317,7 @@ def test_the_grid_holds_for_float64_beyond_the_limit_of_float32(x64):
   np.testing.assert_array_equal(source.snap(huge, step), huge)
 
 
+@pytest.mark.long
 def test_leaves_coordinates_steps_and_laws_share_nothing(x64):
   size = 20_000
   draws = []
@@ -343,6 +354,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.cases(long=[1, 9])
 @pytest.mark.parametrize("name", _REFUSED)
 def test_no_silent_result(name):
   tree, std = _REFUSED[name]
@@ -362,6 +374,7 @@ def test_no_silent_result(name):
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.long
 def test_zero_size_leaves_zero_std_and_the_limits_of_std():
   empty = {"a": jnp.zeros((0, 3)), "b": jnp.zeros(2)}
   for key in _KEYS.values():
@@ -376,6 +389,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
       assert np.isfinite(drawn).all() and np.unique(drawn).size > 4900
 
 
+@pytest.mark.cases(slow=["65536"], long=["1", "2", "3"])
 @pytest.mark.parametrize("span", [1, 2, 3, 65536, 65537, 8388607, 3 * 2**29, 2**31 - 1])
 def test_integers_are_the_whole_number_modulo_the_span(span):
   """All 128 bits, against Python's integers, in eager and in compiled code."""
@@ -393,6 +407,7 @@ def test_integers_are_the_whole_number_modulo_the_span(span):
     )
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 def test_drawn_integers_are_128_fresh_bits_each(shape):
   """Against Python, each with a span of its own: no word is used twice, none is left out."""
@@ -420,6 +435,7 @@ def test_no_two_integers_share_their_bits():
     source.integers(jax.random.key(0), (3,), np.array([3, 4]))
 
 
+@pytest.mark.slow
 def test_integers_above_two_to_the_sixteenth_are_uniform():
   """JAX's `randint` of 3 * 2^29 is below 2^30 in three of four draws instead of two of three."""
   span, draws = 3 * 2**29, 40_000

@@ -179,6 +179,7 @@ def _files():
         yield name
 
 
+@pytest.mark.long
 def test_no_file_but_the_source_holds_a_float_sampler():
   found = {name: set(_draws((_ROOT / name).read_text())) for name in _files()}
   beyond = {
@@ -246,6 +247,7 @@ def test_every_way_of_naming_one_is_found(text):
   assert list(_draws(text))
 
 
+@pytest.mark.cases(long=[4, 5])
 @pytest.mark.parametrize(
   "text",
   [

@@ -48,6 +48,7 @@ def test_new_keys_differ():
     assert len({noise.key_id(key) for key in keys}) == 20
 
 
+@pytest.mark.long
 def test_every_derived_stream_is_another():
   children = [_KEY, *jax.random.split(_KEY, 50), *(jax.random.fold_in(_KEY, i)
               for i in range(50))]  # fmt: skip
@@ -56,6 +57,7 @@ def test_every_derived_stream_is_another():
   assert jax.random.split(_KEY, (2, 3)).shape == (2, 3)
 
 
+@pytest.mark.cases(quick=["uint32"], long=...)
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32])
 def test_bits_are_uniform_and_reject_a_biased_bit(dtype):
   bits = np.asarray(jax.random.bits(_KEY, (40_000,), dtype))
@@ -66,6 +68,7 @@ def test_bits_are_uniform_and_reject_a_biased_bit(dtype):
   assert abs(((biased >> (width - 1)) & 1).mean() - 0.5) > 0.2
 
 
+@pytest.mark.long
 def test_64_bit_words_and_batched_keys(x64):
   bits = np.asarray(jax.random.bits(_KEY, (1000,), jnp.uint64))
   assert bits.dtype == np.uint64 and np.unique(bits).size == 1000
@@ -75,6 +78,7 @@ def test_64_bit_words_and_batched_keys(x64):
   np.testing.assert_array_equal(batched, np.stack(alone))
 
 
+@pytest.mark.cases(long=["laplace-law1"], slow=...)
 @pytest.mark.parametrize(
   ("draw", "law"), [(source.gaussian, stats.norm), (source.laplace, stats.laplace)]
 )
@@ -107,6 +111,7 @@ def test_the_exponential_behind_both_has_exact_quantiles_in_the_tail():
   np.testing.assert_allclose(source._tail_exponential(high, low), want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_outputs_lie_on_a_grid_that_the_data_do_not_move():
   """Sums that differ in their last bits give the same set of possible outputs: multiples of
   a power of two fixed by the standard deviation alone. Ordinary noise does not."""
@@ -122,6 +127,7 @@ def test_outputs_lie_on_a_grid_that_the_data_do_not_move():
   assert np.mean(cells == np.round(cells)) < 0.01
 
 
+@pytest.mark.slow
 def test_rounding_costs_almost_nothing_and_is_unbiased():
   out, _ = noise.add_gaussian(noise.init(_KEY), jnp.full(400_000, 0.3), 1.0)
   x = np.asarray(out, np.float64) - 0.3
@@ -129,6 +135,7 @@ def test_rounding_costs_almost_nothing_and_is_unbiased():
   assert abs(x.mean()) < 5 / np.sqrt(x.size)
 
 
+@pytest.mark.cases(quick=["7.152557373046875e-07"], long=...)
 @pytest.mark.parametrize("shift", [0.0, 2.0**-21, 3 * 2.0**-22])
 def test_every_multiple_gets_as_many_floats_whatever_the_value(shift):
   """Halves to even would give 2,049 and 2,047 in turns, and by 2^-21, half of what the floats
@@ -148,6 +155,7 @@ def test_halves_go_up_on_both_sides_of_zero_and_next_to_them():
   np.testing.assert_array_equal(source.snap(x, 1.0), expected)
 
 
+@pytest.mark.slow
 def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
   x = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.float32)
   once = source.snap(x, 0.125)
@@ -161,6 +169,7 @@ def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
     source.grid_step(0)
 
 
+@pytest.mark.slow
 def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
   tree = {"a": jnp.zeros(3000), "b": jnp.zeros(3000)}
   first, state = noise.add_gaussian(noise.init(_KEY), tree, 1.0)
@@ -173,6 +182,7 @@ def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
   np.testing.assert_array_equal(again["a"], first["a"])
 
 
+@pytest.mark.long
 def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 2.0))
   out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))

@@ -151,6 +151,7 @@ def _lines(kind, config, tmp_path, target):
   return dict(line.split("  ", 1) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypatch):
   monkeypatch.setattr(dry_run, "timed", None)
   config = fields.replace_all(TrainConfig(num_steps=3, seed=1), _NOISE)
@@ -163,6 +164,7 @@ def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypat
   assert "(proved" in lines["privacy"]
 
 
+@pytest.mark.slow
 def test_a_federated_run_is_planned_by_the_program_of_its_clients(tmp_path, on_cpu):
   config = fields.replace_all(FedConfig(num_rounds=2, seed=1), {"model.name": "linear"})
   lines = _lines(FEDERATED, config, tmp_path, on_cpu)

@@ -307,6 +307,7 @@ def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
     redraw.plot([], ["a.png"])
 
 
+@pytest.mark.cases(quick=[3], slow=...)
 @pytest.mark.parametrize("name", _QUICK)
 def test_a_damaged_cell_of_any_column_is_drawn_or_one_line(name, tmp_path):
   rng = random.Random(name)

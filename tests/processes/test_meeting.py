@@ -126,6 +126,7 @@ def test_no_hello_but_the_right_one_is_one(data):
     assert said == {}
 
 
+@pytest.mark.slow
 def test_a_flood_from_elsewhere_does_not_push_out_a_slow_peer():
   """It has connected, and says who it is only after 200 others have come."""
   port = programs.free_port()
@@ -199,6 +200,7 @@ class _Trickle(threading.Thread):
         return
 
 
+@pytest.mark.slow
 def test_a_stranger_who_trickles_does_not_hold_the_meeting_past_its_limit():
   port = programs.free_port()
   calls = _Calls([_options(port, 0, timeout=1.0)])
@@ -210,6 +212,7 @@ def test_a_stranger_who_trickles_does_not_hold_the_meeting_past_its_limit():
   assert line == "process_id=1: did not come in time; see --connect_timeout"
 
 
+@pytest.mark.cases(long=["greets"], slow=...)
 @pytest.mark.parametrize("says", ["nothing", "trickle", "garbage", "greets"])
 def test_a_process_0_that_says_nothing_of_use_is_not_waited_for_for_ever(says, monkeypatch):
   monkeypatch.setattr(lobby, "_PATIENCE", 0.5)
@@ -231,6 +234,7 @@ def test_a_process_0_that_says_nothing_of_use_is_not_waited_for_for_ever(says, m
   assert "--connect_timeout" in line and "\n" not in line
 
 
+@pytest.mark.slow
 def test_a_hello_that_was_overheard_is_of_no_use():
   """Recorded from a meeting, said again at the next: a stranger, before or after."""
   with socket.create_server(("127.0.0.1", 0)) as server:
@@ -320,6 +324,7 @@ def test_mismatched_processes_end_with_one_line_each(second, match):
     assert isinstance(line, str) and match in line and "\n" not in line
 
 
+@pytest.mark.slow
 def test_another_config_ends_there_at_once_and_here_when_time_is_over():
   """It may be a stranger, so that process 0 waits on; at its end it says what it saw."""
   port = programs.free_port()
@@ -445,6 +450,7 @@ def test_a_closed_connection_is_known_at_once_whatever_the_limit():
   both[0].close()
 
 
+@pytest.mark.slow
 def test_one_that_is_silent_is_given_up_and_its_limit_named():
   """Process 1 is there, and gives no sign of life."""
   both, heard = _met()
@@ -464,6 +470,7 @@ def test_a_line_without_an_end_is_not_taken_for_silence():
   _close(both)
 
 
+@pytest.mark.slow
 def test_signs_of_life_keep_a_run_alive_for_longer_than_its_limit():
   both, heard = _met()
   for mine, notes in zip(both, heard):
@@ -483,6 +490,7 @@ def test_all_are_told_who_was_lost_and_why():
   _close(three)
 
 
+@pytest.mark.cases(long=[5])
 @pytest.mark.parametrize(
   ("said", "expected"),
   [
@@ -545,6 +553,7 @@ def _wait_for_steps(folder, more, running):
     time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_a_suspended_process_ends_the_run_with_one_line_each(tmp_path, hangs):
   """In mid-round; and when it wakes up it ends too."""
@@ -568,6 +577,7 @@ def test_a_suspended_process_ends_the_run_with_one_line_each(tmp_path, hangs):
     programs.stop(running)
 
 
+@pytest.mark.long
 def test_processes_that_were_suspended_together_go_on(tmp_path):
   """A laptop that is closed: each finds the others silent, and itself too."""
   port = programs.free_port()
@@ -584,6 +594,7 @@ def test_processes_that_were_suspended_together_go_on(tmp_path):
     programs.stop(running)
 
 
+@pytest.mark.long
 def test_one_that_hangs_right_after_the_meeting_is_given_up(tmp_path):
   """It has met the others and is suspended before the runtime starts."""
   port = programs.free_port()

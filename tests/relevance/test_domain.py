@@ -94,6 +94,7 @@ def test_records_outside_the_unit_interval_are_refused(features, change, found):
     rigorous.clipped(bad.x, np.full(16, 1 / 16), how)
 
 
+@pytest.mark.long
 def test_too_few_records_for_both_parts_are_one_line():
   how = dataclasses.replace(_LOCAL, model1="untrained", split=True)
   with pytest.raises(UserError, match="train: its 1 records leave"):
@@ -114,6 +115,7 @@ def test_public_labels_behind_a_shuffler_are_refused():
     dataclasses.replace(_LOCAL, labels="public", shuffle=True)
 
 
+@pytest.mark.long
 def test_why_a_class_of_its_own_hides_nobody():
   """One record of class 0 among 999 of class 1: reports carry their labels, so its own report
   stands alone, and an attacker gets the whole LOCAL budget, whatever was shuffled."""
@@ -125,6 +127,7 @@ def test_why_a_class_of_its_own_hides_nobody():
   assert auditing.clopper_pearson(scores, delta=1e-5) > 1.8 * central
 
 
+@pytest.mark.long
 def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   how = dataclasses.replace(_LOCAL, labels="public")
   outcome = relevance.run("radp", "rigorous", _job(how=how))
@@ -145,6 +148,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")
 
 
+@pytest.mark.long
 def test_an_audit_changes_no_label_that_is_public():
   how = dataclasses.replace(_LOCAL, labels="public")
   job = _job(how=how)
@@ -166,6 +170,7 @@ def test_an_audit_changes_no_label_that_is_public():
 # --- keys
 
 
+@pytest.mark.long
 def test_one_key_gives_no_noise_twice(monkeypatch):
   """With one noise at two scales, or on two data sets, the records could be solved for."""
   base = _job()

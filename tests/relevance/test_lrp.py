@@ -35,6 +35,7 @@ def _sums(scores):
 # --- T1: one layer, epsilon rule, with a bias
 
 
+@pytest.mark.cases(slow=["conv-1.0"], long=...)
 @pytest.mark.parametrize("stabilizer", [0.0, 0.01, 1.0])
 @pytest.mark.parametrize("layer", ["dense", "conv"])
 def test_t1_what_one_layer_keeps_is_the_share_without_bias(layer, stabilizer):
@@ -57,6 +58,7 @@ def test_t1_what_one_layer_keeps_is_the_share_without_bias(layer, stabilizer):
 # --- T2, T3: no biases, no stabilizer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("activation", "target"),
   [
@@ -78,6 +80,7 @@ def test_t2_without_bias_the_relevance_is_conserved_through_the_net(activation, 
   assert (np.abs(_sums(found.scores) - start) < 1e-4 * scale).all()
 
 
+@pytest.mark.long
 def test_t2_a_stabilizer_absorbs_relevance():
   apply, params, x = _net()
   gaps = [
@@ -89,6 +92,7 @@ def test_t2_a_stabilizer_absorbs_relevance():
   assert gaps[0] < 1e-3 < gaps[1]
 
 
+@pytest.mark.slow
 def test_t3_relu_and_max_pool_without_bias_give_gradient_times_input():
   apply, params, x = _net()
   y = jnp.array([2, 0, 1])
@@ -99,6 +103,7 @@ def test_t3_relu_and_max_pool_without_bias_give_gradient_times_input():
   assert (found.scores < 0).mean() > 0.2  # so p of eq. 10 is not in [0, 1]: C2
 
 
+@pytest.mark.long
 def test_max_pooling_by_reduce_window_equals_ours():
   conv = nn.Conv(3, (3, 3), use_bias=False)
   x = jax.random.uniform(jax.random.key(0), (2, 8, 8, 1))
@@ -115,6 +120,7 @@ def test_max_pooling_by_reduce_window_equals_ours():
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [_EXACT, Lrp(rule="z_plus"), Lrp(rule="alpha_beta")])
 def test_pools_branches_and_moves_conserve(how):
   def apply(w, x):
@@ -139,6 +145,7 @@ def test_the_readme_example_of_a_residual_sum_by_hand():
 # --- T4: z+ and the box
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("input_rule", ["same", "z_box"])
 def test_t4_z_plus_has_the_sign_of_the_logit_and_conserves(input_rule):
   apply, params, x = _net("relu", zero_bias=False)
@@ -195,6 +202,7 @@ def test_z_plus_folds_a_negative_scale_behind_the_weights():
 # --- T5, and what an activation is
 
 
+@pytest.mark.slow
 def test_t5_a_zero_input_gets_no_relevance():
   apply, params, x = _net("tanh", zero_bias=False)
   x = x * (jax.random.uniform(jax.random.key(9), x.shape) < 0.5)
@@ -202,6 +210,7 @@ def test_t5_a_zero_input_gets_no_relevance():
   assert (np.asarray(scores)[np.asarray(x) == 0] == 0).all()
 
 
+@pytest.mark.cases(long=["relu", "tanh", "gelu"])
 @pytest.mark.parametrize(
   "activation",
   [
@@ -224,6 +233,7 @@ def test_centring_the_input_is_a_layer_whose_bias_absorbs():
   np.testing.assert_allclose(found.scores, [[2.0, 1.5]])  # x / (x - 0.5) of 1.0 and 0.5
 
 
+@pytest.mark.long
 def test_it_runs_under_jit_with_traced_parameters():
   apply, params, x = _net("relu", zero_bias=False)
   y = jnp.arange(3)
@@ -233,6 +243,7 @@ def test_it_runs_under_jit_with_traced_parameters():
   )
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize(
   ("apply", "primitive"),
   [

@@ -102,6 +102,7 @@ def test_departures_follow_the_switches(how, present, absent):
   assert not any(line.startswith("records") for line in whole)
 
 
+@pytest.mark.slow
 def test_theorem_7_adds_the_entropy_that_the_figures_leave_out():
   found = paper.features(
     jax.random.key(0), np.full(784, 1 / 784), Paper(), epsilon=2.0, num_records=60_000,
@@ -132,6 +133,7 @@ def test_the_gaussian_of_the_paper_has_the_classic_factor():
   np.testing.assert_allclose(other / one, 3.7765, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_entropy_floor_of_the_paper_defeats_itself():
   """Section 1.2 of the design: with the paper's budgets half of the irrelevant features get
   huge relevance and take the budget; the default floor gives it to the relevant ones."""

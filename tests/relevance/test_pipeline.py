@@ -38,6 +38,7 @@ def _job(epsilon=8.0, **fields):
   return relevance.Inputs(epsilon=epsilon, **{**standard, **fields})
 
 
+@pytest.mark.cases(slow=["no_dp"], long=...)
 @pytest.mark.parametrize("method", ["adlm", "no_dp", "radp"])
 def test_what_is_not_proved_has_no_proved_epsilon(method):
   scores = []
@@ -67,6 +68,7 @@ def test_a_loss_without_noise_is_named_and_learns_otherwise(method, monkeypatch)
   assert np.corrcoef(np.sign(drawn[0]).ravel(), moved.ravel())[0, 1] > 0.5
 
 
+@pytest.mark.long
 def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
   fits, fit = [], train.fit
   monkeypatch.setattr(train, "fit", lambda *a, **k: fits.append(k["seed"]) or fit(*a, **k))
@@ -89,6 +91,7 @@ def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
   assert len(fits) == 10 + 2 * len(others)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_batch_give_the_gradient_of_the_whole():
   x, y = jax.numpy.asarray(_SMALL.x[:192]), jax.numpy.asarray(_SMALL.y[:192])
   net = _NETS.second
@@ -108,6 +111,7 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(size):
   assert train.num_parts(size, "gpu") == 1
 
 
+@pytest.mark.cases(long=["P5"], slow=...)
 @pytest.mark.parametrize("preset", ["P1", "P5"])
 def test_the_presets_of_radp_are_functions_of_their_streams(preset):
   job = _job(paper=Paper(preset=preset))
@@ -131,6 +135,7 @@ def test_fresh_noise_each_epoch_differs_from_noise_drawn_once():
 # --- gradient methods
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("method", "relation"),
   [("dpsgd", "replace_one"), ("radp_dpsgd", "add_or_remove_one")],
@@ -143,6 +148,7 @@ def test_gradient_methods_are_calibrated_to_their_target(method, relation):
   assert math.fsum(c.epsilon for c in found.ledger) >= found.epsilon * (1 - 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
   job = _job(private=Private(neighboring_relation=relation))
@@ -158,6 +164,7 @@ def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
   assert 1.99 < spent <= 2.0
 
 
+@pytest.mark.cases(long=["0.0-shape1-4"])
 @pytest.mark.parametrize(("shape", "pool"), [((8, 8, 3), 4), ((9, 10, 1), 4), ((6,), 4)])
 @pytest.mark.parametrize("kappa", [0.0, 0.25, 1.0])
 def test_weights_of_inputs_are_smooth_and_of_unit_square(shape, pool, kappa):
@@ -180,6 +187,7 @@ def test_blocks_of_relevance_larger_than_the_image_are_one_line():
     relevance.run("radp_dpsgd", "paper", job)
 
 
+@pytest.mark.long
 def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
   outcome = relevance.run(
     "dpdligdo", "paper", _job(private=Private(iterative="adagrad"), nets=_LINEAR)
@@ -189,6 +197,7 @@ def test_dpdligdo_is_the_gradient_of_dp_sgd_behind_another_optimizer():
   assert outcome.privacy.kind == "proved"
 
 
+@pytest.mark.long
 def test_pairs_claim_less_than_they_cost():
   found = relevance.run(
     "dpdligdo", "paper", _job(2.0, private=Private(legacy_microbatch=2), nets=_LINEAR)
@@ -206,6 +215,7 @@ def test_the_loss_of_a_pair_is_the_mean_of_its_two():
   assert gradient_methods.pair_loss(loss_fn)(2.0, pair) == (6 + 0 + 14 + 1) / 2
 
 
+@pytest.mark.long
 def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
   monkeypatch.setattr(relevance.Inputs, "bound", lambda job, *how: job)  # one noise
   job = _job(epsilon=2.0, private=Private(momentum=0.0), nets=_LINEAR)
@@ -217,6 +227,7 @@ def test_dp_sgld_is_dp_sgd_without_momentum(monkeypatch):
 # --- rigorous mode
 
 
+@pytest.mark.long
 def test_the_ledger_of_rigorous_mode_is_the_target():
   outcome = relevance.run("radp", "rigorous", _job())
   assert [c.stage for c in outcome.privacy.ledger] == ["A", "B", "C", "L"]
@@ -226,6 +237,7 @@ def test_the_ledger_of_rigorous_mode_is_the_target():
   assert set(outcome.maps) == {"beta"}  # nothing that is not private
 
 
+@pytest.mark.long
 def test_t17_split_data_pays_the_larger_of_both():
   how = dataclasses.replace(_LOCAL, split=True, split_share=0.5, epsilon_b=3.0)
   outcome = relevance.run("radp", "rigorous", _job(rigorous=how))
@@ -236,6 +248,7 @@ def test_t17_split_data_pays_the_larger_of_both():
   assert outcome.privacy.epsilon == pytest.approx(8.0)
 
 
+@pytest.mark.long
 def test_t17_fresh_noise_costs_every_epoch():
   how = dataclasses.replace(_LOCAL, draw="record_fresh", compose_fresh=True)
   job = _job(rigorous=how)
@@ -248,6 +261,7 @@ def test_t17_fresh_noise_costs_every_epoch():
   assert ratio == pytest.approx(2)  # epochs: each copy has half of the budget
 
 
+@pytest.mark.long
 def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
   how = dataclasses.replace(
     _LOCAL, model1="dp_sgd", split=True, split_share=0.5, epsilon_b=1.0
@@ -259,6 +273,7 @@ def test_a_private_model_1_is_charged_to_the_records_that_it_saw():
   assert 0 < outcome.privacy.delta <= 1e-5
 
 
+@pytest.mark.long
 def test_a_public_model_1_costs_nothing():
   how = dataclasses.replace(_LOCAL, model1="public")
   job = _job(rigorous=how, nets=_LINEAR, public=_FEW)
@@ -274,6 +289,7 @@ def test_a_public_model_1_costs_nothing():
   assert relevance.run("radp", "rigorous", named).privacy.kind == "claimed"
 
 
+@pytest.mark.slow
 def test_public_labels_are_said_to_be_public():
   how = dataclasses.replace(_LOCAL, labels="public", features="gaussian", delta=1e-6)
   found = relevance.run("radp", "rigorous", _job(rigorous=how)).privacy
@@ -282,6 +298,7 @@ def test_public_labels_are_said_to_be_public():
   assert 0 < found.delta <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_shuffler_buys_local_budget():
   how = dataclasses.replace(_LOCAL, shuffle=True, model1="none", delta=1e-2)
   found = relevance.run("radp", "rigorous", _job(1.0, rigorous=how)).privacy
@@ -289,6 +306,7 @@ def test_a_shuffler_buys_local_budget():
   assert found.delta == 1e-2 and found.ledger[-1].stage == "C+L+S"
 
 
+@pytest.mark.long
 def test_with_a_huge_budget_rigorous_mode_learns():
   """Not private, but it shows that what remains without noise is the task."""
   how = dataclasses.replace(_LOCAL, pool=1, features="laplace", epsilon_b=100.0)
@@ -315,6 +333,7 @@ def test_budgets_that_do_not_fit_are_refused():
     relevance.run("rapd", "paper", _job())
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_gradient_method_is_the_accountants():
   job = _job(epsilon=2.0)
   plan = gradient_methods.make_plan(job, 200, 2.0)
@@ -352,6 +371,7 @@ def test_weight_decay_takes_its_share_of_every_parameter():
   assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(before)) > 0.1
 
 
+@pytest.mark.slow
 def test_weight_decay_reaches_model_2_of_the_rigorous_mode():
   nets = _LINEAR
   how = lambda decay: Training(num_epochs=2, batch_size=50, weight_decay=decay)
@@ -362,6 +382,7 @@ def test_weight_decay_reaches_model_2_of_the_rigorous_mode():
   assert norms[1] < 0.9 * norms[0], norms
 
 
+@pytest.mark.cases(quick=["radp"], long=...)
 @pytest.mark.parametrize("method", ["radp", "adlm", "dpsgd", "no_dp"])
 def test_weight_decay_that_a_method_does_not_use_is_refused(method):
   job = _job(training=Training(num_epochs=1, weight_decay=0.5))

@@ -40,6 +40,7 @@ def test_c17_shared_channels_leave_their_difference_without_noise():
   np.testing.assert_array_equal(drawn[..., 0], drawn[..., 1])
 
 
+@pytest.mark.slow
 def test_t13_drawn_once_means_the_same_noise_in_every_order_and_epoch():
   x = np.random.default_rng(0).random((50, 3, 3, 1)).astype(np.float32)
   ids, order = np.arange(50), np.random.default_rng(1).permutation(50)
@@ -50,6 +51,7 @@ def test_t13_drawn_once_means_the_same_noise_in_every_order_and_epoch():
   assert not np.array_equal(once, fresh)
 
 
+@pytest.mark.slow
 def test_t13_the_noise_of_a_batch_cancels_in_differences():
   x = jax.random.uniform(jax.random.key(0), (5, 3, 3, 1))
   scales = jnp.asarray(record_noise.by_feature(np.ones(9), (3, 3, 1)))
@@ -94,6 +96,7 @@ def test_two_records_of_one_id_are_refused_where_labels_lie_too():
       labels.noisy_labels(_KEY, np.array(ids), np.array([0, 1]), epsilon=1.0, num_classes=3)
 
 
+@pytest.mark.slow
 def test_release_keys_serve_as_well():
   key = noise_lib.source.key_from_bytes(bytes(range(32)))
   x = np.zeros((3000, 2), np.float32)
@@ -164,6 +167,7 @@ def test_a_wrong_number_of_scales_is_refused():
 # --- labels
 
 
+@pytest.mark.cases(long=["2.0-0.4509"])
 @pytest.mark.parametrize(("epsilon", "keep"), [(2.0, 0.4509), (1.0, 0.2320)])
 def test_t11_the_keep_rate_and_the_log_ratio_of_randomised_response(epsilon, keep):
   n = 40_000
@@ -179,6 +183,7 @@ def test_t11_the_keep_rate_and_the_log_ratio_of_randomised_response(epsilon, kee
   np.testing.assert_allclose(t.sum(axis=1), 1)
 
 
+@pytest.mark.slow
 def test_labels_are_answered_once():
   y = np.arange(100) % 10
   draw = lambda ids: labels.noisy_labels(_KEY, ids, y[ids], epsilon=1.0, num_classes=10)
@@ -211,6 +216,7 @@ def test_class_priors_are_learnt_apart_from_the_logits():
   assert float(with_priors) == pytest.approx(float(shifted))
 
 
+@pytest.mark.slow
 def test_priors_come_from_the_responses_alone():
   rng, pi = np.random.default_rng(0), np.array([0.7, 0.2, 0.1])
   y = rng.choice(3, 60_000, p=pi)

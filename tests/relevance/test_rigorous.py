@@ -69,6 +69,7 @@ def test_the_split_is_by_index_alone_and_covers_everything_once():
 # --- stage B
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("relation", "delta", "scale"),
   [("replace_one", 0.0, 0.04), ("add_or_remove_one", 0.0, 0.02)],
@@ -81,6 +82,7 @@ def test_the_noise_of_the_relevance_has_the_stated_scale(relation, delta, scale)
   assert np.abs(drawn).mean() == pytest.approx(scale, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_gaussian_relevance_uses_the_l2_sensitivity():
   drawn = rigorous.noisy_relevance(
     jax.random.key(0), np.zeros(20_000), num_records=100, epsilon=0.5, delta=1e-5
@@ -169,6 +171,7 @@ def test_pooling_averages_records_and_adds_shares_up():
 # --- T16: shuffling
 
 
+@pytest.mark.cases(quick=["7.64-2.0"], long=...)
 @pytest.mark.parametrize(("local", "numeric"), [(4.0, 0.189), (5.68, 0.5), (7.64, 2.0)])
 def test_t16_the_numeric_bound(local, numeric):
   spent = lambda epsilon: shuffle.amplified_delta(
@@ -177,6 +180,7 @@ def test_t16_the_numeric_bound(local, numeric):
   assert spent(numeric * 1.01) <= 1e-5 < spent(numeric * 0.99)
 
 
+@pytest.mark.cases(slow=["8.0-7.73"], long=...)
 @pytest.mark.parametrize(("local", "numeric"), [(7.0, 1.143), (8.0, 7.73)])
 def test_t16_epsilon_after_shuffling(local, numeric):
   found = rigorous.shuffled_epsilon(local, 60_000, 1e-5)
@@ -189,6 +193,7 @@ def test_t16_the_closed_form(local, closed):
   assert found == pytest.approx(closed, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_t16_the_inverse_is_on_the_private_side():
   found = rigorous.local_epsilon_for(1.5, 60_000, 1e-5)
   assert found == pytest.approx(7.35, abs=0.01)

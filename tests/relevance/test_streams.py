@@ -68,6 +68,7 @@ def _drawn(monkeypatch, method, mode, job):
   return set(found)
 
 
+@pytest.mark.cases(quick=["no_dp-paper"], long=...)
 @pytest.mark.parametrize(("method", "mode"), _WAYS)
 def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method, mode):
   """The difference of two releases with one noise IS what the other record did."""
@@ -87,6 +88,7 @@ def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method, mod
   assert drawn == _drawn(monkeypatch, method, mode, _job())  # equal ones are one release
 
 
+@pytest.mark.slow
 def test_p17_two_methods_share_no_noise(monkeypatch):
   drawn = [_drawn(monkeypatch, *way, _job()) for way in _WAYS]
   assert len(set.union(*drawn)) == sum(map(len, drawn))
@@ -98,6 +100,23 @@ def test_a_registered_model_is_told_by_what_it_is(name):
   assert " at 0x" not in repr(models.build(name, num_classes=_CLASSES))
 
 
+@pytest.mark.cases(
+  slow=[
+    "untrained-radp-paper",
+    "untrained-ilm-paper",
+    "untrained-dpsgd-paper",
+    "untrained-radp-rigorous",
+  ],
+  long=[
+    "none-radp-rigorous",
+    "untrained-radp_dpsgd-paper",
+    "untrained-adlm-paper",
+    "dp_sgd-dpdligdo-paper",
+    "dp_sgd-dp_sgld-paper",
+    "dp_sgd-no_dp-paper",
+    "dp_sgd-radp-rigorous",
+  ],
+)
 @pytest.mark.parametrize(("method", "mode"), _WAYS)
 @pytest.mark.parametrize("model1", settings.MODEL_1)
 def test_no_initialiser_sees_a_record(monkeypatch, method, mode, model1):

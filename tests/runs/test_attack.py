@@ -61,6 +61,7 @@ def _ran(config, folder):
 # --- membership
 
 
+@pytest.mark.long
 def test_a_membership_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
   config = _config()
   whole = _ran(config, tmp_path / "whole")
@@ -80,6 +81,7 @@ def test_a_membership_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
   assert {one["against_line"] for one in whole["attacks"].values()} == {None}
 
 
+@pytest.mark.slow
 def test_copies_of_a_record_are_asked_about_too(tmp_path):
   result = _ran(_config(**{"attack.queries": 3}), tmp_path)
   with np.load(tmp_path / "attack.npz") as held:
@@ -90,6 +92,7 @@ def test_copies_of_a_record_are_asked_about_too(tmp_path):
   assert set(result["attacks"]) == set(_config().attack.methods)
 
 
+@pytest.mark.slow
 def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
   chosen = {"attack.methods": ("loss", "quantile_regression"), "attack.num_shadows": 4}
   result = _ran(_config(**chosen), tmp_path)
@@ -133,6 +136,7 @@ def test_copies_of_what_is_no_image_are_refused():
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_privacy_is_one_flag_and_brings_its_line(tmp_path):
   config = _config(**_PRIVATE, **{"train.privacy.epsilon": 0.5})
   result = _ran(config, tmp_path)
@@ -147,6 +151,7 @@ def test_privacy_is_one_flag_and_brings_its_line(tmp_path):
     assert one["verdict"] == "not shown to fail"
 
 
+@pytest.mark.slow
 def test_defences_are_measured_on_the_same_members():
   found = []
   for config in (_config(), _config(**_PRIVATE)):
@@ -167,6 +172,7 @@ def _trained(folder, **changes):
   return str(folder / "params.npz")
 
 
+@pytest.mark.long
 def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path):
   config = _config(**{"train.data.center": False, "attack.num_shadows": 4})
   own = _trained(tmp_path / "own")
@@ -187,6 +193,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
     _ran(odd, tmp_path / "odd")
 
 
+@pytest.mark.long
 def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(tmp_path):
   config = _config(**{"train.data.center": False, "attack.num_shadows": 4}, **_PRIVATE)
   leaky = fields.replace(config, "attack.target", _trained(tmp_path / "sgd"))
@@ -214,6 +221,7 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
     members.facts_of_run(own, _held(own), fewer)
 
 
+@pytest.mark.long
 def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):
   changes = {"train.data.center": False, "attack.num_shadows": 4}
   target = _trained(tmp_path / "own")
@@ -230,6 +238,7 @@ def _held(path):
     return {"params": {"head": {n: found[f"params/head/{n}"] for n in ("bias", "kernel")}}}
 
 
+@pytest.mark.cases(long=["truncated_poisson"], slow=...)
 @pytest.mark.parametrize("sampler", ["poisson", "truncated_poisson"])
 def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
   changes = {"train.privacy.sampler": sampler, "train.privacy.epsilon": 1.0}
@@ -249,6 +258,7 @@ def test_exact_halves_are_held_to_the_line_of_a_replaced_record(sampler):
 # --- inversion
 
 
+@pytest.mark.long
 def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
   """Clients of a run with its own clipping, noise and codes, not written anew."""
   changes = {"federate.compression": "quantize", "federate.partition.num_clients": 1}
@@ -276,6 +286,7 @@ def test_a_message_is_what_a_round_of_the_public_pipeline_is_moved_by():
     np.testing.assert_allclose(one, two, atol=1.01 * width + 1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("changes", "fails"),
   [
@@ -313,6 +324,7 @@ def test_what_the_servers_noise_promises_is_no_promise_against_it_with_own_noise
   assert "server sees every message" in inversion.prepare(point, loaded, random).note
 
 
+@pytest.mark.long
 def test_a_simulated_cohort_says_what_this_very_run_costs():
   changes = {"privacy.epsilon": None, "privacy.noise_multiplier": 3.0}
   changes |= {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 100_000}
@@ -388,6 +400,7 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
   assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(long=[5])
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
@@ -420,6 +433,7 @@ def test_a_room_that_no_row_attacks_is_refused():
     attack_table.points(_config(**{"federate.data.limit": 8}))
 
 
+@pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize(
   ("rows", "words"),
   [
@@ -454,6 +468,7 @@ _IMPRINT = {
 }
 
 
+@pytest.mark.cases(long=[1], slow=...)
 @pytest.mark.parametrize(
   ("changes", "fails"),
   [

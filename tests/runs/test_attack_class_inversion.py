@@ -19,6 +19,7 @@ def _ran(folder, **changes):
   return loop.train(point.config, folder) | {"attack": "a", "defence": "b"}
 
 
+@pytest.mark.long
 def test_classes_of_a_trained_model_are_recognised_and_of_noise_not(tmp_path):
   result = _ran(tmp_path / "none")
   assert (
@@ -33,6 +34,7 @@ def test_classes_of_a_trained_model_are_recognised_and_of_noise_not(tmp_path):
   assert row["epsilon"] is None and "protects one record" in row["note"]
 
 
+@pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize(
   ("changes", "words"),
   [

@@ -28,6 +28,7 @@ def _ran(config, folder):
   return result | {"attack": "a", "defence": "b"}
 
 
+@pytest.mark.long
 def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch):
   whole = _ran(_config(), tmp_path / "whole")
   stop_after(monkeypatch, 3)
@@ -43,6 +44,7 @@ def test_a_copy_is_made_after_a_training_that_was_cut_off(tmp_path, monkeypatch)
   assert "the commonest answer" in (tmp_path / "attacks.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_target_is_the_public_training_bit_for_bit():
   (point,) = attack_table.points(_config())
   loaded, train = build.load_data(point.config), point.config.train
@@ -59,6 +61,7 @@ def test_the_target_is_the_public_training_bit_for_bit():
   assert not any(row.tobytes() in asked for row in attacked.held_out)
 
 
+@pytest.mark.long
 def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
   private = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": None}
   private |= {"train.privacy.noise_multiplier": 1.0}
@@ -68,6 +71,7 @@ def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
     assert row["epsilon"] is None and "not the model" in row["note"]
 
 
+@pytest.mark.cases(long=[5, 6, 7])
 @pytest.mark.parametrize(
   ("changes", "words"),
   [

@@ -38,6 +38,7 @@ def run(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   config = finished.attack_on(run, num_shadows=4)
   assert (config.train.seed, config.train.eval_every) == (0, 100)  # of the run itself

@@ -35,6 +35,7 @@ def _ran(config, folder):
   return result | {"attack": "a", "defence": "b"}
 
 
+@pytest.mark.long
 def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, monkeypatch):
   config = _config()
   private = fields.get(config, "federate.privacy.method") != "none"
@@ -60,6 +61,7 @@ def _prepared(config):
   return poisoned_rounds.prepare(point.config, loaded, random)
 
 
+@pytest.mark.long
 def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
   changes = {"federate.compression": "top_k", "federate.clients_per_round": 5}
   attacked = _prepared(_config(**changes))
@@ -71,6 +73,7 @@ def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
   jax.tree.map(np.testing.assert_array_equal, found, state.params)
 
 
+@pytest.mark.cases(slow=["alie"], long=...)
 @pytest.mark.parametrize(
   "name",
   [
@@ -110,6 +113,7 @@ def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
   assert 0 < length(moved) < 1e-2 * length(far)
 
 
+@pytest.mark.long
 def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
   central = _ran(_config(**_PRIVATE), tmp_path / "central")
   (row,) = table.rows_of([central])
@@ -133,6 +137,7 @@ def test_defences_meet_the_same_attackers_on_the_same_victims():
   assert one.tolerates == 0 and two.tolerates == 5
 
 
+@pytest.mark.cases(long=[7, 8, 9])
 @pytest.mark.parametrize(
   ("changes", "words"),
   [

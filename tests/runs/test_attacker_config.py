@@ -20,6 +20,7 @@ def _keeps(bound, plan):
   return bound.limit * 0.999 <= cost <= bound.limit
 
 
+@pytest.mark.slow
 def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
   privacy = PrivacyConfig(epsilon=None, attacker=_ATTACKER, sampling_prob=1.0)
   config = TrainConfig(num_steps=4, privacy=privacy)

@@ -33,6 +33,7 @@ def _config(**overrides):
   return fields.replace_all(config, {**small, **overrides})
 
 
+@pytest.mark.long
 def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   config = _config()
   result = loop.train(config, tmp_path / "run")
@@ -58,6 +59,7 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   assert str(len(built.train)) not in statement
 
 
+@pytest.mark.cases(long=["gradient"], slow=...)
 @pytest.mark.parametrize("score", ["loss", "gradient"])
 def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_path, score):
   """Plain gradient descent that memorises: the bound is far above any private claim."""
@@ -76,6 +78,7 @@ def test_p39_a_non_private_run_claims_nothing_and_its_canaries_are_found(tmp_pat
 _WHITE_BOX = {"audit.kind": "gradient", "audit.score": "sums"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grad_method", ["vmap", "auto"])
 def test_white_box_canaries_are_as_good_as_ideal_ones_and_leave_the_model_alone(
   grad_method,
@@ -106,6 +109,7 @@ def test_white_box_canaries_are_as_good_as_ideal_ones_and_leave_the_model_alone(
   assert len(ordinary) == 1437 - 400 and np.isfinite(test["loss"])
 
 
+@pytest.mark.slow
 def test_white_box_audit_of_dp_sgd_and_of_dp_sgd_without_its_noise(tmp_path, monkeypatch):
   overrides = {
     **_WHITE_BOX, "audit.method": "one_run_two_sided", "audit.num_canaries": 800,
@@ -125,6 +129,7 @@ def test_white_box_audit_of_dp_sgd_and_of_dp_sgd_without_its_noise(tmp_path, mon
   assert broken["epsilon_audited_lower"] > 2 and broken["audit"]["refuted"]
 
 
+@pytest.mark.cases(long=["0.1"], slow=...)
 @pytest.mark.parametrize("factor", [1.0, pytest.param(0.1, marks=pytest.mark.long), 0.01])
 def test_the_defaults_refute_a_run_with_a_part_of_its_noise(factor, monkeypatch):
   """By its bound at an epsilon that perfect scores exceed, else by all pairs of the claim."""
@@ -153,6 +158,7 @@ def test_an_audit_that_can_refute_nothing_says_so_before_it_trains(capsys):
   assert "num_canaries" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkeypatch):
   """The plan claims epsilon .5; the transform that runs is another one's."""
   honest = Plan.transform
@@ -175,6 +181,7 @@ def test_a_run_that_neither_clips_nor_adds_its_noise_is_refuted(tmp_path, monkey
   assert result["audit"]["refuted"] and "REFUTED" in result["audit"]["verdict"]
 
 
+@pytest.mark.long
 def test_replace_one_exchanges_records_and_keeps_the_size():
   config = _config(
     **{
@@ -186,6 +193,7 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
   assert len(build.assemble(config).train) == 1437
 
 
+@pytest.mark.cases(long=[1, 8, 9, 10])
 @pytest.mark.parametrize(
   ("overrides", "match"),
   [

@@ -67,6 +67,7 @@ def _bits(state):
   return [np.asarray(leaf).tobytes() for leaf in leaves]
 
 
+@pytest.mark.long
 def test_killed_between_rows_and_checkpoint_it_goes_on_elsewhere_bit_for_bit(tmp_path):
   """Its folder is moved, and its states lie where they did not: memory, disk, memory. Each
   checkpoint writes the rows of its own cohort."""
@@ -82,6 +83,7 @@ def test_killed_between_rows_and_checkpoint_it_goes_on_elsewhere_bit_for_bit(tmp
   assert _bits(found) == _bits(whole)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["disk", "memory"])
 def test_a_run_goes_on_where_its_states_did_not_lie(first, tmp_path):
@@ -95,6 +97,7 @@ def test_a_run_goes_on_where_its_states_did_not_lie(first, tmp_path):
   assert finished["run_sha256"] == again["run_sha256"]
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("changes", "words"),
   [

@@ -53,6 +53,7 @@ _RUNS = {
 }
 
 
+@pytest.mark.cases(slow=[8], long=...)
 @pytest.mark.parametrize("name", sorted(_RUNS))
 def test_a_run_ends_with_true_facts(name, tmp_path):
   config = _config(**_RUNS[name])
@@ -76,6 +77,7 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   json.dumps(result, allow_nan=False)
 
 
+@pytest.mark.cases(long=[2], slow=...)
 @pytest.mark.parametrize(
   "overrides",
   [
@@ -109,6 +111,7 @@ _SCALED = {
 }
 
 
+@pytest.mark.cases(slow=["release"], long=...)
 @pytest.mark.parametrize("name", sorted(_SCALED))
 def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
   name, tmp_path, monkeypatch
@@ -131,6 +134,7 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
   assert resumed["epsilon_kind"] == "proved"
 
 
+@pytest.mark.cases(long=[7])
 @pytest.mark.parametrize(
   ("overrides", "match"),
   [
@@ -192,6 +196,7 @@ def test_what_cannot_run_is_refused_in_one_line(overrides, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
   subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
   assert second_accountant.agrees(subject.plan)

@@ -69,6 +69,7 @@ def whole(tmp_path_factory):
   return folder, loop.train(_config(), folder)
 
 
+@pytest.mark.long
 def test_a_run_has_the_result_of_every_run_and_promises_nothing(whole):
   folder, result = whole
   assert set(writers.RESULT_KEYS) <= set(result)
@@ -80,6 +81,7 @@ def test_a_run_has_the_result_of_every_run_and_promises_nothing(whole):
   assert rows[-1]["test_loss"] < rows[0]["test_loss"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stopped_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch):
   stop_after(monkeypatch, 3, sigterm)
@@ -91,6 +93,7 @@ def test_stopped_and_resumed_equals_uninterrupted(whole, tmp_path, monkeypatch):
   assert rows[0] == rows[1]
 
 
+@pytest.mark.long
 def test_a_private_run_begins_from_all_but_the_embedding(whole, tmp_path):
   run = build.assemble(_private(whole[0] / "params.npz"))
   held = np.load(whole[0] / "params.npz")
@@ -172,6 +175,7 @@ def test_of_text_there_are_no_views():
 # --- the last layer alone
 
 
+@pytest.mark.long
 def test_the_last_layer_alone_is_trained_released_and_paid_for(whole, tmp_path):
   path = whole[0] / "params.npz"
   result = loop.train(_private(path, trainable="head"), tmp_path / "run")
@@ -182,6 +186,7 @@ def test_the_last_layer_alone_is_trained_released_and_paid_for(whole, tmp_path):
   assert np.abs(released["params/head/kernel"] - begun).max() > 0
 
 
+@pytest.mark.long
 def test_the_layers_below_are_those_that_it_began_with(whole):
   path = whole[0] / "params.npz"
   run, full = (build.assemble(_private(path, trainable=name)) for name in ("head", "all"))
@@ -202,6 +207,7 @@ def _kernels(folder):
   return [held[f"params/{layer}/kernel"] for layer in ("dense_0", "head")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
   whole, tmp_path, monkeypatch
@@ -220,6 +226,7 @@ def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
   assert again["params_sha256"] == result["params_sha256"]
 
 
+@pytest.mark.long
 def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
   config = _private(whole[0] / "params.npz", **_FIRST)
   run = build.assemble(config)
@@ -237,6 +244,7 @@ def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
   ]
 
 
+@pytest.mark.cases(slow=[0])
 @pytest.mark.parametrize(
   ("message", "changes"),
   [

@@ -61,6 +61,7 @@ def _threads():
   return {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.long
 def test_a_run_may_go_on_where_the_data_lie_elsewhere(folder, tmp_path, monkeypatch):
   """From memory to files, and from files to memory: were a batch another one, or read twice or
   not at all, the two would differ."""
@@ -76,6 +77,7 @@ def test_a_run_may_go_on_where_the_data_lie_elsewhere(folder, tmp_path, monkeypa
     assert results[0][name] == results[1][name]
 
 
+@pytest.mark.cases(slow=["canaries"], long=...)
 @pytest.mark.parametrize(
   "overrides",
   [
@@ -173,6 +175,7 @@ def _edit(path):
     file.write(b"x")
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize(
   ("harm", "words"), [(_cut, "cut short|changed"), (_edit, "changed")]
 )
@@ -199,6 +202,7 @@ def test_a_folder_that_is_taken_away_ends_no_run_and_no_other_data_do(folder, tm
   np.testing.assert_array_equal(run.train.x[:], wanted)
 
 
+@pytest.mark.slow
 def test_changed_data_do_not_go_on(folder, tmp_path, monkeypatch):
   copy = tmp_path / "copy"
   shutil.copytree(folder, copy)
@@ -217,6 +221,7 @@ def test_data_that_come_whole_are_not_streamed(name):
   assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_run_reads_no_batch(folder, tmp_path):
   """Its steps are on zeros, which are not held either."""
   report = dry_run.report(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")

@@ -50,6 +50,7 @@ def _run(config, sides):
   return build._Run(config, *sides, run_keys.drawn(0, noise_seed=0))
 
 
+@pytest.mark.cases(long=["joint"], slow=...)
 @pytest.mark.parametrize("method", ["public", "joint"])
 def test_stopped_and_resumed_equals_uninterrupted(method, sides, tmp_path, monkeypatch):
   config = _config(method=method)
@@ -75,6 +76,7 @@ def test_stopped_and_resumed_equals_uninterrupted(method, sides, tmp_path, monke
     assert resumed[name] == whole[name], name
 
 
+@pytest.mark.slow
 def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(sides):
   """No private record: the same teacher gives the same student, bit for bit; and the labels of
   the pool are not read."""
@@ -101,6 +103,7 @@ def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(side
   )
 
 
+@pytest.mark.slow
 def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
   """The library sees an array that was not declared."""
   run = _run(_config(), sides)

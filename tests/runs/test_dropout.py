@@ -45,6 +45,7 @@ def _stepped(run):
   return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
 
 
+@pytest.mark.cases(slow=["head"], long=...)
 @pytest.mark.parametrize("name", _MODELS)
 def test_training_draws_and_evaluation_does_not(name):
   run = build.assemble(_config(**_MODELS[name]))
@@ -60,6 +61,7 @@ def test_training_draws_and_evaluation_does_not(name):
   assert np.isfinite(run.loss_fn(run.params, run.train[0]))  # without a key: as evaluated
 
 
+@pytest.mark.cases(slow=["Equinox"], long=...)
 @pytest.mark.parametrize("name", [*_MODELS][:5])
 def test_masks_follow_the_stream_of_examples_and_not_the_noise(name):
   run = build.assemble(_config(**_MODELS[name]))
@@ -81,6 +83,7 @@ def test_dropout_and_augmentation_draw_apart():
   assert run.keyed and np.isfinite(_stepped(run)).all()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_checks_hold_with_keys():
   subject = check.subject(_config(**_MODELS["Dropped"]))

@@ -80,6 +80,7 @@ def _counted(counts, kind, workdir):
   return kind.go(kind.config, workdir), dict(counts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["central", "federated"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_one_accounting_for_a_row_and_none_of_them_before_the_first_step(
@@ -105,6 +106,7 @@ def _curve(name, config, steps):
   return [guarantee.curve(step) for step in steps]
 
 
+@pytest.mark.cases(long=["federated"])
 @pytest.mark.parametrize("name", ["central", "federated"])
 def test_a_row_says_what_its_steps_cost_by_the_plan(tmp_path, name):
   kind = _kind(name, eval_every=3)
@@ -118,6 +120,7 @@ def test_a_row_says_what_its_steps_cost_by_the_plan(tmp_path, name):
   assert result["num_steps"] == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["central", "federated"])
 def test_a_resumed_run_accounts_for_the_rows_that_are_left(
   counted, tmp_path, name, monkeypatch

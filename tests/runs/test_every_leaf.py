@@ -181,6 +181,7 @@ def _unused(config):
   return unused.of_training(config)
 
 
+@pytest.mark.cases(long=["mnist_whitened"])
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_published_config_can_be_sent_to_another_process(name):
   config = _CONFIGS[name]
@@ -188,6 +189,7 @@ def test_a_published_config_can_be_sent_to_another_process(name):
   assert copy.deepcopy(config) == config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, _unused))
 def test_every_field_of_a_published_run_changes_it_or_is_refused(name, tmp_path):
   config = _RUNS[name]
@@ -228,6 +230,7 @@ def test_every_field_beside_every_choice_changes_the_run_or_is_refused(
 # --- sweeps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sweeps.fed_user_level", "sweeps.correlated_noise"])
 def test_ends_of_lines_are_those_of_the_whole_sweep(name):
   firsts, lasts = {}, {}
@@ -285,6 +288,7 @@ def _of_few_points(config):
   return dataclasses.replace(config, grid=few, seeds=config.seeds[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _of(grid.SweepConfig))
 def test_every_field_of_a_published_sweep_changes_it_or_is_refused(name, tmp_path):
   config = _of_few_points(_CONFIGS[name])
@@ -301,6 +305,7 @@ def test_every_field_of_a_published_sweep_changes_it_or_is_refused(name, tmp_pat
 # --- the checks themselves
 
 
+@pytest.mark.long
 def test_a_field_that_nothing_reads_is_found():
   """The walk is not blind: a build that drops a field is caught at that field."""
   config = _CONFIGS["quickstart"]
@@ -316,6 +321,9 @@ _DEFAULTS += [AttackConfig(), SecureConfig(), PateConfig(), SynthesisConfig()]
 _DEFAULTS += [DistillationConfig()]
 
 
+@pytest.mark.cases(
+  quick=["SweepConfig", "PateConfig", "SynthesisConfig", "DistillationConfig"], long=...
+)
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
 def test_no_value_of_any_field_ends_in_a_traceback(config):
   """Wrong types, NaN and, but for coordinates, infinite and negative numbers: one line that
@@ -355,6 +363,7 @@ def _refusal(config):
   return None
 
 
+@pytest.mark.cases(slow=["False-TrainConfig"], long=...)
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig])
 @pytest.mark.parametrize("chosen", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
@@ -377,6 +386,7 @@ def _of_another(text, path, config):
   return bool(named) and named[1] in known and named[1] != path
 
 
+@pytest.mark.cases(slow=["TrainConfig"], long=...)
 @pytest.mark.parametrize("kind", [TrainConfig, FedConfig, RelevanceConfig])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=150, deadline=None)
@@ -457,6 +467,7 @@ _EXPERIMENTS = _relevance()
 _QUICK = ("radp.quickstart_proved",)  # the others take half a minute each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "name",
   [

@@ -153,6 +153,7 @@ def _refused(field, path, folder):
   assert not (folder / "run" / "config.json").exists()  # it is free for the mended one
 
 
+@pytest.mark.cases(long=[0, 5, 6, 7, 8, 11, 12, 13, 25, 26, 37, 47, 56, 57])
 @pytest.mark.parametrize("name", _PATHS)
 def test_a_faulty_part_is_one_line_that_names_its_field(name, tmp_path, monkeypatch):
   field, part = _PATHS[name]
@@ -160,6 +161,7 @@ def test_a_faulty_part_is_one_line_that_names_its_field(name, tmp_path, monkeypa
   _refused(field, f"{__name__}:part", tmp_path)
 
 
+@pytest.mark.cases(long=[15, 16, 17])
 @pytest.mark.parametrize(("field", "path"), _NATIVE)
 def test_what_is_no_such_part_at_all_is_one_line(field, path, tmp_path):
   _refused(field, path, tmp_path)

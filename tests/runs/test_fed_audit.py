@@ -64,6 +64,7 @@ _BUGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", _BUGS)
 def test_planted_bugs_are_caught_and_a_sound_run_is_not_refuted(bug, tmp_path, monkeypatch):
   """The Gaussian bound sees half the noise; the others are seen by any mechanism's bound."""
@@ -141,6 +142,7 @@ def _audited(config):
 _SLOW = ("messages", "sums, of both")  # the two that compile what another has compiled
 
 
+@pytest.mark.cases(slow=[1, 3], long=...)
 @pytest.mark.parametrize(
   "guarantee",
   [pytest.param(p, marks=pytest.mark.long) if p in _SLOW else p for p in _PROMISES],
@@ -173,6 +175,7 @@ def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_
   assert broken["refuted"] and broken["verdict"].startswith("REFUTED"), broken["verdict"]
 
 
+@pytest.mark.long
 def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   tmp_path, monkeypatch
 ):
@@ -234,6 +237,7 @@ _LONG = [
 ]
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.parametrize(
   "overrides",
   [*_QUICK, *(pytest.param(overrides, marks=pytest.mark.long) for overrides in _LONG)],
@@ -257,6 +261,7 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_every_setting_of_an_audit_changes_it():
   """What is built, or what the same scores are said to show."""
   base, built = _config(**_ROWS), descriptions.federated_run

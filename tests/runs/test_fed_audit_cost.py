@@ -82,6 +82,7 @@ def test_the_committed_figures_say_so():
   assert {row["verdict_at_a_hundredth_of_the_noise"] for row in rows} == {"REFUTED"}
 
 
+@pytest.mark.slow
 def test_canaries_that_join_leave_clients_plan_and_messages_as_they_are():
   """The premises under which the bound holds: nothing but the coins differs by the coins."""
   plain = build.assemble(_config(0, audited=False))
@@ -109,6 +110,7 @@ def test_canaries_that_join_leave_clients_plan_and_messages_as_they_are():
   )
 
 
+@pytest.mark.slow
 def test_rounds_with_canaries_teach_the_model_what_rounds_without_them_do():
   """So an audit costs no accuracy but what other noise of the same size costs."""
   changes = {
@@ -158,6 +160,7 @@ def test_canaries_join_where_no_promise_depends_on_the_number_of_clients(
   assert (privacy.canaries_join(config) and kind == "parameter") == join
 
 
+@pytest.mark.slow
 def test_the_released_model_has_no_parameters_of_canaries(tmp_path):
   config = _config(0, audited=True)
   for path, value in {"num_rounds": 1, "eval_every": 1, "audit.num_canaries": 9}.items():

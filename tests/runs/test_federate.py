@@ -50,6 +50,7 @@ def finished(tmp_path_factory):
   return workdir, loop.train(_config(**_EIGHT), workdir)
 
 
+@pytest.mark.long
 def test_the_result_says_what_is_promised_to_whom(finished):
   workdir, result = finished
   assert set(writers.RESULT_KEYS) <= set(result)
@@ -64,6 +65,7 @@ def test_the_result_says_what_is_promised_to_whom(finished):
   assert set(result["rounds_to_accuracy"]) == {"0.97", "0.99"}
 
 
+@pytest.mark.long
 def test_the_ledger_holds_every_round(finished):
   ledger = Ledger.from_json(finished[1]["ledger"])
   plan = federate_build.assemble(_config(**_EIGHT)).plan
@@ -73,6 +75,7 @@ def test_the_ledger_holds_every_round(finished):
   assert plan.normalize_by == 6.0 and plan.sampler.prob == 6 / 30
 
 
+@pytest.mark.long
 def test_p8_rounds_without_clients_are_charged_and_get_noise(tmp_path):
   config = _config(clients_per_round=0.01)
   result = loop.train(config, tmp_path / "run")
@@ -86,6 +89,7 @@ def test_p8_rounds_without_clients_are_charged_and_get_noise(tmp_path):
   assert np.std(after - before) > 0  # noise alone
 
 
+@pytest.mark.long
 def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
   overrides = {
     "privacy.simulated_cohort": 600, "privacy.simulated_clients": 100_000,
@@ -102,6 +106,7 @@ def test_p44_a_simulated_cohort_is_never_called_proved(tmp_path):
   assert on_the_mean[0] == pytest.approx(on_the_mean[1], rel=1e-12)
 
 
+@pytest.mark.long
 def test_local_noise_is_promised_against_the_server(tmp_path):
   config = _config(**_EIGHT, **{"privacy.method": "local", "num_rounds": 4})
   result = loop.train(config, tmp_path / "run")
@@ -110,6 +115,7 @@ def test_local_noise_is_promised_against_the_server(tmp_path):
   assert Ledger.from_json(result["ledger"]).charges[0].l2_clip_norm == 0.15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["central", "local", "both"])
 def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, tmp_path):
   config = {"privacy.method": method, "num_rounds": 2}
@@ -125,6 +131,7 @@ def test_p32_what_the_labels_say_of_private_users_is_called_not_private(method, 
   assert result["noise_multiplier"] == 1.5 and result.get("local_noise_multiplier") == local
 
 
+@pytest.mark.long
 def test_without_privacy_there_is_no_epsilon(tmp_path):
   overrides = {
     **_NONE, "privacy.sampler": "fixed_size", "aggregator": "median",
@@ -138,6 +145,7 @@ def test_without_privacy_there_is_no_epsilon(tmp_path):
   assert names == {"step", "test_accuracy", "test_loss"}
 
 
+@pytest.mark.cases(slow=["mime_lite"], long=...)
 @pytest.mark.parametrize("name", ["fed_prox", "mime_lite"])
 def test_every_algorithm_has_a_name(name, tmp_path):
   public = {**_NONE, "server_optimizer.rule.momentum": 0.0} if name == "mime_lite" else {}
@@ -183,6 +191,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(long=["cosine-adam", "cosine-yogi", "cosine-adagrad"])
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
@@ -204,6 +213,7 @@ def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
     np.testing.assert_allclose(update, rate * m / (np.sqrt(v) + 1e-3), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_served_with_the_scores_of_its_evaluation(finished):
   workdir, result = finished
   run = dpjax.Predictor.load(workdir)

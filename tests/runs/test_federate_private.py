@@ -34,6 +34,7 @@ def _config(**overrides):
   return small_config(**{"privacy.noise_multiplier": 2.0, **overrides})
 
 
+@pytest.mark.cases(slow=["dp_ftrl"], long=...)
 @pytest.mark.parametrize("overrides", [_ADAPTIVE, _FTRL], ids=["adaptive", "dp_ftrl"])
 def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   tmp_path, monkeypatch, overrides
@@ -59,6 +60,7 @@ def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   )
 
 
+@pytest.mark.long
 def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
   result = loop.train(_config(**_ADAPTIVE), tmp_path / "run")
   norms = [row["l2_clip_norm"] for row in writers.read_metrics(tmp_path / "run")]
@@ -74,6 +76,7 @@ def test_adaptive_clipping_moves_the_bound_and_pays_for_its_count(tmp_path):
   assert "Unit: one user" in result["privacy_statement"]
 
 
+@pytest.mark.long
 def test_dp_ftrl_is_calibrated_and_its_users_take_turns(tmp_path):
   config = _config(
     **_FTRL, **{"privacy.epsilon": 8.0, "privacy.noise_multiplier": None, "num_rounds": 4}
@@ -96,6 +99,7 @@ def test_every_participation_has_a_plan(sampler):
   assert plan.is_private and math.isfinite(plan.epsilon())
 
 
+@pytest.mark.slow
 def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
   epsilon = federate_privacy.make_plan(_config(**_FTRL), 30)[0].epsilon()
   budget = {"privacy.epsilon_budget": epsilon * 0.99}
@@ -135,6 +139,7 @@ def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, match):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
   tmp_path, monkeypatch
 ):
@@ -223,6 +228,7 @@ _TINY_TEXT = {
 }
 
 
+@pytest.mark.long
 def test_shakespeare_trains_over_its_roles(tmp_path):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts")}
   config = fields.replace_all(shakespeare.get_config(), overrides)

@@ -25,6 +25,7 @@ def finished(tmp_path_factory):
   return workdir, loop.train(_release(), workdir)
 
 
+@pytest.mark.slow
 def test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one(
   tmp_path, monkeypatch
 ):
@@ -47,6 +48,7 @@ def test_p16_a_resumed_release_of_correlated_noise_equals_the_uninterrupted_one(
   assert Ledger.from_json(resumed["ledger"]).num_steps == 6
 
 
+@pytest.mark.slow
 def test_p32_a_release_logs_nothing_private(finished):
   workdir, result = finished
   named = {name for row in writers.read_metrics(workdir) for name in row}
@@ -57,6 +59,7 @@ def test_p32_a_release_logs_nothing_private(finished):
     assert words in " ".join(result["privacy_statement"].split())
 
 
+@pytest.mark.slow
 def test_the_noisy_sum_lies_on_the_public_grid():
   config = _release(
     **{"server_optimizer.learning_rate": 1.0, "server_optimizer.rule.momentum": 0.0}
@@ -78,6 +81,7 @@ def test_the_noisy_sum_lies_on_the_public_grid():
     assert np.abs(cells).max() > 5
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("fields", "words"),
   [

@@ -87,6 +87,7 @@ def whole(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
+@pytest.mark.slow
 def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   result = json.loads((whole / writers.RESULT).read_text())
   alphas, betas = trade_off_files.read_curve(whole / trade_off_files.CURVE)
@@ -172,6 +173,7 @@ def _flipped(count: int, stopped: pathlib.Path, whole: pathlib.Path, folder: pat
   return refused
 
 
+@pytest.mark.slow
 def test_a_turned_bit_is_refused_or_changes_nothing(stopped, whole, tmp_path):
   assert _flipped(20, stopped, whole, tmp_path / "copy") > 3
 
@@ -251,6 +253,7 @@ def test_an_edited_ledger_is_refused_even_with_a_digest_that_fits(
   assert not _goes_on(stopped, whole)
 
 
+@pytest.mark.slow
 def test_the_state_of_another_step_is_refused(stopped, whole):
   inside = stopped / checkpoint.FOLDER
   shutil.rmtree(inside / "5" / "state")
@@ -275,6 +278,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning(stopped, whol
   assert "an earlier version wrote it" in capsys.readouterr().err
 
 
+@pytest.mark.cases(slow=[20])
 @pytest.mark.parametrize(
   "content", [b"", b"[1]", b"3", b"NaN", b"{}x", b"\xff", b"[" * 9999]
 )
@@ -339,11 +343,13 @@ def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None
   assert max(steps) == _STEPS
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_after_a_loss_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
   _power_cuts(8, whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_config_that_was_half_written_is_no_strangers_file(whole, tmp_path):
   folder = tmp_path / "run"
   folder.mkdir()
@@ -404,6 +410,7 @@ def _open_to_others(folder: pathlib.Path) -> list[str]:
   return [str(path.relative_to(folder)) for path in paths]
 
 
+@pytest.mark.cases(slow=["18"], long=...)
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o777])
 def test_what_is_secret_is_its_owners_alone(mask, tmp_path):
   import os
@@ -420,6 +427,7 @@ def test_what_is_secret_is_its_owners_alone(mask, tmp_path):
   assert stat.S_IMODE((folder / checkpoint.FOLDER).stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_a_release_holds_no_time_and_no_name_of_the_machine(tmp_path, monkeypatch):
   import socket
   import time

@@ -41,6 +41,9 @@ def _accounted(noise, share, steps, delta):
   return accountant.compose(event, steps).get_epsilon(delta)
 
 
+@pytest.mark.cases(
+  quick=["overrides3-0.2857142857142857"], slow=["overrides1-0.2"], long=...
+)
 @pytest.mark.parametrize(
   ("overrides", "share"),
   [
@@ -67,6 +70,7 @@ def test_a_batch_of_all_records_is_refused_in_one_line():
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_cohort_of_all_clients_is_refused_and_one_less_is_accounted():
   config = fields.replace_all(
     fed_quickstart.get_config(),

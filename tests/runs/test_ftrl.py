@@ -43,6 +43,7 @@ def finished(tmp_path_factory):
   return workdir, loop.train(_config(), workdir)
 
 
+@pytest.mark.long
 def test_the_result_is_what_the_charges_add_up_to(finished):
   workdir, result = finished
   plan = make_plan(_config(), 400)
@@ -61,6 +62,7 @@ def test_the_result_is_what_the_charges_add_up_to(finished):
 _REDRAWN = {"privacy.ftrl.strategy": "band_inv_mf", "privacy.ftrl.strategy.redraw": True}
 
 
+@pytest.mark.cases(slow=[0], long=...)
 @pytest.mark.parametrize(
   "extra",
   [
@@ -82,6 +84,7 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
     assert resumed[key] == whole[key]
 
 
+@pytest.mark.cases(slow=[3], long=...)
 @pytest.mark.parametrize(
   "extra",
   [
@@ -124,12 +127,14 @@ def _failures(subject):
   return {row.name for row in check.failed(_rows(subject))}
 
 
+@pytest.mark.long
 def test_p43_the_checks_catch_a_sampler_that_comes_back_too_early():
   subject = check.subject(_config())
   draw = lambda n, seed, step: np.flatnonzero(np.random.default_rng(step).random(n) < 0.2)
   assert "sampler as charged" in _failures(subject._replace(draw=draw))
 
 
+@pytest.mark.long
 def test_the_checks_catch_noise_without_its_correlation():
   white = check.subject(_config(**{"privacy.ftrl.strategy": "identity"}))
   banded = check.subject(_config())
@@ -150,6 +155,7 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
   assert poisson.noise_multiplier == pytest.approx(cyclic.noise_multiplier, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_a_budget_is_refused_before_the_first_step(tmp_path):
   with pytest.raises(UserError, match="the budget at delta"):
     loop.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")
@@ -158,6 +164,7 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
   )
 
 
+@pytest.mark.cases(long=[8])
 @pytest.mark.parametrize(
   ("extra", "match"),
   [
@@ -190,6 +197,7 @@ def test_wrong_configs_are_one_line(extra, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "changes",
   [
@@ -208,6 +216,7 @@ def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path
   assert loop.train(config, stopped)["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
   """0.7 ran as 1 without a word."""
   some = {"privacy.sampling_prob": 0.7}

@@ -99,6 +99,7 @@ _CYCLIC = {"privacy.method": "dp_ftrl", "privacy.sampling_prob": 1e-3}
 _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
 
 
+@pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
@@ -187,6 +188,7 @@ def test_a_client_pads_no_batch_beyond_the_data():
     federated.load_data(config)
 
 
+@pytest.mark.long
 def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
   refused = [{"privacy__epsilon_budget": 1.0}, {"privacy__l2_clip_norm": 3e38}]
   for changes in refused:
@@ -203,6 +205,7 @@ def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
   assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path):
   config = fed_quickstart.get_config()
   config.num_rounds, config.data.limit = 1, 200
@@ -254,6 +257,7 @@ def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():
       long_games.Settings(only="Laplace", **{name: value})
 
 
+@pytest.mark.cases(long=["given2-epochs"])
 @pytest.mark.parametrize(
   ("given", "named"),
   [

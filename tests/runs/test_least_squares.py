@@ -45,6 +45,7 @@ def _trained(config, folder, loaded):
   return result, dict(np.load(folder / "params.npz"))
 
 
+@pytest.mark.slow
 def test_a_run_is_one_gaussian_release_and_says_so(loaded, tmp_path):
   result, params = _trained(_config(), tmp_path / "run", loaded)
   ledger = Ledger.from_json(result["ledger"])
@@ -74,6 +75,7 @@ def test_a_run_is_one_gaussian_release_and_says_so(loaded, tmp_path):
   assert again["params_sha256"] == result["params_sha256"]
 
 
+@pytest.mark.slow
 def test_statistics_of_the_inputs_are_part_of_the_same_epsilon(loaded, tmp_path):
   config = _config(privacy__normalization=_STATISTICS)
   result, params = _trained(config, tmp_path / "run", loaded)
@@ -100,6 +102,7 @@ def test_replace_one_pays_the_joint_bound_and_not_two_rows(loaded):
   assert releasing.stds[0] < 2 * one_release.mechanism(_config(), added, 10).stds[0]
 
 
+@pytest.mark.slow
 def test_few_public_directions_give_a_model_of_all_inputs(loaded, tmp_path):
   config = _config(privacy__least_squares__directions=20, release=True)
   result, params = _trained(config, tmp_path / "run", loaded)
@@ -178,6 +181,7 @@ def test_its_budget_is_kept_before_anything_is_released(loaded, tmp_path):
   assert not (tmp_path / "over" / "params.npz").exists()
 
 
+@pytest.mark.slow
 def test_result_holds_the_ordinary_keys(loaded, tmp_path):
   _trained(_config(), tmp_path / "run", loaded)
   result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -142,6 +142,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> None:
 # --- going on
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _KINDS)
 def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, monkeypatch):
   """SIGTERM between two checkpoints: the step is finished and saved, none is repeated."""
@@ -167,6 +168,7 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, mon
   )  # within the training, and no earlier one
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("name", _REPEATING)
 def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
   name, whole, tmp_path, monkeypatch
@@ -180,6 +182,7 @@ def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
   _same(tmp_path / "run", whole(name)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["relevance", "relevance, rigorous"])
 @pytest.mark.parametrize("when", ["before its first checkpoint", "after it"])
 def test_p16_cut_off_between_two_trainings(name, when, whole, tmp_path, monkeypatch):
@@ -214,6 +217,7 @@ test_loop._KINDS[sys.argv[1]].go(pathlib.Path(sys.argv[2]))
 """
 
 
+@pytest.mark.cases(slow=["federated"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
   """kill -9, at whatever moment it arrives, right after a checkpoint is there."""
@@ -233,6 +237,7 @@ def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
   _same(workdir, whole(name)[0])
 
 
+@pytest.mark.cases(slow=["federated"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_finished_run_is_returned_not_repeated(name, whole):
   folder, result = whole(name)
@@ -242,6 +247,7 @@ def test_a_finished_run_is_returned_not_repeated(name, whole):
   assert set(writers.RESULT_KEYS) <= set(result)
 
 
+@pytest.mark.cases(slow=["central"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_p16_another_seed_is_another_run(name, whole, tmp_path):
   config = dataclasses.replace(_KINDS[name].config, seed=1)
@@ -249,6 +255,7 @@ def test_p16_another_seed_is_another_run(name, whole, tmp_path):
   assert other["params_sha256"] != whole(name)[1]["params_sha256"]
 
 
+@pytest.mark.cases(slow=["central"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, monkeypatch):
   kind, workdir = _KINDS[name], tmp_path / "run"
@@ -271,6 +278,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 # --- whose folder it is
 
 
+@pytest.mark.cases(slow=["central"], long=["relevance"])
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
@@ -284,6 +292,7 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.cases(slow=["central"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
@@ -295,6 +304,7 @@ def test_two_processes_never_work_in_one_folder(name, tmp_path):
   assert kind.go(folder)["params_sha256"]  # what a killed one leaves is no hindrance
 
 
+@pytest.mark.slow
 def test_other_users_of_the_machine_cannot_enter_where_the_keys_lie(tmp_path):
   before = os.umask(0o022)  # as most have it
   try:
@@ -306,6 +316,7 @@ def test_other_users_of_the_machine_cannot_enter_where_the_keys_lie(tmp_path):
   assert checkpoint.FOLDER not in open_to_others and writers.RESULT in open_to_others
 
 
+@pytest.mark.slow
 def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   """Another process does the whole run between our look into the folder and our lock."""
   config, folder = _KINDS["central"].release, tmp_path / "run"
@@ -338,6 +349,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.long
 def test_of_two_that_start_at_the_same_moment_one_runs(tmp_path):
   folder, go = tmp_path / "run", tmp_path / "go"
   command = [sys.executable, "-c", textwrap.dedent(_AT_ONCE), str(folder), str(go)]
@@ -357,6 +369,7 @@ def test_of_two_that_start_at_the_same_moment_one_runs(tmp_path):
 # --- what is moved
 
 
+@pytest.mark.cases(slow=["federated"], long=...)
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
@@ -379,6 +392,7 @@ def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
   assert kind.go(folder)["params_sha256"] == whole(name)[1]["params_sha256"]
 
 
+@pytest.mark.cases(slow=[0], long=...)
 @pytest.mark.parametrize("name", _REPEATING)
 @pytest.mark.parametrize("what", ["all", "one training"])
 def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, monkeypatch):
@@ -446,6 +460,7 @@ def test_p16_a_resumed_run_goes_on_with_the_keys_it_drew(name, how, tmp_path, mo
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
+@pytest.mark.cases(slow=[1], long=[0])
 @pytest.mark.parametrize("name", _SECRET)
 def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, monkeypatch):
   (kind, config), workdir = _secret(name), tmp_path / "run"
@@ -464,6 +479,7 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
     assert charge["noise_key_id"] == noise.key_id(kept.noise) and charge["first_step"] == 0
 
 
+@pytest.mark.cases(slow=[1], long=[0])
 @pytest.mark.parametrize("name", _SECRET)
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
@@ -531,6 +547,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole, tmp_path):
   """On a file system of a few megabytes that fills up in the middle of the run."""
@@ -575,6 +592,7 @@ def _no_space(step: int, honest: Any, error: Exception) -> Any:
   return act
 
 
+@pytest.mark.cases(long=["Checkpoints-_write-error1"], slow=...)
 @pytest.mark.parametrize(
   ("owns", "name", "error"),
   [

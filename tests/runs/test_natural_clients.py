@@ -43,6 +43,7 @@ def _writers(folder, num_writers=40):
   return {**small, "data.data_dir": str(folder)}
 
 
+@pytest.mark.long
 def test_femnist_trains_over_its_writers(tmp_path):
   config = fields.replace_all(femnist.get_config(), _writers(tmp_path))
   result = loop.train(config, tmp_path / "run")

@@ -91,6 +91,7 @@ def config(tmp_path, monkeypatch):
   return made.MeanConfig(path=str(tmp_path / "rows.npy"))
 
 
+@pytest.mark.long
 def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, capsys):
   whole = loop.train(config, tmp_path / "whole")
   assert whole["test_accuracy"] > 0.9 and 0.95 < whole["epsilon"] <= 1.0

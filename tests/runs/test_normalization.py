@@ -66,6 +66,7 @@ def _means(config, loaded, random=None):
   return np.asarray(normalization.released(plan, random, loaded[0]).mean)
 
 
+@pytest.mark.slow
 def test_a_run_pays_for_them_says_so_and_releases_them(loaded, tmp_path):
   config = _config(privacy__epsilon=4.0)
   result = loop.train(config, tmp_path / "whole", data=loaded)
@@ -92,6 +93,7 @@ def test_without_noise_on_the_gradients_none_is_stated(loaded, run):
   assert planned.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
   def stop(step):
     if step == 2:
@@ -113,6 +115,7 @@ _WHITENED = {
 }
 
 
+@pytest.mark.cases(slow=["by_outputs"], long=...)
 @pytest.mark.parametrize("scaling", ["none", "by_outputs"])
 def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
   loaded, tmp_path, scaling
@@ -163,6 +166,7 @@ def test_features_are_standardised_before_they_are_whitened_where_groups_are_giv
   assert found == [True, False, True]
 
 
+@pytest.mark.slow
 def test_training_and_test_data_are_normalised_by_the_same(run, loaded):
   for mine, raw in zip((run.train, run.test), loaded):
     wanted = np.asarray(channel_statistics.standardized(raw.x, run.statistics))
@@ -214,6 +218,7 @@ def test_rows_of_files_are_normalised_in_one_shape(loaded, run):
   assert len({*shapes}) == 1
 
 
+@pytest.mark.long
 def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_path):
   """Two releases with one noise would tell how they differ."""
   config = _config(num_steps=4, checkpoint_every=2)
@@ -241,6 +246,7 @@ def _killed_at(step):
   return on_save
 
 
+@pytest.mark.slow
 def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
   """Statistics are of the changed data: an audit sees what they tell of a canary."""
   seen = []
@@ -261,6 +267,7 @@ def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
   assert np.abs(found.canaries.examples.x).max() > 1.1  # as the data that they are among
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", ["replace_special", "replace_one"])
 def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
   relation, loaded, tmp_path
@@ -303,6 +310,7 @@ def _passes(check_one, run, kind):
   return check_one(subject).passed
 
 
+@pytest.mark.long
 def test_the_check_of_influence_refutes_what_is_not_clipped(run):
   assert _passes(before_steps.influence, run, channel_statistics.ChannelStatistics)
   assert not _passes(before_steps.influence, run, _Unclipped)

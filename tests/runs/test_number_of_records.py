@@ -220,6 +220,95 @@ def _marked():
     seen.add(first)
 
 
+@pytest.mark.cases(
+  quick=[
+    0,
+    1,
+    2,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+    17,
+    18,
+    19,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    33,
+    34,
+    35,
+    36,
+    37,
+    38,
+    39,
+    40,
+    41,
+    42,
+    47,
+    52,
+    57,
+    64,
+    68,
+    72,
+    76,
+    77,
+    78,
+    93,
+    98,
+    103,
+    108,
+    112,
+    117,
+    118,
+    129,
+    135,
+    136,
+    137,
+    139,
+    141,
+    145,
+    148,
+    152,
+    156,
+    157,
+    164,
+    165,
+    169,
+    172,
+    174,
+    176,
+    178,
+    179,
+    180,
+    186,
+    190,
+    192,
+    199,
+    200,
+    201,
+    202,
+    204,
+    205,
+    208,
+    210,
+    215,
+    223,
+  ],
+  long=...,
+)
 @pytest.mark.parametrize("name", _marked())
 def test_a_record_more_or_less_changes_no_plan_of_a_published_run(name):
   with _fast():
@@ -360,6 +449,7 @@ def _left(config, loaded, folder):
   ), (folder / "config.json").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", [False, True])
 def test_a_record_more_or_less_is_in_no_file(tmp_path, release):
   changes = {"num_steps": 4, "privacy.sampling_prob": 0.25}
@@ -370,6 +460,7 @@ def test_a_record_more_or_less_is_in_no_file(tmp_path, release):
   assert left[0] == left[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", [False, True])
 def test_a_user_more_or_less_is_in_no_file(tmp_path, release):
   changes = {"num_rounds": 4, "clients_per_round": 5.0, "partition.num_clients": 20}

@@ -33,6 +33,7 @@ def _params(folder):
     return dict(held)
 
 
+@pytest.mark.cases(long=["Equinox"], slow=...)
 @pytest.mark.parametrize("name", ["Nnx", pytest.param("Equinox", marks=pytest.mark.long)])
 def test_a_run_goes_on_bit_for_bit_and_starts_another(name, tmp_path, monkeypatch):
   whole = loop.train(_config(name), tmp_path / "whole")
@@ -77,6 +78,7 @@ def _fed_config(name, **changes):
   return fields.replace_all(fed_quickstart.get_config(), {**small, **changes})
 
 
+@pytest.mark.slow
 def test_clients_train_a_module_of_nnx(tmp_path):
   result = loop.train(_fed_config("Nnx"), tmp_path)
   assert result["num_parameters"] == 64 * 8 + 8 + 8 * 10 + 10

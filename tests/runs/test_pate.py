@@ -56,6 +56,7 @@ def whole(sides, tmp_path_factory):
   return folder, _run(_config(data_dependent=True, noise_seed=0), sides, folder)
 
 
+@pytest.mark.slow
 def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
   folder, result = whole
   config = _config(data_dependent=True)
@@ -79,6 +80,7 @@ def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
   assert config.aggregate.std == result["answer_std"]
 
 
+@pytest.mark.cases(long=["queries-14"], slow=...)
 @pytest.mark.parametrize("subfolder, stop", [("teachers", 1), ("queries", 14)])
 def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfolder, stop):
   _, result = whole
@@ -90,6 +92,7 @@ def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfol
   assert again["ledger"] == result["ledger"]
 
 
+@pytest.mark.slow
 def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   config = _config(
     aggregator="confident_gnmax", max_answers=4, threshold=6.0, check_std=30.0, std=1.0
@@ -109,6 +112,7 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path):
   results = [
     _run(_config(release=True, publish_cost=True, cost_order=4.0), sides, tmp_path / name)

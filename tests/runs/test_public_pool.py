@@ -53,6 +53,7 @@ def scans(tmp_path_factory):
   return f"{folder}/"
 
 
+@pytest.mark.cases(slow=["PateConfig"], long=...)
 @_KINDS
 def test_a_split_of_somebodys_folder_is_no_public_pool(kind, scans, tmp_path):
   config = _config(kind, dataset=scans)
@@ -67,6 +68,7 @@ def test_a_split_of_somebodys_folder_is_no_public_pool(kind, scans, tmp_path):
   assert "it is assumed, not checked" in words
 
 
+@pytest.mark.cases(slow=["PateConfig"], long=...)
 @_KINDS
 def test_the_test_set_of_a_published_data_set_is_a_public_pool(kind, tmp_path):
   result = loop.train(_config(kind), tmp_path / "run")
@@ -106,6 +108,7 @@ def test_minus_zero_and_zero_are_one_pixel():
     public_pool.check(_config(PateConfig), train.replaced(np.array([3]), copy), test)
 
 
+@pytest.mark.slow
 def test_a_joint_student_reads_no_pool(scans, tmp_path):
   config = _config(DistillationConfig, method="joint", dataset=scans, student_rate=0.1)
   assert loop.train(config, tmp_path / "run")["epsilon_kind"] == "proved"
@@ -129,6 +132,7 @@ def test_two_pools_have_two_noises(kind):
   assert _BUILD[kind].build(config, (train, scored)).data() == jobs[0].data()
 
 
+@pytest.mark.cases(long=["DistillationConfig"])
 @_KINDS
 def test_a_run_goes_on_with_its_own_pool_alone(kind, tmp_path, monkeypatch):
   train, test = data.load("digits")
@@ -151,6 +155,7 @@ def _npz(path, **changes):
   return str(path)
 
 
+@pytest.mark.cases(slow=["DistillationConfig"])
 @pytest.mark.parametrize("kind", [DistillationConfig, PateConfig, SynthesisConfig])
 def test_errors_of_the_data_name_this_configs_fields(kind, tmp_path):
   (tmp_path / "a.csv").write_text("a,b\n1,2\n")

@@ -25,6 +25,7 @@ def finished(tmp_path_factory):
   return workdir, loop.train(_config(), workdir)
 
 
+@pytest.mark.long
 def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   again = loop.train(_config(), tmp_path / "run")
   assert again["params_sha256"] != finished[1]["params_sha256"]
@@ -32,6 +33,7 @@ def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   assert ids[0] != ids[1]
 
 
+@pytest.mark.long
 def test_p32_release_logs_no_diagnostics_and_says_what_it_is(finished):
   workdir, result = finished
   named = {name for row in writers.read_metrics(workdir) for name in row}
@@ -42,6 +44,7 @@ def test_p32_release_logs_no_diagnostics_and_says_what_it_is(finished):
     assert words in " ".join(result["privacy_statement"].split())
 
 
+@pytest.mark.slow
 def test_p32_how_long_a_release_took_is_not_written(finished):
   workdir, _ = finished
   result = writers.read_json(workdir / "result.json")
@@ -50,6 +53,7 @@ def test_p32_how_long_a_release_took_is_not_written(finished):
   assert writers.took(result) == ""
 
 
+@pytest.mark.long
 def test_the_updates_of_a_release_lie_on_the_grid():
   """Through the whole transform: update * normalize_by is a multiple of the step."""
   import jax

@@ -97,6 +97,7 @@ def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
 # --- runs
 
 
+@pytest.mark.long
 def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   config = _config(audit=RelevanceAuditConfig(True, 200, canary_runs=False))
   (result,) = experiment.run_all(config, tmp_path / "run")
@@ -119,6 +120,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
     experiment.run_all(_config(epsilons=[3.0]), tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["no_dp", "radp"])
 def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
   config = _config(
@@ -131,6 +133,7 @@ def test_a_run_that_diverges_is_a_row_like_any_other(tmp_path, method):
   assert (tmp_path / "report.png").read_bytes().startswith(_PNG)
 
 
+@pytest.mark.long
 def test_a_grid_of_methods_and_modes_writes_one_table(tmp_path):
   config = _config(
     curves={
@@ -170,6 +173,7 @@ def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_refused_is_a_row_and_the_others_go_on(tmp_path):
   curves = {"a": {}, "b": {"data.name": "dgits"}}
   config = _config(method="no_dp", curves=curves)
@@ -183,6 +187,7 @@ def test_a_run_that_is_refused_is_a_row_and_the_others_go_on(tmp_path):
   assert results[0]["params_sha256"] == good["params_sha256"]
 
 
+@pytest.mark.long
 def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
   experiment.run_all(_config(method="no_dp"), tmp_path)
   before = sorted(path.name for path in tmp_path.iterdir())
@@ -211,6 +216,7 @@ def test_a_single_run_refuses_what_only_an_experiment_reads(change, words):
   assert words in str(error.value)
 
 
+@pytest.mark.long
 def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
   config = _config(method="no_dp", curves={"a": {}, "b": {"activation": "relu"}})
   first = experiment.run_all(config, tmp_path)
@@ -229,6 +235,7 @@ def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
   assert params.stat().st_mtime_ns == before
 
 
+@pytest.mark.long
 def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
   config = _config(
     curves={"P5": {"paper.preset": "P5"}, "DPSGD": {"method": "dpsgd"}},
@@ -240,6 +247,7 @@ def test_without_canaries_only_noisy_inputs_are_attacked(tmp_path):
   assert "not audited" in (tmp_path / "claims.md").read_text()
 
 
+@pytest.mark.long
 def test_without_privacy_one_run_serves_every_epsilon(tmp_path, monkeypatch):
   made = []
   run = relevance.run
@@ -276,6 +284,7 @@ def test_u2_shared_noise_is_refuted_whatever_its_scale():
   assert bound > 5.0
 
 
+@pytest.mark.slow
 def test_u2_clipping_the_noisy_pixels_does_not_help():
   """AdLM cuts them to [-10, 10]: one pixel that is not cut gives the record away."""
   run = lambda scale: relevance_audit.shared_noise_scores(
@@ -342,6 +351,7 @@ def test_u1_plays_the_pair_as_the_run_clips_it():
   assert 0.5 < bound(clipped) <= 2.0
 
 
+@pytest.mark.long
 def test_u3_raw_labels_are_found_and_randomised_ones_are_not(tmp_path):
   """Raw labels: with a net that memorises, wrong labels are told from right ones; behind randomised
   response the bound stays below the proof."""

@@ -60,6 +60,7 @@ def _same(ours, written):
   return as_text(ours) == as_text(written)
 
 
+@pytest.mark.cases(slow=["True"], long=...)
 @pytest.mark.parametrize("release", [False, True])
 def test_a_function_gets_the_rows_of_the_file_and_nothing_else(release, tmp_path):
   config = _config(writer=f"{__name__}:log", release=release)
@@ -72,6 +73,7 @@ def test_a_function_gets_the_rows_of_the_file_and_nothing_else(release, tmp_path
   ]
 
 
+@pytest.mark.slow
 def test_rows_since_the_checkpoint_come_again_after_a_resume(tmp_path, monkeypatch):
   config = _config(writer=f"{__name__}:log")
   stops.stop_after(monkeypatch, 3, stops.die)
@@ -84,6 +86,7 @@ def test_rows_since_the_checkpoint_come_again_after_a_resume(tmp_path, monkeypat
   assert _same(_ROWS[-2:], _written(tmp_path)[-2:])
 
 
+@pytest.mark.slow
 def test_an_error_of_a_hook_is_one_warning_and_no_end(tmp_path, capsys):
   result = loop.train(_config(writer=f"{__name__}:broken"), tmp_path)
   assert result["num_steps"] == 4 and len(_written(tmp_path)) == 4

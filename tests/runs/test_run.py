@@ -22,6 +22,7 @@ def finished(tmp_path_factory):
   return workdir, loop.train(small_run.config(), workdir)
 
 
+@pytest.mark.long
 def test_the_result_holds_every_key_and_the_files_are_there(finished):
   workdir, result = finished
   assert set(writers.RESULT_KEYS) <= set(result)
@@ -37,6 +38,7 @@ def test_the_result_holds_every_key_and_the_files_are_there(finished):
   assert sum(arrays[name].size for name in arrays) == result["num_parameters"]
 
 
+@pytest.mark.slow
 def test_the_ledger_holds_what_ran(finished):
   _, result = finished
   ledger = Ledger.from_json(result["ledger"])
@@ -46,6 +48,7 @@ def test_the_ledger_holds_what_ran(finished):
   assert accounted == pytest.approx(result["epsilon"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_sgd_has_no_epsilon_and_says_so(tmp_path):
   unset = {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
   config = small_run.config(
@@ -55,6 +58,7 @@ def test_sgd_has_no_epsilon_and_says_so(tmp_path):
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
 
 
+@pytest.mark.slow
 def test_shuffled_batches_prove_nothing(tmp_path):
   overrides = {"privacy.sampler": "shuffled"}
   with pytest.raises(UserError, match="ShuffledSampler: has no event"):
@@ -65,6 +69,7 @@ def test_shuffled_batches_prove_nothing(tmp_path):
   )
 
 
+@pytest.mark.long
 def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
   overrides = {
     "privacy.sampler": "fixed_size",
@@ -76,6 +81,7 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
   assert result["neighboring_relation"] == "replace_one"
 
 
+@pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
   ("overrides", "match"),
   [
@@ -110,11 +116,13 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_delta_not_below_one_over_n_is_warned_of(tmp_path, capsys):
   loop.train(small_run.config(**{"privacy.delta": 0.01}), tmp_path / "run")
   assert "delta" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_p32_diagnostics_are_named_not_private_and_can_be_switched_off(finished, tmp_path):
   named = {name for row in writers.read_metrics(finished[0]) for name in row}
   assert {"not_private/train_loss", "not_private/batch_size"} <= named
@@ -140,11 +148,13 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
   np.testing.assert_array_equal(restored["w"], state["w"])
 
 
+@pytest.mark.long
 def test_augmentation_and_average_run_and_resume(tmp_path):
   config = small_run.config(augmentation="shift", augmult=2, ema_decay=0.9, num_steps=4)
   assert loop.train(config, tmp_path / "run")["num_steps"] == 4
 
 
+@pytest.mark.long
 def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   options = {"features": 8, "num_heads": 2, "num_layers": 1, "max_length": 16}
   config = small_run.config(

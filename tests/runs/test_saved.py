@@ -187,6 +187,7 @@ def test_so_are_those_that_the_earlier_run_began_from(first, tmp_path):
     _begun(tmp_path / "params.npz")
 
 
+@pytest.mark.long
 def test_p42_public_data_of_a_relevance_run_are_among_what_its_weights_know(tmp_path):
   """They trained model 1 in the clear; a chain through synthetic data would hide them."""
   rng = np.random.default_rng(0)

@@ -90,6 +90,7 @@ def test_a_biased_sum_is_told(tmp_path, monkeypatch):
   assert result["error"] == 1.0 and result["num_survivors"] == 3
 
 
+@pytest.mark.long
 def test_a_regression_keeps_rounded_weights_alone(tmp_path, tenseal):
   task = {"name": "regress", "num_features": 2, "ridge": 1.0, "num_predicted": 5}
   result = loop.train(_point(task=task | {"tolerance": 5e-5}), tmp_path)
@@ -100,6 +101,7 @@ def test_a_regression_keeps_rounded_weights_alone(tmp_path, tenseal):
   assert result["bytes"] > result["upload_bytes"] > 1e6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("private", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_inference_goes_on_where_it_stopped(private, tmp_path, monkeypatch, tenseal):
   """With the epsilon of its model, where that has one."""
@@ -121,6 +123,7 @@ def mirrored():
   return tuple(dataclasses.replace(one, x=one.x[:, ::-1]) for one in data.load("digits"))
 
 
+@pytest.mark.slow
 def test_p42_weights_that_are_asked_in_secret_know_what_they_began_from(tmp_path, tenseal):
   first = fields.replace(_MODEL["train"], "data.name", "tests.runs.test_secure:mirrored")
   loop.train(first, tmp_path / "first")
@@ -136,6 +139,7 @@ _TRAIN = {"name": "train", "dataset": "digits", "hidden": (4,), "epochs": 1}
 _TRAIN |= {"batch_size": 64, "learning_rate": 0.25, "num_predicted": 30}
 
 
+@pytest.mark.cases(long=["relu-sigmoid"])
 @pytest.mark.parametrize(
   ("activation", "output"), [("relu", "sigmoid"), ("square", "linear")]
 )
@@ -245,6 +249,7 @@ def test_a_transfer_that_diverges_is_no_result(changes, tmp_path, intersection):
     loop.train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_labels_of_another_party_teach_and_are_told(tmp_path, monkeypatch, intersection):
   config = _point(task=_TRANSFER)
   stop_after(monkeypatch, 1)
@@ -331,6 +336,7 @@ def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure
   assert not np.array_equal(work.init()["secret"], work.init()["secret"])
 
 
+@pytest.mark.slow
 def test_steps_that_run_again_from_an_older_checkpoint_open_the_same_model(
   tmp_path, monkeypatch, secure
 ):
@@ -361,6 +367,7 @@ def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
     assert result["error"] <= most and result["method"] == name
 
 
+@pytest.mark.slow
 def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
   small = {"protocol": "plain"}
   rows = {"one": small, "two": {"protocol": {"name": "plain", "bits": 64}}}

@@ -61,6 +61,7 @@ def _datasets(blocks=False):
   return make("train").declared(len(x)), make("test")
 
 
+@pytest.mark.long
 def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   config = _config(weights, safetensors=True)
   result = loop.train(config, tmp_path / "run", data=_datasets())
@@ -99,6 +100,7 @@ def _block(after, kernel):
   return after["block_0"] | {"mlp_out": after["block_0"]["mlp_out"] | {"kernel": kernel}}
 
 
+@pytest.mark.long
 def test_an_example_may_be_a_role_and_the_promise_says_so(weights):
   config = _config(
     weights, **{"privacy.sampler": "users", "data.name": "shakespeare_roles"}
@@ -185,12 +187,14 @@ _REFUSED = {
 }
 
 
+@pytest.mark.cases(long=[0, 2, 3])
 @pytest.mark.parametrize("message", _REFUSED)
 def test_what_would_be_ignored_or_cannot_be_is_refused(message, weights):
   with pytest.raises(UserError, match=message):
     build.check(_config(weights, **_REFUSED[message]))
 
 
+@pytest.mark.long
 def test_weights_and_patterns_that_do_not_fit_the_model_are_refused(weights):
   faults = {
     r"pretrained=.*wpe.weight is of shape \(7, 8\)": {

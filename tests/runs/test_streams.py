@@ -244,6 +244,7 @@ def test_features_are_known_by_what_they_were_computed_from(tmp_path):
   assert data.digest(features) == data.digest(arrays)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["central", "federated"])
 @pytest.mark.parametrize("model", ["linear", "scatter_linear"])
 def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
@@ -276,6 +277,7 @@ def _secrets_of(digest):
   return digest, digest.hex().encode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("ends", ["finished", "cut off"])
 def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch):
@@ -316,6 +318,7 @@ def _cut_off(kind, config, workdir, folder, monkeypatch):
   assert checkpoint.newest(workdir) == 0  # the data are remembered before the first step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
   make, *_ = _KINDS[kind]
@@ -332,6 +335,7 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
   assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
 
 
+@pytest.mark.cases(long=["federated"], slow=...)
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
   """What is written of two runs on other data with one noise: no name, no id that differs."""
@@ -372,6 +376,7 @@ def test_an_experiment_whose_keys_are_gone_gets_no_more_points(tmp_path):
     _run("relevance", dataclasses.replace(config, num_seeds=2), tmp_path / "run", tmp_path)
 
 
+@pytest.mark.long
 def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
   _write(tmp_path)
   config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})
@@ -383,6 +388,7 @@ def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
   assert not list((tmp_path / "run" / "points").glob("*seed1"))
 
 
+@pytest.mark.long
 def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
   """Else one curve would be of two data sets, and say so nowhere."""
   _write(tmp_path)

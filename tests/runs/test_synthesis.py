@@ -58,6 +58,7 @@ def whole(sides, tmp_path_factory):
   return folder, loop.train(_config(attack=True), folder, data=sides)
 
 
+@pytest.mark.slow
 def test_the_epsilon_is_that_of_one_release_and_samples_teach(whole):
   folder, result = whole
   assert result["epsilon_kind"] == "proved"
@@ -80,6 +81,7 @@ def test_the_epsilon_is_that_of_one_release_and_samples_teach(whole):
   assert result["not_private/attack_tpr_at_fpr_0.01"] <= result["tpr_at_fpr_0.01"] + 0.05
 
 
+@pytest.mark.cases(long=["3"], slow=...)
 @pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_it_goes_on_where_it_stopped(sides, tmp_path, monkeypatch, stop):
   config = _config(attack=True, noise_seed=0)
@@ -238,6 +240,7 @@ def _two_networks(**changes):
   return _config(**{**unread, "method": method, "per_class": 5, **changes})
 
 
+@pytest.mark.slow
 def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
   sides, tmp_path, monkeypatch
 ):

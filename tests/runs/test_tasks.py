@@ -146,6 +146,7 @@ def _config(name, **changes):
   return fields.replace_all(config, changes)
 
 
+@pytest.mark.slow
 def test_a_private_regression_says_its_error_in_units_of_the_data(tmp_path):
   result = loop.train(_config("diabetes"), tmp_path / "run")
   assert result["task"] == "regression" and result["test_accuracy"] is None
@@ -183,6 +184,7 @@ def test_a_private_run_of_several_labels(tmp_path):
   np.testing.assert_allclose(value, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
   for change in ({"audit.enabled": True}, {"audit.enabled": True, "audit.kind": "random"}):
     with pytest.raises(UserError, match=r"audit\.enabled=True: needs data with one class"):
@@ -197,6 +199,7 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
       federated.load_data(dealt)
 
 
+@pytest.mark.slow
 def test_numbers_are_learnt_by_clients_too(tmp_path):
   config = fields.replace_all(
     FedConfig(),

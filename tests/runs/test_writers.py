@@ -216,6 +216,7 @@ with writers.alone_in(pathlib.Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_never_work_in_one_folder(tmp_path):
   command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:

@@ -97,6 +97,7 @@ def test_every_row_is_a_public_name():
     )
 
 
+@pytest.mark.long
 def test_its_games_are_found_and_played(halves):
   assert registry.is_sampler(halves)
   found = samplers.games(halves)

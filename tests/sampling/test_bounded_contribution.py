@@ -49,6 +49,7 @@ def _sum_law(vectors, prob, z, grid):
   return density
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
   vectors=st.lists(st.floats(-1, 1), min_size=1, max_size=4),
@@ -100,6 +101,7 @@ def test_extreme_numbers_give_a_bound(most, prob, z):
   assert 0 <= found <= exact * 1.01 + 1e-3
 
 
+@pytest.mark.slow
 def test_a_plan_protects_users_and_trains_on_examples():
   owners = [(row % 5, 5 + row % 3) for row in range(40)]
   kept = bound_contributions(owners, max_contribution=3)

@@ -198,6 +198,7 @@ def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float
   assert all(later < earlier for earlier, later in itertools.pairwise(falling))
 
 
+@pytest.mark.cases(long=[7, 8])
 @pytest.mark.parametrize(
   ("make", "match"),
   [

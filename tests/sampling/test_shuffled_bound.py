@@ -29,6 +29,7 @@ def _densities(values, batch_size, z, y):
   return total / len(orders)
 
 
+@pytest.mark.cases(long=["replace_one-1.0--1.0-others0", "replace_special-1.0-0.0-others0"])
 @pytest.mark.parametrize("others", [(1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (1.0, -1.0, 1.0)])
 @pytest.mark.parametrize(
   ("relation", "mine", "theirs"),
@@ -100,6 +101,7 @@ def test_without_a_public_size_there_is_no_event():
   assert "add_or_remove_one" not in sampling.ShuffledSampler.relations
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("make", "match"),
   [

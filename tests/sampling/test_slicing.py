@@ -49,6 +49,7 @@ def test_p15_in_a_plans_trace_no_example_appears_twice_in_a_logical_step():
   assert np.bincount(drawn_alone).max() > 1  # what the slices must not be
 
 
+@pytest.mark.cases(quick=["0"], long=...)
 @pytest.mark.parametrize("slices", [0, -1, 1.5, True])
 def test_wrong_numbers_of_slices_are_refused(slices):
   with pytest.raises(UserError, match="slices="):

@@ -48,6 +48,7 @@ def test_p15_p16_no_repeats_and_a_function_of_seed_and_step():
     np.testing.assert_array_equal(drawn, _SAMPLER.draw(10, seed=1, step=step))
 
 
+@pytest.mark.cases(long=[2, 3])
 @pytest.mark.parametrize(
   ("make", "match"),
   [

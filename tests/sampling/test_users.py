@@ -56,6 +56,7 @@ def _moved(a, b):
   return float(jnp.sqrt(sum(jax.tree.leaves(squares))))
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(
   seed=st.integers(0, 10**6),
@@ -81,6 +82,7 @@ def test_changing_all_data_of_one_user_moves_the_sum_by_at_most_its_bound(
   assert _moved(here, without) <= 1.0 + 1e-5  # joins or leaves: C
 
 
+@pytest.mark.long
 def test_example_level_clipping_would_not_protect_a_user():
   """The same user, clipped example by example, moves the sum by more than C."""
   data = _Data(np.ones((6, 2)), np.full(6, 50.0))
@@ -117,6 +119,7 @@ def test_a_random_choice_is_uniform_and_takes_whom_first_leaves():
   assert counts.min() > 140 and counts.max() < 260 and counts.sum() == 2000
 
 
+@pytest.mark.long
 def test_the_fast_route_gives_the_same_sum():
   data, ids = _data(scale=3.0)
   batch = _blocks(data, ids)[np.arange(4)]
@@ -130,6 +133,7 @@ def test_the_fast_route_gives_the_same_sum():
   )
 
 
+@pytest.mark.cases(slow=["sum"], long=...)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_p07_padding_changes_nothing_even_where_its_gradient_is_nan(reduction):
   safe = lambda params, example: jnp.log(example.x.sum()) * params["b"] + params["w"].sum()
@@ -166,6 +170,7 @@ def test_the_sampler_is_poisson_over_users_and_says_user():
   )
 
 
+@pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
   ("make", "match"),
   [
@@ -182,6 +187,7 @@ def test_wrong_arguments_are_named(make, match):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_plan_takes_users_for_examples():
   """Blocks through the plan's batches, clipped sum and noise: one compilation, and the
   budget of a Poisson sample of users."""

@@ -219,6 +219,7 @@ class _Secretive:
   hidden: int = dataclasses.field(default=0, repr=False)
 
 
+@pytest.mark.cases(long=[3])
 @pytest.mark.parametrize("odd", [_Secretive(0, 1), {1: 2}, [np.arange(3)], np.float32(0.1)])
 def test_an_option_that_config_json_would_not_hold_is_refused(odd):
   """Two of them could have one digest, and so one noise."""
@@ -228,6 +229,7 @@ def test_an_option_that_config_json_would_not_hold_is_refused(odd):
     build.check(config)
 
 
+@pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
   ("config", "room", "typo"),
   [

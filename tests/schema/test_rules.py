@@ -84,12 +84,14 @@ def _launched(*arguments):
   return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_help_lists_every_field():
   printed = _launched("--help").stdout
   for leaf in fields.leaves(TrainConfig()):
     assert f"  {leaf.path}=" in printed, leaf.path
 
 
+@pytest.mark.slow
 def test_a_printed_config_is_a_command_line_of_it():
   changed = ("--config.privacy.epsilon=3", "--config.privacy.clipping=automatic")
   printed = _launched(*changed, "--print_config")
@@ -105,6 +107,7 @@ def test_a_printed_config_is_a_command_line_of_it():
   assert config.privacy.clipping.gamma == 0.01 and config.privacy.epsilon == 3.0
 
 
+@pytest.mark.slow
 def test_what_a_file_alone_can_say_is_printed_as_a_comment():
   command = [sys.executable, "-m", "launch.sweep", "--print_config", "--workdir=/tmp/none"]
   command += ["--config=configs/sweeps/mnist_curves.py"]
@@ -115,6 +118,7 @@ def test_what_a_file_alone_can_say_is_printed_as_a_comment():
   assert all(line.startswith(("--config.", "# --config.")) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_field_with_a_space_ends_in_one_line():
   ended = _launched("--config.a b=1")
   assert ended.returncode == 2 and ended.stderr.count("\n") == 1

@@ -111,6 +111,7 @@ def private_median():
   return federated.median()._replace(private=True)
 
 
+@pytest.mark.long
 def test_a_run_of_ones_own_parts_says_which_code_it_ran(tmp_path):
   config = _central(
     loss="mine:focal_loss",
@@ -124,6 +125,7 @@ def test_a_run_of_ones_own_parts_says_which_code_it_ran(tmp_path):
   assert result["epsilon_kind"] == "proved"  # the sampler is dpjax's own
 
 
+@pytest.mark.slow
 def test_own_parts_are_those_that_run():
   built = build.assemble(_central(loss="mine:focal_loss", data__name="mine:small_digits"))
   plain = build.assemble(_central(data__name="mine:small_digits"))
@@ -135,6 +137,7 @@ def test_own_parts_are_those_that_run():
   )
 
 
+@pytest.mark.long
 def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
   result = loop.train(_central(privacy__sampler="mine:Halves"), tmp_path)
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
@@ -143,6 +146,7 @@ def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
     build.assemble(fields.replace(config, "privacy.epsilon", 2.0))
 
 
+@pytest.mark.slow
 def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
   subject = table.subject(config)
@@ -167,6 +171,7 @@ def test_a_capacity_that_an_own_sampler_does_not_have_is_refused():
     build.assemble(_central(privacy__sampler="mine:Halves", privacy__capacity=700))
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_examples_is_found_by_check():
   subject = table.subject(_central(model__name=f"{__name__}:MeanOfTheBatch"))
   assert influence.cross_example(subject).passed is False
@@ -174,6 +179,7 @@ def test_a_model_that_mixes_examples_is_found_by_check():
   assert influence.cross_example(honest).passed is True
 
 
+@pytest.mark.slow
 def test_an_optimizer_sees_no_mask():
   seen = []
 
@@ -196,6 +202,7 @@ def test_an_optimizer_sees_no_mask():
   assert seen == [[]]
 
 
+@pytest.mark.long
 def test_an_own_client_is_clipped_and_noised_as_any_other(tmp_path):
   config = _federated(
     algorithm="mine:careful_client",

@@ -37,6 +37,7 @@ def _gradient(x):
   }
 
 
+@pytest.mark.slow
 def test_one_masked_update_is_noise_and_their_sum_is_the_sum():
   encoding, rng = secure.Encoding(2, largest_value=4.0), np.random.default_rng(0)
   truths = rng.random((2, 64)).astype(np.float32)
@@ -59,6 +60,7 @@ def test_one_masked_update_is_noise_and_their_sum_is_the_sum():
   np.testing.assert_allclose(seen, truths.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_secure_sum_is_a_defence_of_the_table(tmp_path):
   """Without one, tests/runs/test_attack.py finds all eight."""
   result = _ran(tmp_path, **{"federate.secure_sum": "secagg"})
@@ -72,6 +74,7 @@ def _prepared(**changes):
   return inversion.prepare(point.config, loaded, run_keys.drawn(0, noise_seed=0))
 
 
+@pytest.mark.long
 def test_noise_inside_the_sum_is_promised_against_the_server():
   changes = {"federate.secure_sum": "secagg", "federate.privacy.method": "distributed"}
   changes |= {"federate.privacy.sampler": "fixed_size", "federate.privacy.epsilon": None}
@@ -83,6 +86,7 @@ def test_noise_inside_the_sum_is_promised_against_the_server():
   assert max(jax.tree.leaves(gap)) > 0.5  # 2 * clip norm / 2 clients, in every number
 
 
+@pytest.mark.long
 def test_the_adversary_simulates_the_mean_of_as_many_clients():
   """At the true examples its view is what the server gets, to the grid."""
   attacked = _prepared(**{"federate.secure_sum": "secagg"})
@@ -97,6 +101,7 @@ def test_clients_that_are_in_no_sum_are_refused(tmp_path):
     _ran(tmp_path, **changes)
 
 
+@pytest.mark.slow
 def test_a_rogue_server_reads_every_client_of_a_sum(tmp_path):
   """Gradients add up, and so do the bins: hiding who sent what does not hide what was sent."""
   result = _ran(

@@ -130,6 +130,7 @@ def test_an_event_goes_through_a_ledger_and_back():
 # --- against central Gaussian noise
 
 
+@pytest.mark.slow
 def test_at_16_bits_the_error_is_within_5_percent_of_central_gaussian_noise():
   """d = 4096, 100 clients, equal epsilon by one accountant under one relation."""
   dim, clients, rng = 4096, 100, np.random.default_rng(0)
@@ -194,6 +195,7 @@ def test_a_protocol_gives_the_simulation_bit_for_bit_but_for_whose_noise_it_is(
   np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize(
   "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
 )
@@ -241,6 +243,7 @@ def _trained(protocol, mechanism, *, clients=5, rounds=3):
   return state, info
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize(
   "protocol", [PlainSum(min_survivors=4), AdditiveServers(min_survivors=4)]
 )
@@ -338,6 +341,7 @@ def test_more_clients_than_the_modulus_has_room_for_are_refused():
     mean.update(jnp.ones((9, 2)), np.ones(9, bool), jnp.int32(0))
 
 
+@pytest.mark.cases(long=["64"])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_server_gets_a_function_of_the_noisy_sum_alone(monkeypatch, bits):
   """Not the number of clients whose noisy integers are negative, coordinate by coordinate."""

@@ -26,6 +26,7 @@ def _mean(encoding, sent):
   return encoding.mean(encoding.add(sent))
 
 
+@pytest.mark.cases(long=["8-100"])
 @pytest.mark.parametrize(("bits", "clients"), [(8, 100), (16, 3), (31, 3), (32, 1)])
 def test_as_many_clients_as_were_promised_never_wrap(bits, clients):
   encoding = Encoding(clients, largest_value=2.0, bits=bits)
@@ -42,6 +43,7 @@ def test_one_client_more_does_wrap():
   assert abs(float(_mean(encoding, sent)[0]) - 1.0) > 0.5
 
 
+@pytest.mark.slow
 @hypothesis.given(
   messages=st.lists(st.lists(_VALUES, min_size=3, max_size=3), min_size=4, max_size=4),
   weights=st.lists(st.floats(2.0**-20, 2, width=32), min_size=4, max_size=4),
@@ -83,6 +85,7 @@ def test_a_small_weight_is_not_rounded_to_nothing():
   assert float(_mean(encoding, sent)[0]) == 1.0
 
 
+@pytest.mark.cases(long=["nan"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_message_that_is_not_finite_sends_zeros_of_weight_zero(bad):
   encoding = Encoding(3)
@@ -113,6 +116,7 @@ def test_padding_and_nobody_are_zero():
   assert not np.asarray(_mean(encoding, sent)).any()
 
 
+@pytest.mark.cases(long=["32"])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_vector_and_its_tree_are_the_same(bits):
   encoding = Encoding(3, bits=20)
@@ -125,6 +129,7 @@ def test_a_vector_and_its_tree_are_the_same(bits):
   jax.tree.map(np.testing.assert_array_equal, jax.jit(encoding.mean)(found), wanted)
 
 
+@pytest.mark.cases(long=[2, 3])
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [

@@ -25,6 +25,7 @@ def _asked(net, x, layout):
   return owner.logits(model.answer(owner.encrypt(x)), len(x))
 
 
+@pytest.mark.cases(quick=["sizes0-pixels", "sizes1-pixels", "sizes3-pixels"], long=...)
 @pytest.mark.parametrize("layout", inference.LAYOUTS)
 @pytest.mark.parametrize("sizes", [(6, 4, 3), (9, 1, 2), (20, 5, 10), (3, 8, 5)])
 def test_answers_are_those_in_the_clear_whatever_the_sizes(sizes, layout):
@@ -88,6 +89,7 @@ def test_the_parameters_of_another_network_are_refused():
     inference.network_of({"params": {"dense_0": layer, "dense_1": layer, "head": layer}})
 
 
+@pytest.mark.cases(long=["packed"])
 @pytest.mark.parametrize("layout", inference.LAYOUTS)
 def test_units_without_weights_are_no_error(layout):
   net = _network(6, 4, 3)
@@ -98,6 +100,7 @@ def test_units_without_weights_are_no_error(layout):
   np.testing.assert_allclose(_asked(dark, x, layout), dark.logits(x), atol=1e-3)
 
 
+@pytest.mark.cases(long=["packed"])
 @pytest.mark.parametrize("layout", inference.LAYOUTS)
 def test_images_and_questions_of_another_size_are_refused(layout):
   """One column would be broadcast, a short question cut: wrong logits without a word."""

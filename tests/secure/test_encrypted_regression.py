@@ -139,6 +139,7 @@ def test_columns_without_a_scale_are_refused(column, words):
     DataOwner(x, y, _plan())
 
 
+@pytest.mark.cases(quick=[4], long=...)
 @pytest.mark.parametrize(
   ("new", "words"),
   [

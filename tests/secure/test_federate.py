@@ -35,6 +35,7 @@ def _params(folder):
     return {name: held[name] for name in held}
 
 
+@pytest.mark.slow
 def test_a_simulated_sum_says_what_it_is(tmp_path):
   result = loop.train(_config(secure_sum="secagg"), tmp_path / "secure")
   assert result["secure_sum"]["protocol"] == "secagg" and result["secure_sum"]["simulated"]
@@ -42,6 +43,7 @@ def test_a_simulated_sum_says_what_it_is(tmp_path):
   assert result["secure_sum"]["min_survivors"] == 3
 
 
+@pytest.mark.slow
 def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypatch):
   calls, made = [], sums.AdditiveServers.sum
   spied = lambda self, *args: (calls.append(1), made(self, *args))[1]
@@ -118,6 +120,7 @@ _PRIVATE = {
 }
 
 
+@pytest.mark.slow
 def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
   result = loop.train(_config(**_PRIVATE), tmp_path / "run")
   run = build.assemble(_config(**_PRIVATE))

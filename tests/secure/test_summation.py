@@ -52,6 +52,7 @@ def test_it_drops_in_by_one_argument_and_costs_half_a_step_of_the_grid():
   assert np.any(np.asarray(state.params) != 0)
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   "run",
   [
@@ -66,6 +67,7 @@ def test_every_execution_gives_the_same_bits(run):
   np.testing.assert_array_equal(other.params, loop.params)
 
 
+@pytest.mark.cases(long=["32"])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_protocol_and_the_simulation_are_equal_bit_for_bit(bits):
   simulated, _ = _rounds(_secure())
@@ -134,6 +136,7 @@ def test_without_forgiving_it_is_one_line():
     algorithm.round(algorithm.init(jnp.zeros(2)), _COHORT)
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize("protocol", [PlainSum(), AdditiveServers()])
 def test_memories_of_those_who_dropped_out_stay_what_they_were(protocol):
   """SCAFFOLD: the control of a client moves where its message counted, and nowhere else."""
@@ -217,6 +220,7 @@ def _seen(monkeypatch, run):
   return totals[0].total
 
 
+@pytest.mark.cases(long=["64"])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_total_does_not_count_those_who_sent_negative_numbers(monkeypatch, bits):
   """With few bits in use, residues modulo 2^few would: they are of the protocol's modulus."""

@@ -149,6 +149,7 @@ def test_a_journal_of_before_is_read_and_continued_with_digests(tmp_path):
     ServiceJournal(tmp_path)
 
 
+@pytest.mark.cases(slow=["lines0-None"])
 @pytest.mark.parametrize(
   ("lines", "counts"),
   [
@@ -236,6 +237,7 @@ def test_a_smaller_window_after_a_restart_neither_hangs_nor_counts_twice(
     assert service.windows_closed == 1 and service.windows.drift.rows == 10
 
 
+@pytest.mark.slow
 def test_settings_that_the_journal_is_beyond_are_one_line(runs, tmp_path, x):
   with ServiceJournal(tmp_path) as journal:
     service = _service(journal, runs, settings={"drift_epsilon": 2.0})

@@ -156,6 +156,7 @@ def test_answers_of_a_regression_are_in_its_units():
     drift.predicted_bins(_inputs(target=data.Labels(("a", "b", "c"))))
 
 
+@pytest.mark.slow
 def test_noise_has_the_scale_of_its_epsilon_and_covers_all_bins():
   """Two histograms under replace_one: each gets half of epsilon, sensitivity 2."""
   bins = [Bins("a", num_classes=500), Bins("b", num_classes=500)]

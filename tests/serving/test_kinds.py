@@ -71,6 +71,7 @@ def _check(folder, result, x, y, *, exact=True):
 _LONG = pytest.mark.long
 
 
+@pytest.mark.cases(slow=[0], long=...)
 @pytest.mark.parametrize(
   ("kind", "make"),
   [

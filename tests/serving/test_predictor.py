@@ -140,6 +140,7 @@ def of_table(tmp_path_factory):
   return Predictor.load(folder / "run")
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_read_as_training_rows_were(of_table):
   by_rows = of_table([{"age": 30, "sex": "m"}, {"age": None, "sex": "f"}])
   inputs = np.array([[0.25, 0.0, 1.0], [0.5, 1.0, 0.0]], np.float32)

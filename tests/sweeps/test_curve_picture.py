@@ -142,6 +142,7 @@ def test_the_same_is_told_by_the_name_above():
   assert names == {"scatter", "scatter, FTRL", "cnn"}
 
 
+@pytest.mark.slow
 def test_every_line_of_a_small_picture_is_inside_of_it(tmp_path):
   names = [f"a line with a rather long name, number {i}" for i in range(7)]
   for number, width in itertools.product((2, 7), pictures.SIZES.values()):

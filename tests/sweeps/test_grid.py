@@ -124,6 +124,7 @@ def test_two_processes_do_not_work_on_one_sweep(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
+@pytest.mark.slow
 def test_killed_sweep_resumes_at_the_interrupted_point(tmp_path):
   killed = Fake(kill_at=3)
   with pytest.raises(KeyboardInterrupt):
@@ -171,6 +172,7 @@ def test_a_folder_that_holds_another_config_is_not_trusted(tmp_path):
   assert "another config" in rows[0]["error"]
 
 
+@pytest.mark.cases(quick=["-inf-test_loss"], long=...)
 @pytest.mark.parametrize("y", ["test_accuracy", "test_loss"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
 def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsys, y, lost):
@@ -195,6 +197,7 @@ def test_a_y_that_is_no_number_is_one_line(tmp_path):
     sweep.run_sweep(_config(y="unit"), tmp_path, Fake())
 
 
+@pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
   "changes, says",
   [
@@ -238,6 +241,7 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, changes, says):
   assert fake.calls == [] and "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
   epsilons=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4, unique=True),
@@ -272,6 +276,7 @@ def test_p40_the_choice_among_runs_is_charged(tmp_path, capsys):
   assert cost.charge(rows[:1])["epsilon"] == 0.5
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.parametrize(
   "change",
   [{"epsilon_kind": "none"}, {"neighboring_relation": "replace_one"}, {"unit": "user"}],
@@ -316,6 +321,7 @@ _LINES = {
 }
 
 
+@pytest.mark.slow
 def test_a_part_is_run_by_name_and_drawn_with_what_has_run(tmp_path):
   """The parts, in whichever order, are the whole, and each is charged with what is there."""
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
@@ -335,6 +341,7 @@ def test_a_part_is_run_by_name_and_drawn_with_what_has_run(tmp_path):
   assert sweep.run_sweep(config, tmp_path, fake, only=whole[0]["name"]) == whole
 
 
+@pytest.mark.slow
 def test_a_part_keeps_what_had_failed_of_the_rest(tmp_path):
   """The file is that of the whole: its runs are counted, and no error is lost."""
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
@@ -380,6 +387,7 @@ def test_a_selection_is_not_run_as_a_grid(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.cases(long=[5])
 @pytest.mark.parametrize("only", ["", "wide", "Plain*", "*z", "[", " "])
 def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
@@ -388,6 +396,7 @@ def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_data_are_loaded_once_per_data_and_model(tmp_path):
   loaded = []
 
@@ -481,6 +490,7 @@ def test_variants_of_one_line_are_drawn_as_one_each_with_its_settings(tmp_path):
   assert drawn == [("A", ""), ("A", "1.0"), ("A", "4.0"), ("B", "4.0")]
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   "changes",
   [
@@ -714,6 +724,7 @@ _ROLES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(quick=["grid5-True"], long=...)
 @pytest.mark.parametrize(
   ("grid", "sums"),
   [
@@ -759,6 +770,7 @@ def test_a_wrong_field_of_a_federated_base_is_named():
     fields.check(config, SweepConfig, "config")
 
 
+@pytest.mark.cases(quick=["fed_dirichlet-12"], long=...)
 @pytest.mark.parametrize(
   ("module", "runs"),
   [
@@ -778,6 +790,17 @@ def test_federated_sweeps_of_the_repository_are_sound(module, runs):
     federate_build.check(point.config)
 
 
+@pytest.mark.cases(
+  long=[
+    "cifar10_curves",
+    "fashion_mnist_curves",
+    "fed_user_level",
+    "fed_user_level_cifar10",
+    "fed_user_level_fashion_mnist",
+    "mnist_curves",
+    "secure_sums_mnist",
+  ]
+)
 @pytest.mark.parametrize("path", _SWEEPS, ids=lambda path: path.stem)
 def test_every_run_of_a_published_sweep_is_sound(path):
   config = importlib.import_module(f"configs.sweeps.{path.stem}").get_config()

@@ -12,6 +12,7 @@ from dpjax.experiments.sweeps import noise_histograms
 from dpjax.validate import UserError
 
 
+@pytest.mark.slow
 def test_the_figure_has_the_draws_of_its_laws(tmp_path):
   result = noise_histograms.run(tmp_path, num_draws=20_000)
   assert json.loads((tmp_path / "result.json").read_text()) == result

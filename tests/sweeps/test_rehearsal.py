@@ -38,6 +38,7 @@ def _lines(text):
   return dict(re.split(r"  +", line, maxsplit=1) for line in lines)
 
 
+@pytest.mark.long
 def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
   config = _sweep(seeds=[0, 1])
   plan = _lines(rehearsal.report(config, tmp_path / "new"))
@@ -92,6 +93,7 @@ def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
     rehearsal.report_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
 
 
+@pytest.mark.long
 def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_path):
   """Both are zeros in a rehearsal; where one holds records of the other the plan says so."""
   train, test = data.load("digits")
@@ -114,6 +116,7 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
       rehearsal.report_relevance(config, tmp_path / "new")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["radp", "radp_dpsgd", "adlm"])
 def test_every_method_can_be_rehearsed(method, tmp_path):
@@ -123,6 +126,7 @@ def test_every_method_can_be_rehearsed(method, tmp_path):
   assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", report)
 
 
+@pytest.mark.cases(long=["attack"])
 @pytest.mark.parametrize("launcher", ["attack", "secure"])
 def test_what_has_no_plan_says_so(launcher):
   line = commands.refusal(commands.run(f"launch.{launcher}", "--dry_run"))

@@ -53,6 +53,7 @@ def _until(happened, seconds=60):
   return happened()
 
 
+@pytest.mark.slow
 def test_each_task_is_done_once_by_one_of_the_processes():
   tasks = [("square", value) for value in range(20)]
   found = list(side_by_side.outcomes(_work, tasks, 2))
@@ -63,12 +64,14 @@ def test_each_task_is_done_once_by_one_of_the_processes():
   assert all(map(_gone, pids))
 
 
+@pytest.mark.long
 def test_no_more_processes_than_tasks_and_none_for_nothing():
   assert [*side_by_side.outcomes(_work, [], 2)] == []
   ((_, (nine, _)),) = side_by_side.outcomes(_work, [("square", 3)], 5)
   assert nine == 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "word, kind, said",
   [
@@ -88,6 +91,7 @@ def test_a_fault_in_a_process_is_raised_here_and_the_others_end(tmp_path, word, 
   assert not file.exists() or _until(lambda: _gone(int(file.read_text())))
 
 
+@pytest.mark.long
 def test_who_stops_reading_ends_the_processes(tmp_path):
   file = tmp_path / "pid"
   found = side_by_side.outcomes(_work, [("wait", file), ("square", 2)], 2)
@@ -97,6 +101,7 @@ def test_who_stops_reading_ends_the_processes(tmp_path):
   assert _gone(int(file.read_text()))
 
 
+@pytest.mark.long
 def test_processes_are_set_up_as_this_one():
   """What JAX is configured to do decides the noise. Ctrl-C in a terminal reaches all processes, of
   which the first tells the others; and they may have processes of their own."""
@@ -138,6 +143,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_processes_whose_first_is_killed_end_by_themselves_and_keep_its_lock_until_then(
   tmp_path,
 ):

@@ -196,6 +196,7 @@ def test_p16_a_second_start_repeats_the_same_trials_and_another_folder_draws_oth
     _run(tmp_path / "a", _sweep(law={"mean_trials": 31.0}))
 
 
+@pytest.mark.slow
 def test_the_number_of_runs_is_random_with_the_stated_mean(tmp_path, monkeypatch):
   fixed = itertools.count()  # in place of the operating system's entropy
   monkeypatch.setattr(tuning.secrets, "randbits", lambda bits: next(fixed))
@@ -220,6 +221,7 @@ def test_a_score_that_is_missing_is_said_after_the_first_run(tmp_path):
   assert len(train.configs) == 1
 
 
+@pytest.mark.cases(long=["None"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, None, "-inf"])
 def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
   monkeypatch.setattr(tuning.secrets, "randbits", lambda bits: 5)  # many trials
@@ -313,6 +315,7 @@ def test_p40_settings_have_one_accountant(tmp_path, order):
     tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, _promised(plan_of))
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
   ("noise_multiplier", "law", "match"),
   [

@@ -45,6 +45,7 @@ def _both(plan, public=1):
   )
 
 
+@pytest.mark.slow
 def test_two_steps_are_those_of_a_loop_over_single_examples():
   both = _both(plans.of_three())
   state = both.init(_CRITIC, _GENERATOR)
@@ -79,6 +80,7 @@ def test_the_generator_is_a_function_of_released_critics():
     np.testing.assert_array_equal(seen.generator, _GENERATOR - 0.25 * gradient)
 
 
+@pytest.mark.slow
 def test_both_networks_cost_the_critic_s_steps():
   plan = plans.of_three(noise_multiplier=1.0)
   both = _both(plan)
@@ -140,6 +142,7 @@ def _linear(pair, *, public=1, num_examples=16):
   )
 
 
+@pytest.mark.slow
 def test_the_public_key_moves_no_pair():
   """Records made for known keys of their places: one that leaves would move all the others."""
   sums = []

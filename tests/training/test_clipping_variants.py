@@ -75,6 +75,7 @@ def _hand(scales, batches):
   return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_a_clip_schedule_is_a_hand_loop_and_costs_nothing(method):
   scales = transforms.scheduled_scales("exponential", 6, 0.1)
@@ -98,6 +99,7 @@ def test_a_clip_schedule_is_a_hand_loop_and_costs_nothing(method):
   assert float(second.clip_fraction) >= float(plain.clip_fraction)
 
 
+@pytest.mark.slow
 def test_p22_adaptive_dp_sgd_is_the_transform_on_stacked_gradients():
   adaptive = AdaptiveClipping(learning_rate=1.0, count_noise_std=1.0)
   plan = _plan(l2_clip_norm=Clip(0.5, adaptive))
@@ -115,6 +117,7 @@ def test_p22_adaptive_dp_sgd_is_the_transform_on_stacked_gradients():
   assert float(state.scale) != 1.0 and int(training.noise_state(fast).draws) == 6
 
 
+@pytest.mark.slow
 def test_p22_the_plan_charges_sum_and_count_as_one_gaussian():
   adaptive = AdaptiveClipping(count_noise_std=0.8)
   plan = _plan(l2_clip_norm=Clip(0.5, adaptive), num_steps=100)
@@ -131,6 +134,7 @@ def test_p22_the_plan_charges_sum_and_count_as_one_gaussian():
   assert exchanged.step_event().event == inner  # both sensitivities double together
 
 
+@pytest.mark.slow
 def test_p25_a_calibrated_adaptive_plan_stays_within_its_target():
   options = dict(
     epsilon=2.0,
@@ -149,6 +153,7 @@ def test_p25_a_calibrated_adaptive_plan_stays_within_its_target():
   )
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.parametrize(
   "changes",
   [
@@ -181,6 +186,7 @@ def _slices(batch, count):
     yield jax.tree.map(lambda leaf: leaf[part * rows : (part + 1) * rows], batch)
 
 
+@pytest.mark.slow
 def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
   sampler = dpjax.PoissonSampler(prob=0.3, capacity=8)
   tx = lambda: optax.adam(0.1)
@@ -200,6 +206,7 @@ def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
     _run(plan, _batches(1))
 
 
+@pytest.mark.slow
 def test_each_slice_has_keys_of_its_own():
   seen = lambda p, e: p["b"] * jax.random.normal(e.key)
   plan = _plan(sampler=dpjax.PoissonSampler(prob=0.3, capacity=8), slices=2)
@@ -278,6 +285,7 @@ def test_noise_std_is_refused_where_it_changes_by_step(clip):
     _ = _plan(l2_clip_norm=clip).noise_std
 
 
+@pytest.mark.slow
 def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale():
   loss = lambda p, x: jnp.sum(p * x)
   for scale in (1e-6, 1e6):
@@ -303,6 +311,7 @@ def test_a_plan_whose_noise_is_none_in_floats_promises_no_epsilon(changes, match
     _plan(**changes)
 
 
+@pytest.mark.slow
 def test_fewer_steps_of_a_plan_without_a_finite_epsilon_still_pay_for_overflow():
   plan = _plan(
     sampler=dpjax.PoissonSampler(prob=1e-3, capacity=64),

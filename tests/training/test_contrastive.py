@@ -32,6 +32,7 @@ def _loop(u, v, mask):
   return align + np.mean(spread)
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("absent", [(), (0, 4, 8)])
 def test_the_loss_is_that_of_a_loop_over_pairs(absent, x64):
   u, v, mask = _points(0), _points(1), np.ones(9, bool)
@@ -47,6 +48,7 @@ def test_equal_views_are_aligned_and_opposite_ones_are_not():
   assert float(training.alignment(u, -u, mask)) == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_points_all_around_a_circle_are_as_uniform_as_its_uniform_law(x64):
   """E exp(-2 |u - v|^2) = exp(-4) I_0(4), of which the n pairs i = i are left out."""
   n = 64
@@ -58,6 +60,7 @@ def test_points_all_around_a_circle_are_as_uniform_as_its_uniform_law(x64):
   assert float(training.uniformity(jnp.ones((n, 2)) / np.sqrt(2), jnp.ones(n, bool))) == 0
 
 
+@pytest.mark.slow
 def test_a_uniform_law_is_the_most_uniform():
   rng, mask = np.random.default_rng(0), jnp.ones(500, bool)
   z = rng.normal(size=(500, 8))
@@ -65,6 +68,7 @@ def test_a_uniform_law_is_the_most_uniform():
   assert training.uniformity(spread, mask) < training.uniformity(crowded, mask) - 0.5
 
 
+@pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("present", [0, 1])
 def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
   mask = jnp.arange(3) < present
@@ -74,6 +78,7 @@ def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
     assert float(value) == 0 and not np.any(grad)
 
 
+@pytest.mark.long
 def test_padding_moves_neither_the_loss_nor_its_gradient():
   u, padded = jnp.array(_points(0), jnp.float32), jnp.ones((3, 4)) / 2
   both, mask = jnp.concatenate([u, padded]), jnp.arange(12) < 9
@@ -82,6 +87,7 @@ def test_padding_moves_neither_the_loss_nor_its_gradient():
   assert not np.any(grad[9:]) and np.any(grad[:9])
 
 
+@pytest.mark.slow
 def test_two_views_are_drawn_apart_and_from_their_own_key():
   x, keys = jnp.zeros((3, 2, 2, 1)), jax.random.split(jax.random.key(0), 3)
   draw = lambda key, x: x + jax.random.normal(key)
@@ -116,6 +122,7 @@ def _batch(present=6):
   return Batch(Example(_X, None), jnp.arange(6) < present)
 
 
+@pytest.mark.long
 def test_a_step_is_that_of_gradient_descent_on_the_loss():
   init, step = _made()
   state, info = step(init(_PARAMS), _batch())
@@ -128,6 +135,7 @@ def test_a_step_is_that_of_gradient_descent_on_the_loss():
   assert float(info.mean_norm) == pytest.approx(norm, rel=1e-5) and info.batch_size == 6
 
 
+@pytest.mark.long
 def test_every_step_draws_other_views_and_is_decided_by_key_and_number():
   init, step = _made(ema_decay=0.9)
   first, info = step(init(_PARAMS), _batch())
@@ -138,6 +146,7 @@ def test_every_step_draws_other_views_and_is_decided_by_key_and_number():
   assert training.eval_params(second) is second.ema and int(second.step) == 2
 
 
+@pytest.mark.slow
 def test_steps_lower_the_loss_and_an_empty_batch_changes_nothing():
   init, step = _made()
   step, losses, state = jax.jit(step), [], init(_PARAMS)
@@ -152,6 +161,7 @@ def test_steps_lower_the_loss_and_an_empty_batch_changes_nothing():
 # --- its views
 
 
+@pytest.mark.long
 def test_a_crop_is_a_part_of_the_image_and_a_whole_one_is_the_image():
   ramp = jnp.broadcast_to(jnp.arange(16.0)[:, None, None], (16, 16, 1))
   key = jax.random.key(0)

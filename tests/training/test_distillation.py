@@ -44,6 +44,7 @@ def _both(plan, **changes):
   return training.distillation(_teacher_loss, student_loss, plan, **settings)
 
 
+@pytest.mark.slow
 def test_two_steps_are_those_of_a_loop_over_single_examples():
   both = _both(plans.of_three())
   state = both.init(_TEACHER, _STUDENT)
@@ -68,6 +69,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
     np.testing.assert_allclose(state.student, student, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_student_is_a_function_of_released_teachers_and_costs_nothing():
   """Other records with the same teacher leave the same student, bit for bit."""
   plan = plans.of_three(noise_multiplier=1.0)

@@ -75,6 +75,7 @@ def test_without_noise_and_clipping_it_is_sgd_on_the_masked_sum():
   np.testing.assert_allclose(state.params["w"], params["w"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   algorithm = _algorithm(ema_decay=0.9, example_key=jax.random.key(5))
   whole, _ = _run(algorithm, algorithm.init(_PARAMS), _batches(8))
@@ -99,6 +100,7 @@ def test_p17_each_step_draws_other_noise():
   assert not np.allclose(moves[0], moves[1]) and not np.allclose(moves[1], moves[2])
 
 
+@pytest.mark.slow
 def test_p33_one_compilation_for_all_steps_and_p35_donation():
   algorithm, traces = _algorithm(), []
 
@@ -138,6 +140,7 @@ def test_p32_info_is_named_and_kept_out_of_the_state():
   assert "NOT private" in training.StepInfo.__doc__
 
 
+@pytest.mark.slow
 def test_augmentation_averages_before_clipping_so_sensitivity_stays():
   key = jax.random.key(0)
   loss = lambda p, e: jnp.sum(p["w"] * jnp.sum(e.x))
@@ -154,6 +157,7 @@ def test_augmentation_averages_before_clipping_so_sensitivity_stays():
   np.testing.assert_allclose(grads[0], expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_augmentations_keep_shape_and_range_and_one_copy_is_the_loss_itself():
   x = jnp.asarray(np.random.default_rng(0).random((8, 8, 3)), jnp.float32)
   for augment in training.AUGMENTATIONS.values():
@@ -200,6 +204,7 @@ def test_p41_the_loop_touches_each_batch_once():
   assert text.count("random_bits") == 1  # one draw of noise for the single leaf
 
 
+@pytest.mark.slow
 def test_training_learns_and_the_plan_pays_for_what_ran():
   data, plan = _data(), _plan(noise_multiplier=1.0, num_steps=8)
   model = dpjax.models.build("linear", num_classes=3)

@@ -45,6 +45,7 @@ def _result(folder):
   return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.cases(slow=["down"], long=...)
 @pytest.mark.parametrize("name", ["up", "down"])
 def test_p19_two_hosts_have_the_sums_the_very_noise_and_the_ledger_of_one(outcomes, name):
   """Down: begun on one device, ended on eight; up: from those ended on one again."""
@@ -60,6 +61,7 @@ def test_p19_two_hosts_have_the_sums_the_very_noise_and_the_ledger_of_one(outcom
     assert many[fact] == one[fact], fact
 
 
+@pytest.mark.slow
 def test_each_process_gathers_its_own_rows_and_nothing_is_sent(outcomes):
   _, found = outcomes
   first, second = (process["rows"] for process in found)
@@ -70,6 +72,7 @@ def test_each_process_gathers_its_own_rows_and_nothing_is_sent(outcomes):
   assert [process["sent"] for process in found] == [[], []]
 
 
+@pytest.mark.slow
 def test_one_result_and_one_writer(outcomes):
   folder, (first, second) = outcomes
   assert first["ended"] == second["ended"] == _result(folder / "down")
@@ -90,6 +93,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_hosts_cannot_share_is_one_line_in_each(outcomes):
   folder, (first, second) = outcomes
   assert first["refused"] == second["refused"]

@@ -41,6 +41,7 @@ def _trained(adapted, seed=0):
 _CASES = {"mlp": (_mlp, "*/kernel"), "transformer": (_transformer, "*[lg]")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_gradients_of_adapters_are_those_through_merged_weights(name):
   """Example by example, against an ordinary gradient through W + (alpha / rank) A B; the
@@ -68,6 +69,7 @@ def test_gradients_of_adapters_are_those_through_merged_weights(name):
     assert np.abs(theirs).max() > 1e-3
 
 
+@pytest.mark.cases(long=["transformer"], slow=...)
 @pytest.mark.parametrize("name", sorted(_CASES))
 def test_no_gradient_of_a_frozen_weight_is_formed(name):
   build, _ = _CASES[name]
@@ -92,6 +94,7 @@ def test_no_gradient_of_a_frozen_weight_is_formed(name):
   assert not any(shape in text(adapted.apply(loss_fn)) for shape in stacked)
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_rewritten_too():
   """Under jax.checkpoint: the same clipped sum, and no merged weight."""
   block = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) ** 2)
@@ -109,6 +112,7 @@ def test_what_is_computed_again_is_rewritten_too():
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_function_is_unchanged_at_first_and_merged_weights_are_exact():
   loss_fn, params, batch = _mlp()
   adapted = lora(params, "params/*/kernel", rank=2, alpha=3.0, key=_KEY)
@@ -129,6 +133,7 @@ def test_the_function_is_unchanged_at_first_and_merged_weights_are_exact():
     np.testing.assert_array_equal(after["bias"], before["bias"])
 
 
+@pytest.mark.cases(quick=["checkpoint"], long=...)
 @pytest.mark.parametrize("use", ["first", "elementwise", "checkpoint"])
 def test_other_uses_take_the_merged_weight(use):
   params = {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -143,6 +148,7 @@ def test_other_uses_take_the_merged_weight(use):
   np.testing.assert_allclose(ours, uses[use](adapted.merge(trainable), x), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_half_precision_weights_have_float32_adapters():
   params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
   adapted = lora(params, "w", rank=1, alpha=1.0, key=_KEY)

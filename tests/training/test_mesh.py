@@ -41,6 +41,7 @@ def _idle(params):
 # --- the same run
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("mesh", _MESHES)
 def test_p19_eight_devices_have_the_sums_and_the_very_noise_of_one(on_devices, mesh):
   one, many = on_devices["steps"]["None"], on_devices["steps"][mesh]
@@ -51,6 +52,7 @@ def test_p19_eight_devices_have_the_sums_and_the_very_noise_of_one(on_devices, m
   assert many["scores"]["accuracy"] == one["scores"]["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", _MESHES)
 def test_draws_ledger_and_streams_do_not_know_the_mesh(on_devices, mesh):
   """27 rows over 8 devices are 32: who was drawn stays, and padding is nobody."""
@@ -60,6 +62,7 @@ def test_draws_ledger_and_streams_do_not_know_the_mesh(on_devices, mesh):
   assert one["rows on a device"] == [32, 6] and many["rows on a device"][0] in (4, 8)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices_as_if_nothing_were(on_devices):
   """8 -> 1 -> 4 x 2 devices by checkpoints, in the middle of a run."""
   moved, one = on_devices["steps"]["moved"], on_devices["steps"]["None"]
@@ -68,6 +71,7 @@ def test_a_run_goes_on_with_other_devices_as_if_nothing_were(on_devices):
   assert moved["noise"] == one["noise"]
 
 
+@pytest.mark.slow
 def test_parameters_and_what_has_their_shape_lie_over_the_model_axis(on_devices):
   whole = on_devices["steps"]["data:8"]["lies"]
   assert all(shape == there for shape, there in whole)
@@ -94,6 +98,7 @@ def _faults(exchanged, shapes, group):
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("mesh", "group", "shapes"),
   [("data:8", 8, [(4,), (6, 4)]), ("data:4,model:2", 4, [(2,), (6, 2)])],
@@ -107,6 +112,7 @@ def test_a_step_reduces_the_clipped_sum_once_and_gathers_no_example(
   assert sum(leaf in arrays for _, arrays, _ in exchanged) == 1
 
 
+@pytest.mark.slow
 def test_the_checks_catch_noise_by_device_a_second_sum_and_a_gather(on_devices):
   plants = on_devices["plants"]
   noisy, sent, one = (plants[name]["total"] for name in ("noise", "sent", "one"))

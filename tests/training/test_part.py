@@ -25,6 +25,7 @@ def _loss(params, x):
 _IN_HEAD = "head".__eq__
 
 
+@pytest.mark.cases(slow=["vmap"], long=...)
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_examples_are_clipped_by_what_is_trained_alone(method):
   loss, _ = training.of_part(_loss, optax.sgd(1.0), _IN_HEAD)
@@ -43,6 +44,7 @@ def _plan(noise_multiplier):
   return plans.of(8, noise_multiplier=noise_multiplier, normalize_by=4.0)
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize("tx", [optax.sgd(0.1, momentum=0.9), optax.adamw(0.1)])
 def test_what_is_not_trained_stays_and_states_go_from_one_to_the_other(tx):
   make = lambda loss, tx: training.dp_sgd(loss, _plan(1.0), tx, noise_key=jax.random.key(0))
@@ -56,6 +58,7 @@ def test_what_is_not_trained_stays_and_states_go_from_one_to_the_other(tx):
   assert np.all(after.params["below"] != state.params["below"])
 
 
+@pytest.mark.slow
 def test_both_kinds_of_steps_draw_from_one_sequence_of_noise():
   """The noise of a step is that of its number, whichever kind it is: no two are alike."""
   plan, nothing = _plan(1.0), Batch(_X, jnp.zeros(8, bool))

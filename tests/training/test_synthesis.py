@@ -61,6 +61,7 @@ def test_targets_are_the_means_and_a_class_without_records_is_empty():
   assert np.allclose(moments * 1, unit.T @ unit / 400, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_loss_is_unbiased_in_the_number_of_images():
   """The mean over batches is that of the exact squared distance, where a plain one is not."""
   synthesis = Synthesis(_EMBEDDING, 2, num_steps=1, per_class=3, num_latents=4, hidden=8)

@@ -43,6 +43,7 @@ def _loss(params, x):
   return jnp.sum((x @ params["w"] + params["b"]) ** 2)
 
 
+@pytest.mark.cases(long=[1], slow=...)
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.5, momentum=0.9), optax.adam(0.1)])
 def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(optimizer):
   chain = optax.chain(_private(), optimizer)
@@ -67,6 +68,7 @@ def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(op
   assert not any(leaf.any() for leaf in jax.tree.leaves(state.total))
 
 
+@pytest.mark.long
 def test_clipped_sums_and_stacked_gradients_are_one_route():
   batch, mask = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2))), jnp.ones(2, bool)
   tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
@@ -79,6 +81,7 @@ def test_clipped_sums_and_stacked_gradients_are_one_route():
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
 
 
+@pytest.mark.slow
 def test_wrong_uses_are_refused():
   tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
   state = tx.init(_PARAMS)
@@ -102,6 +105,7 @@ def test_wrong_uses_are_refused():
     grouped.update(flat, grouped.init(_PARAMS), _PARAMS)
 
 
+@pytest.mark.slow
 def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   """One added row moves others across the cut: 2 slices of noise 1 measured epsilon 6.14
   where one step is 4.39."""
@@ -143,6 +147,7 @@ def test_p15_noise_falls_on_the_slices_of_the_plan_and_on_no_others(made, planne
     tx.update(_grads(0, 3), tx.init(_PARAMS), _PARAMS, mask=jnp.ones(3, bool))
 
 
+@pytest.mark.cases(slow=[32], long=[0, 19, 20, 21, 26, 27])
 @pytest.mark.parametrize(
   "before",
   [
@@ -171,6 +176,7 @@ def test_nothing_stands_before_the_private_transform(before, slices, wrapped):
     wrapped(lambda u, s: tx.update(u, s, _PARAMS, mask=mask))(updates, state)
 
 
+@pytest.mark.long
 def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
   plan, mask = _plan(1), jnp.ones(3, bool)
   summed = plan.clipped_grad(_loss)(_PARAMS, jnp.ones((3, 2)), mask)
@@ -184,6 +190,7 @@ def test_a_sum_goes_through_programs_branches_and_chains_as_it_is():
   assert many(jnp.arange(4.0)).seal.shape == (4,)
 
 
+@pytest.mark.slow
 def test_p20_a_sum_in_half_precision_is_refused():
   """Its rounding may move it by more than one example: 129.499 and 129.501 are 1 apart."""
   plan, mask = _plan(1), jnp.ones(3, bool)

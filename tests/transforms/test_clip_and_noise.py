@@ -36,6 +36,7 @@ def _loss(params, example):
 _BATCH = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
 
 
+@pytest.mark.slow
 def test_no_noise_and_no_clipping_is_sgd():
   tx = optax.chain(_tx(l2_clip_norm=float("inf"), normalize_by=4), optax.sgd(0.1))
   _, grads = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH)
@@ -45,6 +46,7 @@ def test_no_noise_and_no_clipping_is_sgd():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), updates, expected)
 
 
+@pytest.mark.slow
 def test_stacked_gradients_and_clipped_sum_are_one_route():
   tx = _tx(noise_multiplier=1.3)
   state = tx.init(_PARAMS)
@@ -93,9 +95,7 @@ def test_p5_sum_and_noise_are_divided_by_the_same_public_number():
   rows = np.array([[0.1, -0.2], [0.0, 0.3]], np.float32)
 
   def update(noise_multiplier, normalize_by, rows=rows):
-    tx = _tx(
-      l2_clip_norm=0.5, noise_multiplier=noise_multiplier, normalize_by=normalize_by
-    )
+    tx = _tx(l2_clip_norm=0.5, noise_multiplier=noise_multiplier, normalize_by=normalize_by)
     grads, mask = dpjax.stacked(jnp.asarray(rows)), jnp.ones(2, bool)
     return np.asarray(tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)[0], np.float64)
 
@@ -114,6 +114,7 @@ def test_p5_the_noise_is_added_to_the_sum_and_divided_with_it():
   assert stats.kstest(sample / (std * 0.93), "norm").pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_p10_noise_for_per_layer_bounds_covers_the_whole_gradient():
   tx = _tx(l2_clip_norm={"w": 3.0, "b": 4.0}, noise_multiplier=2.0, normalize_by=1.0)
   params = {"w": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
@@ -142,6 +143,7 @@ def test_p8_an_empty_batch_still_gets_noise_and_is_counted():
   assert float(jnp.abs(update["w"]).max()) > 0 and int(state.draws) == 1
 
 
+@pytest.mark.cases(slow=[1], long=...)
 @pytest.mark.parametrize(
   "optimizer",
   [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3), optax.adamw(1e-3), optax.lamb(1e-3)],
@@ -187,6 +189,7 @@ def test_half_precision_parameters_get_float32_noise():
   assert optax.apply_updates(params, update)["w"].dtype == jnp.bfloat16
 
 
+@pytest.mark.cases(quick=[0, 1, 2], long=...)
 @pytest.mark.parametrize(
   ("changes", "match"),
   [

@@ -52,6 +52,7 @@ def test_a_constant_schedule_changes_nothing():
   assert int(state.inner.draws) == int(inner.draws) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
   row=st.lists(st.floats(width=32, allow_nan=True), min_size=3, max_size=3),
@@ -73,6 +74,7 @@ def test_named_schedules_go_from_one_to_the_final_factor():
     assert (np.diff(scales) <= 0).all()
 
 
+@pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize("scales", [(), (0.0,), (1.0, -1.0), (float("nan"),), (1e7,)])
 def test_wrong_schedules_are_refused(scales):
   with pytest.raises(UserError, match="clip_schedule"):

@@ -37,6 +37,7 @@ def _grads(seed=0, size=4):
   return dpjax.stacked({"w": draw(3, 2), "b": draw(2)})
 
 
+@pytest.mark.slow
 def test_the_identity_is_clip_and_noise_bit_for_bit():
   identity = _tx(noise_shape=NoiseShape())
   plain = dpjax.clip_and_noise(
@@ -50,6 +51,7 @@ def test_the_identity_is_clip_and_noise_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_the_noise_is_the_dense_inverse_of_the_plain_noise_and_the_sum_is_untouched():
   plain = _tx(noise_shape=NoiseShape())
   tx, noises, whites = _tx(), [], []
@@ -67,6 +69,7 @@ def test_the_noise_is_the_dense_inverse_of_the_plain_noise_and_the_sum_is_untouc
   assert np.abs(np.array(noises) - np.array(whites)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_stacked_gradients_and_clipped_sums_are_one_route():
   loss = lambda params, x: jnp.sum((x @ params["w"] + params["b"]) ** 2)
   batch = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
@@ -79,6 +82,7 @@ def test_stacked_gradients_and_clipped_sums_are_one_route():
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), stacked, fast)
 
 
+@pytest.mark.cases(long=["adam"])
 @pytest.mark.parametrize(
   "optimizer", [optax.sgd(0.1, momentum=0.9), optax.adam(1e-3)], ids=["sgd", "adam"]
 )
@@ -105,6 +109,7 @@ def test_a_forgotten_mask_is_an_error():
     _tx().update(_grads(), _tx().init(_PARAMS), _PARAMS)
 
 
+@pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
   ("changes", "match"),
   [

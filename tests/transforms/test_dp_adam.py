@@ -18,6 +18,7 @@ def _grads(step):
   return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), _PARAMS)
 
 
+@pytest.mark.cases(long=["0.0"])
 @pytest.mark.parametrize("noise_std", [0.0, {"w": 0.0, "b": 0.0}])
 def test_without_noise_it_is_adam_bit_for_bit(noise_std):
   schedule = optax.linear_schedule(0.1, 0.01, 4)
@@ -49,6 +50,7 @@ def _after_private_steps(noise_std, steps=200):
   return run(tx.init(signal))[1]
 
 
+@pytest.mark.long
 def test_p45_the_second_moment_is_unbiased_and_that_of_adam_is_not():
   state = _after_private_steps(1.0)
   for part, expected in ((slice(0, 20_000), 0.0), (slice(20_000, None), 0.09)):
@@ -75,6 +77,7 @@ def test_where_noise_rules_the_floor_bounds_the_step():
   np.testing.assert_allclose(update, [0.1, -1.9], rtol=1e-5)  # / (0.5 * 2)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   "options",
   [

@@ -83,6 +83,7 @@ def test_it_adds_no_noise_of_its_own_and_refuses_to_run_without_the_plans():
     tx.update(zero, tx.init(zero))
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("changes", "match"),
   [

@@ -71,6 +71,7 @@ def test_p10_a_worst_case_example_moves_the_noisy_sum_by_one_over_z():
   assert math.hypot(*map(np.linalg.norm, units)) == pytest.approx(1 / 2.0, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
   assert transforms.group_stds({"a": 3.0, "b": 4.0}, 2.0) == {"a": 10.0, "b": 10.0}
   loss = lambda p, x: jnp.sum(p["a"]) * x + jnp.sum(p["b"]) + jnp.sum(p["frozen"])
@@ -83,6 +84,7 @@ def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
     _tx().update(flat, _tx().init(params), params)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("shares", "match"),
   [

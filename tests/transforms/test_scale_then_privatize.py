@@ -43,6 +43,7 @@ def _stacked(tree):
   return gradients.stacked(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_a_loop_in_float64():
   tx = _tx(b2=0.6, floor=0.2)
   state = tx.init({"a": jnp.zeros(1), "b": jnp.zeros(2)})
@@ -86,6 +87,7 @@ def test_noise_is_that_of_the_inner_transform_times_the_scale():
   assert np.sum(found**2) == pytest.approx(3.0, rel=0.05)
 
 
+@pytest.mark.cases(long=["1e-30"])
 @pytest.mark.parametrize("far", [1e-30, 1e30, np.inf, np.nan])
 def test_no_example_moves_a_step_beyond_the_clip_norm_in_its_units(far):
   """Scales from a hostile past, gradients of any size: what the inner transform sees is clipped."""
@@ -118,6 +120,7 @@ def test_what_is_refused():
       _tx(b2=b2)
 
 
+@pytest.mark.slow
 def test_the_first_step_is_that_of_the_inner_transform():
   plain = transforms.clip_and_noise(**_NUMBERS, noise_multiplier=1.0, key=jax.random.key(3))
   start = {"a": jnp.zeros(1), "b": jnp.zeros(2)}
@@ -158,6 +161,7 @@ def _masks():
   return [jnp.asarray(rng.random(9) < 0.6) for _ in range(_PLAN.num_steps)]
 
 
+@pytest.mark.cases(slow=["3-vmap"], long=...)
 @pytest.mark.parametrize("method", gradients.METHODS)
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
@@ -190,6 +194,7 @@ def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
   assert training.noise_state(state).draws == _PLAN.num_steps
 
 
+@pytest.mark.cases(slow=["past0-inf"], long=["past0-10000.0", "past0-1e+30"])
 @pytest.mark.parametrize("far", [1e4, 1e30, np.inf, np.nan])
 @pytest.mark.parametrize("past", [[1e-30, 1e30], [0.0, 0.0], [np.inf, 1.0], [1.0, 1e-12]])
 def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far, past):
@@ -344,6 +349,7 @@ _BESIDE = {
 }
 
 
+@pytest.mark.cases(quick=[13], slow=[4, 5], long=...)
 @pytest.mark.parametrize("method", gradients.METHODS)
 @pytest.mark.parametrize("name", sorted(_BESIDE))
 def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, method):

@@ -168,6 +168,7 @@ def test_the_generator_finds_optax():
   }
 
 
+@pytest.mark.cases(slow=[38], long=[1, 3, 37, 84, 90])
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("name", sorted(_of_optax()))
 def test_optax_before_or_around_the_private_transform_is_right_or_one_line(name, kind):
@@ -250,6 +251,7 @@ _COMPOSED = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(long=[8, 12, 20, 28, 36, 72])
 @pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("name", sorted(_COMPOSED))
@@ -308,6 +310,7 @@ def _programs():
   yield "opened inside", jax.jit(lambda g: dpjax.stacked(g.arrays))
 
 
+@pytest.mark.cases(long=[0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 @pytest.mark.parametrize(
   ("name", "program"), [pytest.param(n, p, id=n) for n, p in _programs()]
@@ -472,6 +475,9 @@ _ONCE = {
 }
 
 
+@pytest.mark.cases(
+  quick=[8, 9, 10, 11, 12, 13, 17, 21, 22, 23], slow=[1, 3, 4, 7], long=...
+)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("name", sorted(_TWICE))
 def test_a_row_that_is_given_twice_is_one_line_or_nan(name, known):
@@ -497,6 +503,7 @@ def test_a_row_that_is_given_twice_is_one_line_or_nan(name, known):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(summed))
 
 
+@pytest.mark.cases(slow=[2], long=[3])
 @pytest.mark.parametrize("name", sorted(_ONCE))
 def test_rows_that_come_once_are_summed_in_any_order(name):
   grads = _gradients("stacked")
@@ -610,6 +617,7 @@ _EXCHANGED = {
 }
 
 
+@pytest.mark.cases(slow=[2], long=[0, 1])
 @pytest.mark.parametrize("name", sorted(_EXCHANGED))
 def test_a_sum_under_the_bounds_of_another_is_one_line_or_nan(name):
   small, big = (

@@ -44,6 +44,7 @@ def test_the_published_example():
   np.testing.assert_allclose(found, _slack(0.75, 1.0, 10), atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
   share=st.floats(0, 3), bound=st.floats(1e-3, 1e3), slots=st.integers(1, 64),
@@ -66,6 +67,7 @@ def test_a_slack_without_its_own_width_would_pass_the_bound():
   assert math.hypot(0.5, np.linalg.norm(wide)) > 1.0
 
 
+@pytest.mark.slow
 def test_rows_that_are_padding_or_not_finite_add_nothing_and_parts_add_up():
   rule = SlackClipping(num_slots=3)
   whole = rule.query(_summed([0.1, 0.9, 0.4, 2.0], 1.0))
@@ -115,6 +117,7 @@ def test_a_step_is_that_of_flat_clipping_at_the_present_norm():
     assert 2.0 * float(state.scale) == pytest.approx(norm, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_slack_gets_the_noise_of_the_sum():
   """The log of the norm moves by -eta times a normal of std z sqrt(K) / B; half of it is seen."""
   slots, z, batch = 1, 2.0, 50.0

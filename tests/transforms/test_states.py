@@ -58,6 +58,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.cases(slow=[50, 61, 64], long=[0, 60])
 @pytest.mark.parametrize("change", sorted(_CHANGES))
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change):
@@ -79,6 +80,7 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
   assert np.isnan(released[plan.slices - 1]) and np.isnan(released[-1])
 
 
+@pytest.mark.cases(slow=[1], long=[0])
 @pytest.mark.parametrize("change", sorted(_CHANGES))
 def test_a_changed_state_raises_where_it_can_be_looked_at(change):
   _, tx, _, opt_state = _after("white")
@@ -89,6 +91,7 @@ def test_a_changed_state_raises_where_it_can_be_looked_at(change):
     tx.update(summed, _CHANGES[change](opt_state), _PARAMS)
 
 
+@pytest.mark.cases(long=["0"])
 @pytest.mark.parametrize("slices", [0, -1, 1])
 def test_slices_of_two_steps_never_add_up(slices):
   """A count that is set back in the middle of a step would hold an example twice."""
@@ -125,6 +128,7 @@ _NUMBERS_BESIDE = [
 ]
 
 
+@pytest.mark.cases(quick=[4, 5, 9], slow=[2, 3], long=...)
 @pytest.mark.parametrize(("name", "field", "change"), _NUMBERS_BESIDE)
 def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change):
   """The size of the noise would tell them. Until 2026-11-27 they were taken in silence."""
@@ -154,6 +158,7 @@ def test_numbers_of_another_run_beside_the_noise_are_refused():
     plan.spent(mixed)
 
 
+@pytest.mark.cases(slow=[2], long=...)
 @pytest.mark.parametrize("name", ["scaled coordinates", "adaptive", "white"])
 def test_a_batch_that_is_too_large_leaves_nothing_finite_of_its_sum(name):
   """Under jit the update is NaN. So is what the next step reads of the same sum."""
@@ -186,6 +191,7 @@ def test_a_batch_that_is_too_large_leaves_nothing_finite_of_its_sum(name):
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
 
 
+@pytest.mark.slow
 def test_sound_states_stay_sound_in_every_program():
   """XLA rounds anew in each fusion. A digest of other roundings would refuse its own state."""
   plan = test_plan_spent._PLANS["scaled coordinates"]
@@ -235,6 +241,7 @@ _KEPT = {
 }
 
 
+@pytest.mark.cases(slow=[21], long=[39, 42, 43])
 @pytest.mark.parametrize("change", sorted(_KEPT))
 @pytest.mark.parametrize("name", _NAMES)
 def test_what_resets_an_optimizer_leaves_the_noise_as_it_is(name, change):
@@ -303,6 +310,7 @@ _RAW = {
 }
 
 
+@pytest.mark.cases(long=[0])
 @pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
 @pytest.mark.parametrize("kind", sorted(_RAW))
 def test_a_state_that_was_restored_in_part_is_one_line(kind, wrapped):
@@ -331,6 +339,7 @@ def _resets():
   )
 
 
+@pytest.mark.cases(long=[0, 2])
 @pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
 @pytest.mark.parametrize(("name", "make"), list(_resets()), ids=lambda x: str(x)[:40])
 def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
@@ -352,6 +361,7 @@ def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
       opt_state = update(opt_state)[1]
 
 
+@pytest.mark.cases(slow=[0], long=...)
 @pytest.mark.parametrize("name", ["white", "correlated", "adaptive", "clip schedule"])
 def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
   """Two sums with one noise: their difference is exact."""
@@ -369,6 +379,7 @@ def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
   assert not np.array_equal(first, second)
 
 
+@pytest.mark.cases(slow=["correlated"], long=...)
 @pytest.mark.parametrize("name", ["white", "correlated", "adaptive"])
 def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
   """An ensemble whose members start from copies of one state: their noise would be the same."""

@@ -137,7 +137,7 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
       takes more.
 
   >>> messages = jnp.array([[0.0], [1.0], [50.0]])  # on a line it is the median
-  >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]
+  >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]  # doctest: +SLOW
   Array([1.], dtype=float32)
   """
   validate.integer_at_least(1, num_iterations=num_iterations)

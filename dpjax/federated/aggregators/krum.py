@@ -51,7 +51,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   Raises:
     RoundRefused: too few messages count. `update` and a round raise it.
 
-  >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])
+  >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])  # doctest: +SLOW
   >>> krum(1).update(messages, jnp.ones(5, bool), ())[0]
   Array([0.1], dtype=float32)
   """

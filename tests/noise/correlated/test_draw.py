@@ -45,6 +45,7 @@ def _deviation(rows, covariance):
   return np.abs((sample - covariance) / error).max()
 
 
+@pytest.mark.cases(slow=["BufferedToeplitz", "InverseBanded"], long=...)
 @pytest.mark.parametrize("correlation", _ALL, ids=lambda c: type(c).__name__)
 def test_the_covariance_is_that_of_c_inverse_and_of_nothing_else(correlation):
   steps, std = 9, 1.5
@@ -66,6 +67,7 @@ def test_a_schedule_scales_the_white_noise_of_its_step():
   assert _deviation(rows, wrong @ wrong.T) > 50
 
 
+@pytest.mark.slow
 def test_the_identity_draws_exactly_what_plain_noise_draws():
   tree = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
   plain = noise.init(jax.random.key(5))
@@ -79,6 +81,7 @@ def test_the_identity_draws_exactly_what_plain_noise_draws():
   assert int(state.draws) == int(plain.draws) == 3
 
 
+@pytest.mark.cases(quick=["Independent", "InverseBanded"], long=...)
 @pytest.mark.parametrize("correlation", _ALL, ids=lambda c: type(c).__name__)
 def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlation):
   tree = {"w": jnp.ones((5, 3))}
@@ -105,6 +108,7 @@ def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlati
   assert len({row.tobytes() for row in whole}) == 9  # no step repeats another's noise
 
 
+@pytest.mark.slow
 def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
   state = correlated.init(jax.random.key(0), _BANDED, jnp.zeros(3))
   step = functools.partial(correlated.add_correlated, correlation=_BANDED, num_steps=2)
@@ -117,6 +121,7 @@ def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
   assert np.isnan(noisy).all()
 
 
+@pytest.mark.slow
 def test_release_keys_round_the_noisy_sum_to_a_public_grid():
   key = noise.source.key_from_bytes(bytes(range(32)))
   rows = _rows(_BANDED, size=2000, steps=4, key=key, std=1.5, factors=(1.0, 1.0, 0.5, 1.0))

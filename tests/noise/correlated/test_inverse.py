@@ -67,6 +67,7 @@ def _white():
 # --- the same noise
 
 
+@pytest.mark.cases(slow=["kept-constant"], long=["redrawn-constant"])
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 @pytest.mark.parametrize("strategy", [_REDRAWN, _KEPT], ids=["redrawn", "kept"])
 def test_the_noise_is_the_dense_inverse_of_the_white_draws(strategy, factors):
@@ -75,12 +76,14 @@ def test_the_noise_is_the_dense_inverse_of_the_white_draws(strategy, factors):
   np.testing.assert_allclose(_rows(strategy, factors=factors), expected, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_one_coefficient_is_white_noise_bit_for_bit():
   only = correlated.InverseBanded((1.0,), redraw=True)
   np.testing.assert_array_equal(_rows(only), _rows(correlated.Independent()))
   assert only.bands == 1
 
 
+@pytest.mark.slow
 def test_each_model_under_vmap_has_the_noise_of_its_own_key():
   keys = jax.random.split(jax.random.key(5), 3)
   start = jax.vmap(lambda key: correlated.init(key, _REDRAWN, _TREE))(keys)
@@ -93,6 +96,7 @@ def test_each_model_under_vmap_has_the_noise_of_its_own_key():
     np.testing.assert_allclose(together[:, place], _rows(_REDRAWN, key), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_in_slices_has_the_noise_of_a_whole_one():
   private = transforms.clip_and_correlated_noise(
     l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=2.0, key=jax.random.key(0),
@@ -159,6 +163,7 @@ def compiled():
   return {name: analysis(strategy) for name, strategy in strategies.items()}
 
 
+@pytest.mark.slow
 def test_thirty_two_draws_take_the_memory_of_one(compiled):
   assert compiled["redrawn"] <= 1.05 * compiled["white"]
   # What is kept shows: 31 copies of 4 bytes.
@@ -305,6 +310,7 @@ def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white
   assert error(correlated.BandedToeplitz.optimized(num_steps=300, bands=15)) < four
 
 
+@pytest.mark.cases(slow=["128"], long=...)
 @pytest.mark.parametrize("unrolled", [0, 128])
 def test_an_accelerators_program_draws_the_same_noise(monkeypatch, unrolled):
   """Neither a branch nor, for few draws, a loop: a GPU's program would wait for the host."""
@@ -394,6 +400,7 @@ def test_a_column_that_rises_is_accounted_in_turns_and_refused_between_them():
     _plan(sampling.MinSepSampler(0.5, 4, 8, 20), rising)
 
 
+@pytest.mark.slow
 def test_balls_in_bins_are_proved_without_a_band():
   """The proof needs entries that are not negative, and sees what white noise would cost."""
   options = dict(noise_multiplier=2.0, num_steps=8, num_bins=4, delta=1e-5)
@@ -464,6 +471,7 @@ def test_every_strategy_of_the_registry_has_a_row(monkeypatch):
   assert registry.uncovered("plans") == ["strategy:newer"]
 
 
+@pytest.mark.slow
 def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
   """Data that are rounded with a part of the noise would be no function of the exact sum."""
   onto = []

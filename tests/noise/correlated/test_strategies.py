@@ -34,6 +34,7 @@ def _stream(strategy, white):
   return np.array(rows), state
 
 
+@pytest.mark.cases(quick=["banded", "blt", "inverse"], long=...)
 @_every
 def test_the_stream_is_the_dense_inverse(strategy, x64):
   white = jnp.asarray(np.random.default_rng(0).normal(size=(23, 2)))
@@ -42,6 +43,7 @@ def test_the_stream_is_the_dense_inverse(strategy, x64):
   np.testing.assert_allclose(rows, np.linalg.solve(dense, np.asarray(white)), atol=1e-12)
 
 
+@pytest.mark.cases(quick=["banded", "blt", "inverse"], long=...)
 @_every
 def test_float32_streams_stay_close_and_are_float32_at_least(strategy):
   white = jnp.asarray(np.random.default_rng(1).normal(size=(23, 2)), jnp.float32)
@@ -117,6 +119,7 @@ def _peer_loss(coefficients, num_steps):
     return float(toeplitz.loss(jnp.asarray(coefficients, jnp.float64), num_steps))
 
 
+@pytest.mark.cases(slow=["16"], long=...)
 @pytest.mark.parametrize("bands", [2, 5, 16])
 def test_bands_are_as_good_as_jax_privacys(bands):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -129,6 +132,7 @@ def test_bands_are_as_good_as_jax_privacys(bands):
   assert _peer_loss(series.square_root(bands), 64) > loss  # the start was not the answer
 
 
+@pytest.mark.slow
 def test_bands_are_close_to_the_dense_optimum():
   dense = pytest.importorskip("jax_privacy.matrix_factorization.dense")
 
@@ -201,6 +205,7 @@ def test_coefficients_are_float32_numbers_so_that_c_is_what_runs():
   assert buffered.decays == (float(np.float32(0.9)),)
 
 
+@pytest.mark.cases(long=[9, 10, 11])
 @pytest.mark.parametrize(
   ("make", "match"),
   [

@@ -100,6 +100,7 @@ def test_the_normalized_relu_is_that_of_secureml():
   assert np.max(abs(_values(x, comparison.normalized_relu) - exact)) < 2e-3
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("program", "line"),
   [

@@ -47,6 +47,7 @@ def test_a_tree_is_split_and_joined():
     assert found.shape == leaf.shape and np.all(abs(found - leaf) <= _UNIT / 2)
 
 
+@pytest.mark.cases(quick=["-131071.0"], long=...)
 @pytest.mark.parametrize("value", [0.0, 1.0, -131071.0])
 def test_one_partys_shares_are_uniform_whatever_they_hide(value):
   for tree in mpc.split(np.full(20000, value), seed=1):
@@ -103,6 +104,7 @@ def test_products_of_any_shape(shape):
   assert np.allclose(_joined(mpc.multiply, x, x), 2.25 + 0 * x, atol=_UNIT)
 
 
+@pytest.mark.cases(long=[3])
 @pytest.mark.parametrize("sizes", [(3, 5, 2), (0, 3, 2), (3, 0, 2), (8, 200, 100)])
 def test_a_product_of_matrices_with_its_bias(sizes):
   rng = np.random.default_rng(sum(sizes))

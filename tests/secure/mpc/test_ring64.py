@@ -44,6 +44,7 @@ def test_the_digits_are_exact_for_any_words(data):
   assert (found == _by_integers(x, y)).all()
 
 
+@pytest.mark.cases(long=["9223372036854775808"])
 @pytest.mark.parametrize(
   "word", [2**63, _M - 1, 2**21, (2**21) * (1 + 2**22), 2**63 - 2**21]
 )
@@ -83,6 +84,7 @@ def test_what_makes_no_sense_is_one_line(call, line):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.cases(long=["int8", "bool"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "bool"])
 def test_any_real_type_is_taken_and_empty_arrays(dtype):
   x = ring64.jnp.ones((2, 0, 3), dtype), ring64.jnp.ones((2,), dtype)

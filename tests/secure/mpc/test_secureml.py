@@ -27,6 +27,7 @@ def _problem(outputs=3):
   return x, y, np.stack([rng.permutation(60)[:16] for _ in range(10)])
 
 
+@pytest.mark.cases(long=["relu-normalized_relu-0.125-masked"])
 @pytest.mark.parametrize(
   ("hidden", "output", "rate", "truncation"),
   [
@@ -150,6 +151,7 @@ def test_what_does_not_fit_is_one_line(change, line):
     train_on_shares(secureml.initial((6, 5, 3), seed=1), **asked)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("setting", "line"),
   [

@@ -60,6 +60,7 @@ def _error(got, want):
   return max(jax.tree.leaves(differences))
 
 
+@pytest.mark.cases(long=["SEMI2K"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_logistic_step_is_that_of_plain_jax(protocol):
   got = secure_jit(logistic_step, protocol=protocol)(W, X, Y)
@@ -73,6 +74,7 @@ def test_cheetah_without_a_dealer_agrees_too():
   assert _error(got, logistic_step(W, X, Y)) < 1e-3
 
 
+@pytest.mark.cases(slow=["ABY3"], long=...)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_network_s_step_is_that_of_plain_jax(protocol):
   problem = mlp_problem()
@@ -80,6 +82,7 @@ def test_a_network_s_step_is_that_of_plain_jax(protocol):
   assert _error(got, mlp_step(*problem)) < 2e-4  # steps of up to .03
 
 
+@pytest.mark.cases(long=["SEMI2K"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_errors_of_what_training_steps_are_made_of(protocol):
   x = np.linspace(-30, 8, 400, dtype=np.float32)

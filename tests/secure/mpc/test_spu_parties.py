@@ -98,6 +98,7 @@ def _run(parties, **task):
   return [own[0] for own in lines]
 
 
+@pytest.mark.long
 def test_three_processes_over_tls_and_one_of_them_learns_the_result(tmp_path):
   files = _certificates(tmp_path, 3)
   lines = _run(3, protocol="ABY3", reveal_to=[1], certificates=files)
@@ -117,6 +118,7 @@ print("left")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_leaves_waits_for_nobody_who_is_gone():
   addresses, pipe = _addresses(2), subprocess.PIPE

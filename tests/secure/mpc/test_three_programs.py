@@ -35,6 +35,7 @@ def ran():
   return apart, mpc.run(programs.train, *inputs, seed=0, links=ends), (network, x, y)
 
 
+@pytest.mark.long
 def test_processes_compute_what_threads_compute_bit_for_bit(ran):
   apart, together, _ = ran
   for one, other in zip(apart.outputs, together.outputs):
@@ -45,6 +46,7 @@ def test_processes_compute_what_threads_compute_bit_for_bit(ran):
   assert apart.setting.startswith("simulation: ") and "a process each" in apart.setting
 
 
+@pytest.mark.long
 def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):
   """Of the data nothing is seen but shares and masked values."""
   apart, _, _ = ran
@@ -60,6 +62,7 @@ def test_a_value_sent_in_the_clear_would_be_seen(ran):
   assert not programs.looks_uniform(leaked[: len(leaked) // 8 * 8])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("program", "line"),
@@ -168,6 +171,7 @@ def _knocks(at, count, says):
   return found
 
 
+@pytest.mark.cases(long=[1, 3, 5, 7])
 @pytest.mark.parametrize("count", [4, 150])
 @pytest.mark.parametrize("says", [b"", b"0", b"1" + bytes(31), b"GET / HTTP/1.1\r\n\r\n"])
 def test_strangers_that_stay_keep_nobody_apart(says, count):
@@ -240,6 +244,7 @@ def test_nobody_there_and_wrong_arguments_are_one_line():
     three_programs.serve_dealer(_free_port(), agreed)
 
 
+@pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
   ("agreed", "line"),
   [

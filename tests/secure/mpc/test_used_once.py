@@ -77,6 +77,7 @@ def test_threads_of_a_party_get_different_masks_and_correlations():
   assert len(set(masks)) == len(set(numbers)) == 800
 
 
+@pytest.mark.cases(long=["1"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_hangs_does_not_keep_the_other(who):
   def program(party):

@@ -75,6 +75,7 @@ def _survives(wrong, kind, says):
   assert says in line and "\n" not in line
 
 
+@pytest.mark.cases(long=[29])
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("name", list(_WRONG))
 def test_a_wrong_letter_makes_its_client_silent_and_no_more(name, kind):

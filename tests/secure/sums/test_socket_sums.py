@@ -121,6 +121,7 @@ def test_signed_sums_need_no_trust_in_who_carries_letters():
   assert reports == ["agreed: client 4 closed its connection"]
 
 
+@pytest.mark.long
 def test_a_client_can_be_a_program_of_its_own(tmp_path):
   """With a vector that a user's function makes in its process; the keys there are its own."""
   (tmp_path / "my_update.py").write_text(
@@ -142,6 +143,7 @@ def test_a_client_can_be_a_program_of_its_own(tmp_path):
   np.testing.assert_array_equal(summed.total - rest, np.full(_LENGTH, 73, np.uint32))
 
 
+@pytest.mark.cases(quick=["envelopes-False"], long=...)
 @pytest.mark.parametrize(
   ("when", "counts"), [("envelopes", False), ("masked", False), ("revealed", True)]
 )
@@ -228,6 +230,7 @@ _LIES = {
 }
 
 
+@pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize("name", list(_LIES))
 def test_a_client_that_says_something_else_is_left_out(name):
   says, line = _LIES[name]
@@ -305,6 +308,7 @@ def _lines(count):
       end.close()
 
 
+@pytest.mark.cases(long=["67108864"])
 @pytest.mark.parametrize("most", [10**6, 2**26])
 def test_letters_that_never_end_keep_nobody_from_being_heard(monkeypatch, most):
   monkeypatch.setattr(socket_sums, "_STALL", 0.2)
