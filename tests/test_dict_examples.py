@@ -18,7 +18,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.run import loop
 from dpjax.sampling import indexed
 from dpjax.types import Batch, Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RANDOM = np.random.default_rng(0)
 _ROWS = 12
@@ -131,37 +131,37 @@ def test_any_tree_has_the_clipped_sum_of_a_loop(kinds):
 
 
 @pytest.mark.parametrize(
-  ("tree", "message"),
+  ("tree", "field"),
   [
-    ({}, "data: is a dict without arrays"),
-    ({"a": {}}, "data: is a dict without arrays"),
-    ({"a": np.zeros(3), "b": None}, r"data\['b'\]: is None, must be an array"),
-    ({"a": np.zeros(3), "b": np.float32(2)}, r"data\['b'\]: is one number"),
-    ({"a": np.zeros(3), "b": 2.0}, r"data\['b'\]: must be an array .*got float"),
-    ({"a": np.zeros(3), "b": {"c": np.zeros((2, 4))}}, r"data\['b'\]\['c'\]: has 2 rows"),
-    ({"a": np.zeros(3), 1: np.zeros(3)}, "data: must have names of one type"),
-    ({"a": np.zeros((0, 2))}, "data: must hold at least one row"),
-    ({"a": np.array(["x", "y"])}, "data: needs .*arrays of <U1"),
+    ({}, "data"),
+    ({"a": {}}, "data"),
+    ({"a": np.zeros(3), "b": None}, "data['b']"),
+    ({"a": np.zeros(3), "b": np.float32(2)}, "data['b']"),
+    ({"a": np.zeros(3), "b": 2.0}, "data['b']"),
+    ({"a": np.zeros(3), "b": {"c": np.zeros((2, 4))}}, "data['b']['c']"),
+    ({"a": np.zeros(3), 1: np.zeros(3)}, "data"),
+    ({"a": np.zeros((0, 2))}, "data"),
+    ({"a": np.array(["x", "y"])}, "data"),
   ],
 )
-def test_a_tree_that_is_no_data_ends_in_one_line(tree, message):
+def test_a_tree_that_is_no_data_ends_in_one_line(tree, field):
   plan = _plan()
-  with pytest.raises(UserError, match=message) as caught:
+  with refuses(field) as caught:
     next(plan.batches(tree))
   assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-  ("changed", "message"),
+  ("changed", "field"),
   [
-    ({"features": _INPUTS["features"][:5]}, "every leaf needs the same leading axis"),
-    ({"features": np.float32(1)}, "every leaf needs the same leading axis"),
-    ({"features": None}, r"batch\['features'\]: is None"),
+    ({"features": _INPUTS["features"][:5]}, "batch"),
+    ({"features": np.float32(1)}, "batch"),
+    ({"features": None}, "batch['features']"),
   ],
 )
-def test_a_batch_of_unequal_leaves_ends_in_one_line(changed, message):
+def test_a_batch_of_unequal_leaves_ends_in_one_line(changed, field):
   grad_fn = gradients.clipped_grad(_loss, l2_clip_norm=_CLIP)
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     grad_fn(_PARAMS32, {**_TREE, **changed}, True)
 
 
@@ -208,9 +208,9 @@ def test_dp_sgd_gives_each_dict_a_key_of_its_own():
   for batch in _plan().batches(_TREE, rng=3):
     state, _ = step(state, batch)
   assert np.isfinite(state.params["table"]).all() and int(state.step) == 2
-  with pytest.raises(UserError, match='without an entry "key" of their own'):
+  with refuses("example_key"):
     step(init(_PARAMS32), Batch({**_TREE, "key": _LABELS}, np.ones(_ROWS, bool)))
-  with pytest.raises(UserError, match="Example or a dict, .* got tuple"):
+  with refuses("example_key"):
     step(init(_PARAMS32), Batch((_LABELS, _LABELS), np.ones(_ROWS, bool)))
 
 
@@ -248,29 +248,29 @@ def test_the_digest_covers_names_values_and_order():
 
 
 @pytest.mark.parametrize(
-  ("x", "more", "message"),
+  ("x", "more", "field"),
   [
-    ({"a": np.full((12, 2), np.nan)}, {}, r"x\['a'\]: every value must be finite"),
-    ({"a": np.zeros((12, 0))}, {}, r"x\['a'\].shape=.*at least one number"),
-    ({"a": np.full(12, 2**40)}, {}, r"x\['a'\]: holds int64 values that do not fit"),
-    ({"a": np.zeros(12, bool)}, {}, r"x\['a'\]: bool of shape"),
-    ({"a": np.zeros(11)}, {}, "y: must have shape .n,., one label for each"),
-    ({"a": np.zeros(12, int)}, {"vocab_size": 3}, "vocab_size=3: must be left out"),
+    ({"a": np.full((12, 2), np.nan)}, {}, "x['a']"),
+    ({"a": np.zeros((12, 0))}, {}, "x['a'].shape"),
+    ({"a": np.full(12, 2**40)}, {}, "x['a']"),
+    ({"a": np.zeros(12, bool)}, {}, "x['a']"),
+    ({"a": np.zeros(11)}, {}, "y.shape"),
+    ({"a": np.zeros(12, int)}, {"vocab_size": 3}, "vocab_size"),
   ],
 )
-def test_a_data_set_of_wrong_dicts_ends_in_one_line(x, more, message):
-  with pytest.raises(UserError, match=message):
+def test_a_data_set_of_wrong_dicts_ends_in_one_line(x, more, field):
+  with refuses(field):
     data.from_arrays(x, _LABELS, num_classes=2, **more)
 
 
 def test_what_needs_one_array_says_so():
-  with pytest.raises(UserError, match="launch.federate: needs data with one array"):
+  with refuses("launch.federate"):
     data.needs_arrays(_dataset(), "launch.federate")
-  with pytest.raises(UserError, match="audit.enabled=True: needs data with one array"):
+  with refuses("audit.enabled"):
     data.needs_classes(_dataset(), "audit.enabled=True")
-  with pytest.raises(UserError, match="x: is a dict of arrays, and one array is needed"):
+  with refuses("x"):
     data.preprocess.center(_dataset())
-  with pytest.raises(UserError, match="whose rows cannot be replaced"):
+  with refuses("x"):
     _dataset().replaced(np.array([0]), _dataset().subset([0]))
 
 
@@ -356,9 +356,9 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeyp
   scores = metrics.evaluate(network.apply, params, test)
   assert scores["accuracy"] == pytest.approx(result["test_accuracy"])
   audited = fields.replace_all(config, {"audit.enabled": True})
-  with pytest.raises(UserError, match="audit.enabled=True: needs data with one array"):
+  with refuses("audit.enabled"):
     loop.train(audited, tmp_path / "audited")
-  with pytest.raises(UserError, match="needs data with one array of inputs"):
+  with refuses("run"):
     dpjax.Predictor.load(tmp_path / "run")
   # A row of the training data is an Example whose x is a dict.
   assert isinstance(mine.load()[0][0], Example)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpjax import losses
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def linear(params, x):
@@ -79,18 +79,17 @@ def test_a_label_beyond_the_logits_is_nan_not_a_clamped_class():
 
 
 @pytest.mark.parametrize(
-  ("apply", "y", "says"),
+  ("apply", "y", "field"),
   [
-    (lambda p, x: x[0], 0, "must return logits [1, K]"),
-    (lambda p, x: jnp.zeros((2, 3)), 0, "got (2, 3)"),
-    (identity, jnp.array([0, 1]), "ONE example"),
-    (identity, jnp.float32(0), "must be one integer"),
+    (lambda p, x: x[0], 0, "apply"),
+    (lambda p, x: jnp.zeros((2, 3)), 0, "apply"),
+    (identity, jnp.array([0, 1]), "example.y"),
+    (identity, jnp.float32(0), "example.y"),
   ],
 )
-def test_misuse_of_cross_entropy_is_refused(apply, y, says):
-  with pytest.raises(UserError) as caught:
+def test_misuse_of_cross_entropy_is_refused(apply, y, field):
+  with refuses(field):
     losses.softmax_cross_entropy(apply)(None, Example(jnp.zeros(3), y))
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 @hypothesis.given(LOGITS, LOGITS)
@@ -104,9 +103,9 @@ def test_mean_squared_error_takes_one_number_and_never_broadcasts():
   loss_fn = losses.mean_squared_error(linear)
   example = Example(jnp.array([1.0, 2.0]), jnp.float32(1.0))
   assert loss_fn(jnp.ones((2, 1)), example) == 4.0  # (3 - 1)^2
-  with pytest.raises(UserError, match=r"shape \(\) must be that of one output"):
+  with refuses("example.y"):
     loss_fn(jnp.ones((2, 3)), example)
-  with pytest.raises(UserError, match=r"example\.y"):
+  with refuses("example.y"):
     loss_fn(jnp.ones((2, 3)), Example(example.x, jnp.ones((3, 1))))
 
 
@@ -144,17 +143,16 @@ def test_p07_a_sequence_of_padding_costs_nothing_and_has_no_gradient():
 
 @pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
-  ("x", "says"),
+  ("x", "field"),
   [
-    (jnp.zeros(4), "example.x: must be integer tokens [T]"),
-    (jnp.zeros((2, 4), int), "ONE example"),
-    (jnp.zeros(1, int), "at least 2 tokens"),
+    (jnp.zeros(4), "example.x"),
+    (jnp.zeros((2, 4), int), "example.x"),
+    (jnp.zeros(1, int), "example.x"),
   ],
 )
-def test_misuse_of_next_token_is_refused(x, says):
-  with pytest.raises(UserError) as caught:
+def test_misuse_of_next_token_is_refused(x, field):
+  with refuses(field):
     losses.next_token(bigram)(jnp.ones((2, 2)), Example(x, 0))
-  assert says in str(caught.value)
 
 
 @pytest.mark.slow
@@ -194,8 +192,8 @@ def test_an_example_is_not_divided_by_the_tokens_of_others():
 
 
 def test_unknown_reductions_and_weights_of_another_shape_are_refused():
-  with pytest.raises(UserError, match="reduction='batch': must be one of mean, sum"):
+  with refuses("reduction", value="batch"):
     losses.next_token(bigram, reduction="batch")
   odd = losses.next_token(bigram, weights=lambda targets: jnp.ones(3))
-  with pytest.raises(UserError, match=r"weights: must be of shape \(1, 4\), got \(3,\)"):
+  with refuses("weights"):
     odd(jnp.eye(4), Example(jnp.array([1, 2, 3, 1, 2]), 0))

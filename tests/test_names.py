@@ -7,7 +7,7 @@ import pytest
 from dpjax import data, models, names
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _MODULES = {
   "own_parts": "import flax.linen as nn\nnumber = 3\n"
@@ -34,28 +34,25 @@ def own_modules(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("path", "words"),
+  ("path", "field"),
   [
-    ("own_part:Net", "no module 'own_part' (did you mean 'own_parts'?)"),
-    ("own_parts:Nett", "own_parts has no 'Nett' (did you mean 'Net'?)"),
-    ("own_parts:number", "must be a class or a function, not of type int"),
-    ("own_typo:net", "SyntaxError"),
-    ("own_failure:net", "ValueError: too many (line 2)"),
-    ("own_exit:net", "SystemExit"),
-    ("own_need:net", "No module named 'no_such_package' (line 1)"),
+    ("own_part:Net", "model.name"),
+    ("own_parts:Nett", "model.name"),
+    ("own_parts:number", "model.name"),
+    ("own_typo:net", "model.name"),
+    ("own_failure:net", "model.name"),
+    ("own_exit:net", "model.name"),
+    ("own_need:net", "model.name"),
   ],
 )
-def test_a_path_that_leads_nowhere_is_one_line_with_its_field(path, words):
-  with pytest.raises(UserError) as error:
+def test_a_path_that_leads_nowhere_is_one_line_with_its_field(path, field):
+  with refuses(field) as error:
     names.one_of(("mlp",), **{"model.name": path})
-  assert str(error.value).startswith(f"model.name={path!r}: ") and words in str(error.value)
-  assert "\n" not in str(error.value)
+  assert str(error.value).startswith(f"model.name={path!r}: ")
 
 
 def test_a_name_that_is_neither_registered_nor_a_path_says_both_forms():
-  with pytest.raises(
-    UserError, match="one of mlp, package.module:name .did you mean 'mlp'"
-  ):
+  with refuses("model.name"):
     names.one_of(("mlp",), **{"model.name": "mpl"})
 
 
@@ -67,17 +64,15 @@ def test_a_model_is_a_class_or_a_function():
 
 
 def test_an_option_that_a_model_does_not_have_is_refused():
-  with pytest.raises(UserError, match="widht=5.*did you mean 'width'"):
+  with refuses("widht", value=5):
     models.check_options("own_parts:Net", {"widht": 5})
   models.check_options("own_parts:net", {"widht": 5})  # takes any
 
 
 def test_what_a_path_returns_is_checked():
-  with pytest.raises(
-    UserError, match="must return a linen module, not int; .*clipped_grad"
-  ):
+  with refuses("model.name"):
     models.build("own_parts:no_net", num_classes=2)
-  with pytest.raises(UserError, match="two dpjax.data.Dataset"):
+  with refuses("data.name"):
     data.load("own_parts:dict".replace("own_parts", "builtins"))
 
 
@@ -96,5 +91,5 @@ def test_a_dict_field_takes_json_and_python():
   for text in ('{"width": 48, "bias": true}', "{'width': 48, 'bias': True}"):
     config = fields.override(TrainConfig(), "model.options", text)
     assert config.model.options == {"width": 48, "bias": True}
-  with pytest.raises(UserError, match="model.options=.*must be a dict"):
+  with refuses("config.model.options"):
     fields.override(TrainConfig(), "model.options", '{"width": NaN')

@@ -16,8 +16,8 @@ from dpjax.attacks.attack_settings import AttackSettings, PoisoningSettings
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import config as attack_config
 from dpjax.experiments.kinds.attack import table
-from dpjax.validate import UserError
 from tests import commands, own_folder
+from tests.refuses import refuses
 
 _PARTS = {
   "nets": own_folder.NET,
@@ -251,19 +251,18 @@ def _with(name, **changes):
 
 
 @pytest.mark.parametrize(
-  ("name", "words"),
+  ("name", "field"),
   [
-    ("NotFrozen", "must be a frozen dataclass that derives from AttackSettings"),
-    ("NoDataclass", "must be a frozen dataclass that derives from AttackSettings"),
-    ("Milt", "has no 'Milt' (did you mean 'Mild'?)"),
-    ("NoSection", "must be a class whose section is 'train' or 'federate'"),
-    ("NoPhase", "must name, as module, one with prepare, phase and measured"),
+    ("NotFrozen", "name"),
+    ("NoDataclass", "name"),
+    ("Milt", "name"),
+    ("NoSection", "attack"),
+    ("NoPhase", "attack"),
   ],
 )
-def test_another_class_is_refused_in_one_line(name, words):
-  with pytest.raises(UserError) as caught:
+def test_another_class_is_refused_in_one_line(name, field):
+  with refuses(field):
     attack_config.check(_with(name))
-  assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_settings_are_read_as_those_of_dpjax(tmp_path):
@@ -274,7 +273,7 @@ def test_settings_are_read_as_those_of_dpjax(tmp_path):
   again = fields.override(config, "attack", f"{__name__}:Mild")
   assert again.attack.factor == 2.0  # a name keeps the numbers that were set
   assert fields.get(config, "attack") == f"{__name__}:Mild(factor=2.0)"
-  with pytest.raises(UserError, match="has no such field"):
+  with refuses("config.attack.factr"):
     fields.replace(config, "attack.factr", 3)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from dpjax import pictures
 from dpjax.accounting import RELATIONS
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
@@ -69,25 +69,25 @@ def test_a_palette_changes_no_pixel_of_lines_by_much_and_none_of_a_photograph(tm
 
 @pytest.mark.parametrize("name", ["a", "a.jpg", "a.csv", "png"])
 def test_another_suffix_is_refused_and_nothing_is_written(tmp_path, name):
-  with pytest.raises(UserError, match=r"picture='.*': must end in \.png, \.pdf, \.svg"):
+  with refuses("picture"):
     pictures.save(_figure(), tmp_path / name)
-  with pytest.raises(UserError, match="must end in"):
+  with refuses("picture"):
     pictures.save(_figure(), tmp_path / "a.png", also=(".eps",))
   assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-  "wrong, message",
+  "wrong, field",
   [
-    ({"width": 0.5}, r"width=0\.5: must be in \[1, 40\] inches"),
-    ({"width": float("nan")}, "width=nan: must be in"),
-    ({"height": 100.0}, r"height=100\.0: must be in \[1, 40\] inches"),
-    ({"font_size": 2.0}, r"font_size=2\.0: must be in \[4, 24\] points"),
-    ({"style": "gray"}, "style='gray': must be one of grid, plain, grey"),
+    ({"width": 0.5}, "width"),
+    ({"width": float("nan")}, "width"),
+    ({"height": 100.0}, "height"),
+    ({"font_size": 2.0}, "font_size"),
+    ({"style": "gray"}, "style"),
   ],
 )
-def test_a_look_that_cannot_be_drawn_is_refused(wrong, message):
-  with pytest.raises(UserError, match=message):
+def test_a_look_that_cannot_be_drawn_is_refused(wrong, field):
+  with refuses(field):
     pictures.Look(**wrong)
 
 

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 import dpjax
 from dpjax import accounting
 from dpjax import plan as plan_lib
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 class _Data:
@@ -79,9 +79,9 @@ def test_p27_epsilon_grows_with_the_steps_that_ran_and_no_further():
   assert curve[0] == 0 and (np.diff(curve) > 0).all()
   assert curve[-1] == pytest.approx(plan.epsilon())
   assert curve[2] == pytest.approx(plan.epsilon(steps=100))
-  with pytest.raises(UserError, match="steps=501: must be <= num_steps=500"):
+  with refuses("steps", value=501):
     plan.epsilon(steps=501)
-  with pytest.raises(UserError, match="steps=1.5"):
+  with refuses("steps", value=1.5):
     plan.epsilon(steps=1.5)
 
 
@@ -107,17 +107,15 @@ def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
 
 def test_p13_p14_sampler_relation_and_accountant_must_agree():
   fixed = dpjax.FixedSizeSampler(batch_size=100, num_examples=10_000)
-  with pytest.raises(UserError, match="FixedSizeSampler is proved only under replace_one"):
+  with refuses("neighboring_relation"):
     _plan(sampler=fixed, neighboring_relation="add_or_remove_one")
-  with pytest.raises(
-    UserError, match="PoissonSampler is proved only under add_or_remove_one"
-  ):
+  with refuses("neighboring_relation"):
     _plan(neighboring_relation="replace_one")
-  with pytest.raises(UserError, match="accountant"):
+  with refuses("accountant"):
     _plan(sampler=fixed, accountant="gdp").epsilon()
   shuffled = _plan(sampler=dpjax.ShuffledSampler(batch_size=100))
   assert shuffled.epsilon() == math.inf and not shuffled.is_private
-  with pytest.raises(UserError, match="ShuffledSampler: has no event"):
+  with refuses("sampler"):
     dpjax.Plan.calibrated(
       epsilon=1.0,
       delta=1e-5,
@@ -157,7 +155,7 @@ def test_p16_batches_resume_where_they_stopped():
 
 def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
   plan = _plan(sampler=dpjax.PoissonSampler(prob=0.01, capacity=120))
-  with pytest.raises(UserError, match=r"capacity=120: .* must be >= (\d+)") as caught:
+  with refuses("capacity", value=120) as caught:
     plan.batches(_Data(), rng=0)
   needed = int(str(caught.value).split("must be >= ")[1].split()[0])
   enough = dataclasses.replace(
@@ -167,7 +165,7 @@ def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
   tight = dataclasses.replace(
     plan, sampler=dpjax.PoissonSampler(prob=0.01, capacity=needed - 8)
   )
-  with pytest.raises(UserError, match="capacity"):
+  with refuses("capacity"):
     tight.batches(_Data(), rng=0)
 
 
@@ -183,7 +181,7 @@ def test_p12_the_overflow_share_pays_for_both_neighbours():
   spent = (1 + math.exp(2.0)) * 500 * per_draw
   assert spent == pytest.approx(plan_lib.OVERFLOW_SHARE * 1e-5)
   assert plan.accounted_delta(1e-5) + spent == pytest.approx(1e-5)
-  with pytest.raises(UserError, match="overflow"):
+  with refuses("delta"):
     plan.epsilon(delta=1e-7)
 
 
@@ -204,23 +202,23 @@ def test_the_transform_and_the_clipped_grad_carry_the_plans_numbers():
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"num_steps": 0}, "num_steps=0"),
-    ({"delta": 0.0}, "delta=0.0"),
-    ({"delta": 1.0}, "delta=1.0"),
-    ({"normalize_by": -1}, "normalize_by=-1"),
-    ({"noise_multiplier": -0.1}, "noise_multiplier=-0.1"),
-    ({"l2_clip_norm": -0.1}, "l2_clip_norm=-0.1"),
-    ({"neighboring_relation": "replace"}, "neighboring_relation='replace'"),
+    ({"num_steps": 0}, "num_steps"),
+    ({"delta": 0.0}, "delta"),
+    ({"delta": 1.0}, "delta"),
+    ({"normalize_by": -1}, "normalize_by"),
+    ({"noise_multiplier": -0.1}, "noise_multiplier"),
+    ({"l2_clip_norm": -0.1}, "l2_clip_norm"),
+    ({"neighboring_relation": "replace"}, "neighboring_relation"),
   ],
 )
-def test_wrong_numbers_are_named(changes, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_numbers_are_named(changes, field):
+  with refuses(field):
     _plan(**changes)
 
 
 def test_a_target_of_nothing_is_refused():
   options = dict(sampler=dpjax.PoissonSampler(0.1, 10), delta=1e-5, num_steps=1)
-  with pytest.raises(UserError, match="epsilon=0"):
+  with refuses("epsilon", value=0):
     dpjax.Plan.calibrated(epsilon=0, l2_clip_norm=1.0, normalize_by=1, **options)

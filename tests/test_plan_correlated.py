@@ -17,6 +17,7 @@ from dpjax import accounting, plan, sampling, transforms
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _BANDED = correlated.BandedToeplitz.optimized(num_steps=24, bands=4)
 _CYCLIC = sampling.CyclicSampler(steps_per_pass=4, num_examples=100)
@@ -222,9 +223,9 @@ def test_p43_a_step_beyond_the_plan_raises():
     _PLANS["banded"],
     _plan(sampler=dpjax.PoissonSampler(0.2, 101), noise_shape=_shape(None)),
   ):
-    with pytest.raises(UserError, match="step=24: must be < num_steps=24"):
+    with refuses("step", value=24):
       one.step_event(24)
-  with pytest.raises(UserError, match="name one of them"):
+  with refuses("step"):
     _PLANS["banded"].step_event()
 
 
@@ -244,12 +245,12 @@ def test_p13_a_strategy_without_its_participation_is_refused():
     dpjax.FixedSizeSampler(20, 100),
     dpjax.ShuffledSampler(25),
   ):
-    with pytest.raises(UserError, match="several bands, which needs a sampler that bounds"):
+    with refuses("sampler"):
       _plan(sampler=sampler)
   wide = correlated.BandedToeplitz.optimized(num_steps=24, bands=6)
-  with pytest.raises(UserError, match="has 6 bands; .* at most num_groups=4"):
+  with refuses("correlation"):
     _plan(sampler=_POISSON, noise_shape=_shape(wide))
-  with pytest.raises(UserError, match="Tree: no sensitivity is known"):
+  with refuses("correlation"):
     _plan(
       sampler=sampling.MinSepSampler(0.5, 4, 24, 101),
       noise_shape=_shape(correlated.Tree(restart_every=8)),
@@ -261,16 +262,16 @@ def test_p13_a_strategy_without_its_participation_is_refused():
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"neighboring_relation": "add_or_remove_one"}, "CyclicSampler is proved only under"),
-    ({"l2_clip_norm": Clip(1.0, "automatic")}, r"Automatic\(.*not with correlated noise"),
+    ({"neighboring_relation": "add_or_remove_one"}, "neighboring_relation"),
+    ({"l2_clip_norm": Clip(1.0, "automatic")}, "clipping"),
     (
       {
         "l2_clip_norm": Clip(1.0, transforms.AdaptiveClipping()),
         "noise_shape": _shape(None),
       },
-      "CyclicSampler.*: not with adaptive clipping",
+      "sampler",
     ),
     (
       {
@@ -278,26 +279,26 @@ def test_p13_a_strategy_without_its_participation_is_refused():
         "sampler": dpjax.PoissonSampler(0.2, 101),
         "noise_shape": _shape(None, _SCHEDULE),
       },
-      "noise_schedule=.*not with adaptive clipping",
+      "noise_schedule",
     ),
-    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "not with correlated noise"),
+    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "l2_clip_norm"),
     (
       {"noise_shape": _shape(shares={"w": 1.0}), "l2_clip_norm": {"w": 1.0}},
-      "noise_shares=.*not with correlated noise",
+      "noise_shares",
     ),
-    ({"noise_shape": _shape(schedule=(1.0,))}, "has 1 factors, must have num_steps=24"),
+    ({"noise_shape": _shape(schedule=(1.0,))}, "noise_schedule"),
     (
       {
         "sampler": dpjax.PoissonSampler(0.2, 101),
         "num_steps": 40,
         "noise_shape": _shape(None, tuple(1 + t / 40 for t in range(40))),
       },
-      "has 40 different factors; must have at most 32",
+      "noise_schedule",
     ),
   ],
 )
-def test_wrong_combinations_are_named(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_wrong_combinations_are_named(changes, field):
+  with refuses(field) as caught:
     _plan(**changes)
   assert "\n" not in str(caught.value)
 
@@ -323,7 +324,7 @@ def test_the_statement_names_the_strategy_the_assumption_and_one_number():
 def test_a_shuffled_epoch_refuses_a_noise_schedule():
   """Its epoch is paid at the first step: quieter later steps would go unpaid."""
   sampler = sampling.ShuffledSampler(batch_size=10, num_examples=40)
-  with pytest.raises(UserError, match="ShuffledSampler.*not with a noise schedule"):
+  with refuses("sampler"):
     plan.Plan(
       sampler=sampler,
       noise_multiplier=1.0,

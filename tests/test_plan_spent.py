@@ -12,7 +12,7 @@ from dpjax import sampling, training, transforms
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 _KEY = jax.random.key(1)
@@ -92,13 +92,13 @@ def test_what_ran_is_charged_and_a_step_beyond_the_plan_is_refused(name):
       updates, state = step(state)
       assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
   if name != "slices":  # `accumulate` traces its transform, which then gives NaN
-    with pytest.raises(UserError, match=f"step=3: .* num_steps={_STEPS}"):
+    with refuses("step"):
       step(state)
   if name == "no noise":
     return
   updates, beyond = jax.jit(step)(state)
   assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
-  with pytest.raises(UserError, match=f"counts 4 steps: must be <= num_steps={_STEPS}"):
+  with refuses("opt_state"):
     plan.spent(beyond)
 
 
@@ -113,7 +113,7 @@ def test_dp_sgd_stops_where_the_plan_does():
     assert plan.spent(state).steps == done
     state, _ = jitted(state, batch)
   assert plan.spent(state).epsilon == plan.epsilon()
-  with pytest.raises(UserError, match="step=3"):
+  with refuses("step", value=3):
     step(state, batch)
   after, _ = jitted(state, batch)
   assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(after.params))
@@ -132,9 +132,9 @@ def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
     _, state = free.update(grads, state, _PARAMS)
   assert int(state.draws) == 5
   bound = dpjax.clip_and_noise(**numbers, num_steps=5)
-  with pytest.raises(UserError, match="step=5"):
+  with refuses("step", value=5):
     bound.update(grads, state, _PARAMS)
-  with pytest.raises(UserError, match="num_steps=0"):
+  with refuses("num_steps", value=0):
     dpjax.clip_and_noise(**numbers, num_steps=0)
 
 
@@ -177,7 +177,7 @@ def test_a_state_that_was_saved_goes_on_counting(tmp_path):
   assert plan.spent(restored).steps == 1
   for _ in range(_STEPS - 1):
     _, restored = step(restored)
-  with pytest.raises(UserError, match="step=3"):
+  with refuses("step", value=3):
     step(restored)
 
 
@@ -185,18 +185,18 @@ def test_what_cannot_be_counted_is_one_line():
   plan, tx, _ = _started("white")
   state = tx.init(_PARAMS)
   for wrong, match in (
-    (optax.adam(0.1).init(_PARAMS), "found 0"),
-    (None, "found 0"),
-    ((state, state), "found 2"),
-    (jax.tree.map(lambda x: jnp.stack([x, x]), state), r"one integer >= 0"),
+    (optax.adam(0.1).init(_PARAMS), "opt_state"),
+    (None, "opt_state"),
+    ((state, state), "opt_state"),
+    (jax.tree.map(lambda x: jnp.stack([x, x]), state), "opt_state"),
     (
       jax.tree.map(lambda x: x - 1 if x.dtype == jnp.int32 else x, state),
-      r"one integer >= 0",
+      "opt_state",
     ),
   ):
-    with pytest.raises(UserError, match=match):
+    with refuses(match):
       plan.spent(wrong)
-  with pytest.raises(UserError, match="outside of jit"):
+  with refuses("opt_state"):
     jax.jit(lambda s: plan.spent(s).epsilon)(state)
 
 
@@ -213,7 +213,7 @@ def test_several_models_under_vmap_need_as_many_keys():
   plan, tx, _ = _started("white")
   several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), _PARAMS)
   for mapped in (jax.vmap(tx.init), jax.jit(jax.vmap(tx.init)), jax.vmap(jax.jit(tx.init))):
-    with pytest.raises(UserError, match="^key: one for 2 models under jax.vmap"):
+    with refuses("key"):
       mapped(several)
   begin = lambda key, params: plan.transform(key).init(params)
   keys = jax.random.split(jax.random.key(0), 2)

@@ -16,7 +16,7 @@ from dpjax import JointPlan, Plan, accounting, gradients, mechanisms, sampling
 from dpjax.experiments.run import guarantee
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _N, _DELTA = 1000, 1e-5
 _ADD, _ZERO, _REPLACE = "add_or_remove_one", "replace_special", "replace_one"
@@ -288,17 +288,17 @@ def test_p25_dp_ftrl_is_calibrated_with_them():
 
 def test_a_users_rows_have_no_statistics():
   sampler = sampling.UserSampler(prob=0.1, capacity=_N + 1)  # a user has many rows
-  with pytest.raises(UserError, match="not with private statistics"):
+  with refuses("sampler"):
     _plan(sampler)
 
 
 def test_statistics_of_another_relation_are_refused():
-  with pytest.raises(UserError, match="private under 'replace_one'"):
+  with refuses("neighboring_relation"):
     _plan(_POISSON, statistics=_statistics(_REPLACE))
 
 
 def test_what_is_no_such_mechanism_is_one_line():
-  with pytest.raises(UserError, match="statistics=True: must be a dpjax.mechanisms"):
+  with refuses("statistics"):
     _plan(_POISSON, statistics=True)
 
 

@@ -13,6 +13,7 @@ import dpjax
 from dpjax import accounting
 from dpjax.accounting.calibration import noise_of_profile
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _DELTA = 1e-5
 
@@ -282,5 +283,5 @@ def test_a_plan_keeps_its_bound_with_the_aborts_of_its_batches():
   "numbers", [{}, {"epsilon": 1.0, "attack": accounting.Advantage(0.1)}]
 )
 def test_a_plan_takes_exactly_one_guarantee(numbers):
-  with pytest.raises(UserError, match="epsilon"):
+  with refuses("attack", "epsilon"):
     dpjax.Plan.calibrated(**numbers, **_PLAN)

@@ -7,7 +7,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.noise import correlated
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PAIR = correlated.BandedToeplitz((1.0, 0.5))
 
@@ -80,5 +80,5 @@ def test_it_is_above_the_simulation_and_below_no_amplification(strategy):
 
 
 def test_spacings_are_checked():
-  with pytest.raises(UserError, match=r"spacing=3: must be an integer in \[1, 2\]"):
+  with refuses("spacing", value=3):
     _event(1.0, 3)

@@ -18,6 +18,7 @@ from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests import pages
 from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
+from tests.refuses import refuses
 
 
 def _density(contributions, batch_size, z):
@@ -214,7 +215,7 @@ def test_one_step_that_costs_next_to_nothing_is_not_free(z, n, b):
 
 
 def test_more_records_than_a_share_can_count_are_refused():
-  with pytest.raises(UserError, match="num_examples=1000000"):
+  with refuses("num_examples"):
     accounting.fixed_size_event(
       dpa.GaussianDpEvent(1.0), num_examples=10**400, batch_size=1
     )
@@ -231,22 +232,22 @@ def test_data_of_any_size_that_the_declared_one_allows_are_drawn():
   for n in (8, 9, 10, 10_000):
     drawn = sampler.draw(n, seed=0, step=0)
     assert len(set(drawn.tolist())) == 3 and drawn.max() < n
-  with pytest.raises(UserError, match="num_examples=9: must be a public number") as caught:
+  with refuses("num_examples", value=9) as caught:
     sampler.draw(7, seed=0, step=0)
   assert "7" not in str(caught.value)  # the number of records is private
   assert sampler.only_size is None and sampler.least_size == 8
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"batch_size": 9}, "batch_size=9: must be <= num_examples=9 - 1"),
-    ({"num_examples": 1, "batch_size": 1}, "batch_size=1"),
-    ({"size_is_public": 0}, "size_is_public=0: must be True or False"),
+    ({"batch_size": 9}, "batch_size"),
+    ({"num_examples": 1, "batch_size": 1}, "batch_size"),
+    ({"size_is_public": 0}, "size_is_public"),
   ],
 )
-def test_wrong_arguments_are_named(changes, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(changes, field):
+  with refuses(field):
     _sampler(**changes)
 
 
@@ -264,9 +265,9 @@ def test_each_kind_of_size_has_its_own_relation():
   assert joining.accountant == exchanged.accountant == "pld"
   assert 0 < joining.epsilon() <= exchanged.epsilon()
   assert "3 distinct examples of 9 or more" in " ".join(joining.statement().split())
-  with pytest.raises(UserError, match="proved only under add_or_remove_one"):
+  with refuses("neighboring_relation"):
     plan(_sampler(), "replace_one")
-  with pytest.raises(UserError, match="proved only under replace_one"):
+  with refuses("neighboring_relation"):
     plan(_sampler(size_is_public=True), "add_or_remove_one")
 
 

@@ -11,8 +11,8 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling
-from dpjax.validate import UserError
 from tests import pages
+from tests.refuses import refuses
 
 
 def _event(steps, selected, z=1.0):
@@ -262,21 +262,21 @@ def _check_row(row):
 
 
 @pytest.mark.parametrize(
-  "make, message",
+  "make, field",
   [
-    (lambda: _event(3, 4), "num_selected=4: must be <= num_steps=3"),
-    (lambda: _event(3, 0), "num_selected=0"),
-    (lambda: _event(0, 1), "num_steps=0"),
-    (lambda: sampling.KOutOfTSampler(3, 4, 8), "selected=4: must be <= steps_per_pass=3"),
-    (lambda: sampling.KOutOfTSampler(3, 2, 1).draw(99, seed=0, step=0), "capacity=1"),
+    (lambda: _event(3, 4), "num_selected"),
+    (lambda: _event(3, 0), "num_selected"),
+    (lambda: _event(0, 1), "num_steps"),
+    (lambda: sampling.KOutOfTSampler(3, 4, 8), "selected"),
+    (lambda: sampling.KOutOfTSampler(3, 2, 1).draw(99, seed=0, step=0), "capacity"),
     (
       lambda: accounting.k_out_of_t_event(
         dpa.LaplaceDpEvent(1.0), num_steps=3, num_selected=2
       ),
-      "takes a GaussianDpEvent",
+      "event",
     ),
   ],
 )
-def test_numbers_out_of_their_range_are_one_line(make, message):
-  with pytest.raises(UserError, match=message):
+def test_numbers_out_of_their_range_are_one_line(make, field):
+  with refuses(field):
     make()

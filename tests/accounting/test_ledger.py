@@ -10,6 +10,7 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import Budget, BudgetExceeded, Charge, Ledger
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _STEP = accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.02)
 _OTHER = accounting.poisson_sampled_event(
@@ -72,20 +73,20 @@ def test_a_charge_leaves_the_old_ledger_alone():
 @pytest.mark.parametrize("first_step, num_steps", [(9, 1), (0, 1), (0, 20), (5, 10)])
 def test_p17_a_noise_key_is_never_used_twice(first_step, num_steps):
   ledger = _charge(Ledger(), 0, 10)
-  with pytest.raises(UserError, match="charged already"):
+  with refuses("first_step"):
     _charge(ledger, first_step, num_steps)
-  with pytest.raises(UserError, match="charged already"):  # nor by another mechanism
+  with refuses("first_step"):  # nor by another mechanism
     _charge(ledger, first_step, num_steps, event=_OTHER)
   assert _charge(ledger, first_step=0, key="b").num_steps == 11
 
 
 def test_a_step_left_out_is_refused():
   ledger = _charge(Ledger(), 0, 10)
-  with pytest.raises(UserError, match=r"must be 10.*uncharged"):
+  with refuses("first_step"):
     _charge(ledger, 11)
-  with pytest.raises(UserError, match=r"new.*step 0 or 10"):
+  with refuses("first_step"):
     _charge(ledger, 12, key="b")
-  with pytest.raises(UserError, match=r"new.*step 0"):
+  with refuses("first_step"):
     _charge(Ledger(), 1)
   assert _charge(ledger, 10, key="b").num_steps == 11  # the run goes on with a fresh key
 
@@ -195,7 +196,7 @@ def test_the_budget_is_checked_before_the_steps_run(accountant):
   assert check() == ledger.epsilon(1e-5, accountant=accountant)
   assert check(_STEP, 0) == check()
   assert check(_STEP, 40) == target  # the last allowed step is allowed
-  with pytest.raises(BudgetExceeded, match="exceeded") as error:
+  with refuses("epsilon", error=BudgetExceeded) as error:
     check(_STEP, 41)
   assert isinstance(error.value, UserError) and "\n" not in str(error.value)
   with pytest.raises(BudgetExceeded):
@@ -228,13 +229,12 @@ def test_p14_a_relation_under_which_nothing_was_charged_is_refused():
   """A shuffled epoch is a plain Gaussian, which no longer knows where it was proved."""
   epoch = accounting.gaussian_event(2.0)
   ledger = _charge(Ledger(), 0, event=epoch, relation="replace_special")
-  match = "neighboring_relation='add_or_remove_one': .* charged under replace_special"
-  with pytest.raises(UserError, match=match):
+  with refuses("neighboring_relation"):
     ledger.epsilon(1e-5, neighboring_relation=_ADD)
-  with pytest.raises(UserError, match=match):
+  with refuses("neighboring_relation"):
     ledger.check(Budget(9.0, 1e-5), epoch, neighboring_relation=_ADD)
   both = _charge(ledger, 0, event=epoch, key="b")
-  with pytest.raises(UserError, match="replace_special and add_or_remove_one"):
+  with refuses("neighboring_relation"):
     both.epsilon(1e-5)
   assert Ledger.from_json(both.to_json()) == both
   silent = _charge(Ledger(), 0, event=dpa.NonPrivateDpEvent(), relation="")

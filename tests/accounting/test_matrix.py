@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from dpjax import accounting
 from dpjax.accounting import matrix
 from dpjax.noise import correlated
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _STRATEGIES = {
   "independent": correlated.Independent(),
@@ -163,14 +163,14 @@ def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
 
 
 def test_what_has_no_analysis_is_refused():
-  with pytest.raises(UserError, match="Tree: no sensitivity is known"):
+  with refuses("correlation"):
     accounting.participation_costs(
       _STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False
     )
-  for name, kind in (("blt", "BufferedToeplitz"), ("inverse", "InverseBanded")):
-    with pytest.raises(UserError, match=f"{kind}: has no bands"):
+  for name, _kind in (("blt", "BufferedToeplitz"), ("inverse", "InverseBanded")):
+    with refuses("correlation"):
       accounting.amplified_costs(_STRATEGIES[name], num_steps=11, num_groups=3)
-  with pytest.raises(UserError, match="has 8 bands; .* at most num_groups=3"):
+  with refuses("correlation"):
     accounting.amplified_costs(_STRATEGIES["wide"], num_steps=11, num_groups=3)
 
 
@@ -180,7 +180,7 @@ class _Negative(correlated.Independent):
 
 
 def test_a_strategy_with_negative_entries_is_refused():
-  with pytest.raises(UserError, match="no negative entry"):
+  with refuses("correlation"):
     accounting.participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
 
 
@@ -200,11 +200,9 @@ def test_a_negative_entry_is_found_behind_a_larger_one():
     options = {"min_sep": 2, "cyclic": True}
     if counted is accounting.amplified_costs:
       options = {"num_groups": 2}
-    with pytest.raises(UserError, match="correlation=.*no negative entry"):
+    with refuses("correlation"):
       counted(_Hidden(), num_steps=4, **options)
-  with pytest.raises(
-    UserError, match="num_steps=20000: must be at most 16384 for a strategy"
-  ):
+  with refuses("num_steps", value=20000):
     accounting.participation_costs(_Hidden(), num_steps=20_000, min_sep=2, cyclic=True)
 
 
@@ -304,34 +302,34 @@ def test_p9_replace_one_costs_what_half_the_noise_would():
 
 
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    ({"num_steps": 0}, "num_steps=0"),
-    ({"min_sep": 0}, "min_sep=0"),
-    ({"factors": (1.0, 2.0)}, "has 2 factors, must have one for each of num_steps=4"),
-    ({"factors": (1.0, 2.0, 0.0, 1.0)}, r"noise_schedule\[2\]=0.0"),
+    ({"num_steps": 0}, "num_steps"),
+    ({"min_sep": 0}, "min_sep"),
+    ({"factors": (1.0, 2.0)}, "noise_schedule"),
+    ({"factors": (1.0, 2.0, 0.0, 1.0)}, "noise_schedule[2]"),
   ],
 )
-def test_wrong_numbers_are_named(options, match):
+def test_wrong_numbers_are_named(options, field):
   defaults = dict(num_steps=4, min_sep=2, cyclic=True)
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     accounting.participation_costs(correlated.Independent(), **{**defaults, **options})
 
 
 def test_wrong_matrices_are_named():
-  with pytest.raises(UserError, match=r"matrix.shape=\(3,\)"):
+  with refuses("matrix.shape"):
     accounting.sensitivity(np.ones(3), min_sep=1)
-  with pytest.raises(UserError, match="max_participations=0"):
+  with refuses("max_participations", value=0):
     accounting.sensitivity(np.eye(3), min_sep=1, max_participations=0)
-  with pytest.raises(UserError, match="finite"):
+  with refuses("matrix.shape"):
     accounting.sensitivity(np.full((2, 2), np.nan), min_sep=1)
 
 
 def test_an_array_without_end_is_one_line():
   """A million steps, a hundred thousand apart, would take a terabyte."""
-  with pytest.raises(UserError, match="num_steps=1000000: must be at most 16384 for steps"):
+  with refuses("num_steps", value=1000000):
     matrix.turn_images(correlated.Independent(), 10**6, 10**5)
-  with pytest.raises(UserError, match="num_steps=200000: must be at most 134217 for steps"):
+  with refuses("num_steps", value=200000):
     matrix.turn_images(correlated.Independent(), 200_000, 2000)
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 from dpjax import accounting
 from dpjax.accounting import parts
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _EPSILONS = (1e-3, 0.1, 1.0, 3.0, 10.0)
 
@@ -90,13 +91,13 @@ def test_a_malformed_response_is_refused(noise, buckets):
 
 @pytest.mark.parametrize("eps", [-1.0, math.nan, math.inf, "1"])
 def test_a_malformed_epsilon_is_refused(eps):
-  with pytest.raises(UserError, match="epsilon"):
+  with refuses("epsilon"):
     accounting.pure_dp_event(eps)
 
 
 def test_a_sampled_response_is_refused():
   event = dpa.PoissonSampledDpEvent(0.1, accounting.pure_dp_event(1.0))
-  with pytest.raises(UserError, match="sampled"):
+  with refuses("event"):
     accounting.epsilon(event, delta=1e-5)
 
 

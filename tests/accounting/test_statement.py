@@ -3,10 +3,9 @@
 import re
 
 import dp_accounting as dpa
-import pytest
 
 from dpjax import accounting
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RUN = accounting.composed(
   accounting.poisson_sampled_event(accounting.gaussian_event(1.25), sampling_prob=0.01),
@@ -73,7 +72,7 @@ def test_epsilons_from_elsewhere_are_called_what_they_are():
   )
   assert _table(text) == {"paper": "2.0000"}
   assert "kind: claimed" in _words(text) and "NOT proved" in _words(text)
-  with pytest.raises(UserError, match="epsilon_kind"):
+  with refuses("epsilon_kind"):
     accounting.privacy_statement(_RUN, delta=1e-5, epsilon_kind="certain")
 
 

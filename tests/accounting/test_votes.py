@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from dpjax import accounting
 from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _ORDERS = np.array([1.5, 4.0, 14.0, 40.0])
 
@@ -281,36 +281,36 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
     rdp + gauss + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
   )
   assert epsilon == pytest.approx(by_hand[np.isfinite(by_hand)].min(), rel=1e-6)
-  with pytest.raises(UserError, match="replace_one"):
+  with refuses("sampler"):
     accounting.epsilon(both, delta=1e-5, accountant="rdp")
-  with pytest.raises(UserError, match="rdp"):
+  with refuses("sampler"):
     accounting.epsilon(both, delta=1e-5, neighboring_relation="replace_one")
   saved = accounting.event_to_json(event)
   assert accounting.event_from_json(saved) == event
 
 
 @pytest.mark.parametrize(
-  "call, message",
+  "call, field",
   [
-    (lambda: votes.log_prob_of_others([1.0], 1.0), "counts: must be finite votes"),
+    (lambda: votes.log_prob_of_others([1.0], 1.0), "counts"),
     (
       lambda: votes.log_prob_of_others([1.0, math.nan], 1.0),
-      "counts: must be finite votes",
+      "counts",
     ),
-    (lambda: votes.log_prob_of_others([1.0, -2.0], 1.0), "counts: must be finite votes"),
-    (lambda: votes.log_prob_of_others([1.0, 2.0], 0.0), "std=0.0"),
-    (lambda: votes.gaussian_votes_rdp(0.1, 1.0, [2.0]), "log_q=0.1: must be a log prob"),
-    (lambda: votes.gaussian_votes_rdp(math.nan, 1.0, [2.0]), "log_q=nan"),
-    (lambda: votes.gaussian_votes_rdp(-1.0, 1.0, [1.0]), "orders: must be numbers above 1"),
+    (lambda: votes.log_prob_of_others([1.0, -2.0], 1.0), "counts"),
+    (lambda: votes.log_prob_of_others([1.0, 2.0], 0.0), "std"),
+    (lambda: votes.gaussian_votes_rdp(0.1, 1.0, [2.0]), "log_q"),
+    (lambda: votes.gaussian_votes_rdp(math.nan, 1.0, [2.0]), "log_q"),
+    (lambda: votes.gaussian_votes_rdp(-1.0, 1.0, [1.0]), "orders"),
     (
       lambda: votes.votes_sensitivity([3, 1], num_teachers=5, std=1.0, order=2.0),
-      "counts: must be integers of sum 5",
+      "counts",
     ),
-    (lambda: votes.SmoothSensitivity(0.0, 1.0), "beta=0.0"),
+    (lambda: votes.SmoothSensitivity(0.0, 1.0), "beta"),
   ],
 )
-def test_wrong_inputs(call, message):
-  with pytest.raises(UserError, match=message):
+def test_wrong_inputs(call, field):
+  with refuses(field):
     call()
 
 

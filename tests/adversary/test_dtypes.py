@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from dpjax import gradients
-from dpjax.validate import UserError
 from tests.adversary import dtypes
 from tests.adversary.routes import LOSSES, ROUTES, SLACK, flat, norm
+from tests.refuses import refuses
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -222,10 +222,8 @@ _BARE = {
 @pytest.mark.parametrize("method", ["auto", "ghost", "vmap"])
 def test_what_jax_cannot_do_for_a_batch_ends_in_one_line(name, method):
   grad_fn = gradients.clipped_grad(_BARE[name], l2_clip_norm=1.0, method=method)
-  with pytest.raises(UserError) as caught:
+  with refuses("loss_fn"):
     grad_fn(jnp.ones((3, 2)), jnp.ones((4, 3)), True)
-  assert str(caught.value).startswith("loss_fn: ")
-  assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_a_type_without_a_zero_or_a_sign_drops_every_example():

@@ -17,6 +17,7 @@ from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)
 
@@ -136,7 +137,7 @@ def test_a_batching_rule_of_ones_own_would_see_all_examples(method, inside):
     "derivative": _in_a_derivative(mixed),
   }
   grad = gradients.clipped_grad(losses[inside], l2_clip_norm=1.0, method=method)
-  with pytest.raises(UserError, match="custom_vmap_call"):
+  with refuses("loss_fn"):
     grad(jnp.ones(2), jnp.ones((3, 2)), True)
 
 
@@ -146,7 +147,7 @@ def test_a_callback_that_is_handed_the_batch_is_refused():
     seen = jax.pure_callback(np.asarray, shape, x, vmap_method="broadcast_all")
     return jnp.sum(w * jax.lax.stop_gradient(seen))
 
-  with pytest.raises(UserError, match="broadcast_all"):
+  with refuses("loss_fn"):
     gradients.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones(2), jnp.ones((3, 2)), True)
 
 
@@ -220,7 +221,7 @@ class _Drawn(dpjax.PoissonSampler):
 
 
 def test_rows_that_are_examples_are_no_users():
-  with pytest.raises(UserError, match=r"its unit is one user, but a row .* one example"):
+  with refuses("privacy.sampler"):
     user_code.sampler(
       f"{__name__}:_users", "privacy.sampler", sampling.Sizing(0.5, num_examples=9)
     )
@@ -243,7 +244,7 @@ def _users(num_examples, sampling_prob):
   ],
 )
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make):
-  with pytest.raises(UserError, match="must be"):
+  with refuses("clip_schedule", "correlation", "noise_schedule", "noise_shape", "sampler"):
     make()
 
 
@@ -252,7 +253,7 @@ def test_a_client_whose_loss_sees_other_clients_is_refused():
   client = federated.local_training(lambda w, x: jnp.sum(w * mixed(x)), optax.sgd(0.1))
   received = client_lib.Received(jnp.ones(2))
   local = client.init(received, None, jnp.int32(1), jax.random.key(0))
-  with pytest.raises(UserError, match="custom_vmap_call"):
+  with refuses("loss_fn"):
     client.step(received, local, jnp.ones((1, 2)), jnp.array([True]))
 
 
@@ -276,7 +277,7 @@ def test_a_client_that_mixes_itself_with_others_is_refused_where_they_run_togeth
   context = context_lib.Context(
     client_lib.Received(jnp.ones(2)), None, None, jax.random.key(0), ()
   )
-  with pytest.raises(UserError, match="client: 'custom_vmap_call'.*could mix them"):
+  with refuses("client"):
     run(context, cohort)
 
 
@@ -298,16 +299,16 @@ def _loss_of_nothing(apply):
 
 def test_ones_own_optimizer_and_loss_are_named_when_they_return_the_wrong_thing():
   named = lambda name: f"{__name__}:{name}"
-  with pytest.raises(UserError, match=r"optimizer\.rule=.* a state of arrays"):
+  with refuses("optimizer.rule"):
     user_code.optimizer(named("_optimizer_of_words"), 0.1).init(jnp.ones(3))
-  with pytest.raises(UserError, match=r"optimizer\.rule=.* updates of shapes \(3,\)"):
+  with refuses("optimizer.rule"):
     user_code.optimizer(named("_optimizer_of_two"), 0.1).update(jnp.ones(3), ())
-  with pytest.raises(UserError, match=r"loss=.* a function of \(params, example\)"):
+  with refuses("loss"):
     user_code.loss(named("_loss_of_nothing"))(None)
 
 
 def test_a_loss_of_words_ends_in_a_line():
-  with pytest.raises(UserError, match="must return a scalar"):
+  with refuses("loss_fn"):
     gradients.clipped_grad(lambda w, x: "low", l2_clip_norm=1.0)(
       jnp.ones(2), jnp.ones((3, 2)), True
     )
@@ -320,5 +321,5 @@ def _silent_client(loss_fn, client_tx, **_):
 
 def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
   clients = fed_parts._client(_silent_client(None, None), "mine:silent").finish
-  with pytest.raises(UserError, match="algorithm='mine:silent': must return Sent"):
+  with refuses("algorithm", value="mine:silent"):
     clients(client_lib.Received(jnp.ones(2)), None)

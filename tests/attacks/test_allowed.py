@@ -13,7 +13,7 @@ from dpjax.attacks import allowed
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.privacy import make_plan
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _FPRS = np.concatenate([[0.0], np.geomspace(1e-6, 0.5, 25), [0.9, 1.0]])
 
@@ -165,25 +165,24 @@ def test_a_record_that_takes_anothers_place_is_two_steps():
 
 @pytest.mark.cases(long=[5, 6, 7])
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda: allowed.by_epsilon(-1, 0), "epsilon=-1"),
-    (lambda: allowed.by_epsilon(np.inf, 0), "epsilon=inf"),
-    (lambda: allowed.by_epsilon(1, 1), "delta=1"),
-    (lambda: allowed.by_mu(np.nan), "mu=nan"),
-    (lambda: allowed.by_mu(1.0)([1.5]), "fpr: runs from 1.5 to 1.5: must be in [0, 1]"),
-    (lambda: allowed.by_plan(_plan(noise_multiplier=0.0)), "plan: promises no epsilon"),
+    (lambda: allowed.by_epsilon(-1, 0), "epsilon"),
+    (lambda: allowed.by_epsilon(np.inf, 0), "epsilon"),
+    (lambda: allowed.by_epsilon(1, 1), "delta"),
+    (lambda: allowed.by_mu(np.nan), "mu"),
+    (lambda: allowed.by_mu(1.0)([1.5]), "fpr"),
+    (lambda: allowed.by_plan(_plan(noise_multiplier=0.0)), "plan"),
     (
       lambda: allowed.by_event(dp_accounting.NonPrivateDpEvent()),
-      "event: has no finite epsilon at any delta",
+      "event",
     ),
     (
       lambda: attacks.judge(_attack(1, 10, 0), allowed.by_mu(1), fprs=()),
-      "fprs: must hold at least one rate",
+      "fprs",
     ),
   ],
 )
-def test_bad_input_is_one_line(call, words):
-  with pytest.raises(UserError) as caught:
+def test_bad_input_is_one_line(call, field):
+  with refuses(field):
     call()
-  assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from dpjax import attacks
 from dpjax.attacks import allowed, exposure
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def test_the_secrets_of_a_format_are_all_different_lines():
@@ -140,34 +140,32 @@ _LINE = allowed.by_mu(1.0)
 
 
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda: attacks.CanaryFormat("no place"), "template='no place': must hold one '{}'"),
-    (lambda: attacks.CanaryFormat("{}{}"), "must hold one '{}'"),
-    (lambda: attacks.CanaryFormat("{}", "aa"), "alphabet='aa': must be characters"),
-    (lambda: attacks.CanaryFormat("{}", "a"), "alphabet='a': must hold at least 2"),
-    (lambda: attacks.CanaryFormat("{}", length=8), "length=8: leaves 10^8 secrets"),
-    (lambda: _FORM.text(10_000), "secret=10000: must be"),
-    (lambda: attacks.exposure_by_rank([1.0, np.nan], 0), "losses: 1 of 2 are NaN"),
-    (lambda: attacks.exposure_by_rank([1.0], 0), "losses.shape=(1,)"),
-    (lambda: attacks.exposure_by_rank([1.0, 2.0], 2), "secret=2: must be"),
-    (lambda: attacks.extrapolate(np.nan, np.arange(30.0)), "loss=nan: must be finite"),
-    (lambda: attacks.extrapolate(0.0, np.ones(30)), "references: must not all be equal"),
-    (lambda: attacks.extrapolate(0.0, np.arange(9.0)), "references.shape=(9,)"),
-    (lambda: attacks.extrapolate(0.0, [*range(30), np.inf]), "references: must be finite"),
-    (lambda: attacks.ExposureBound(_LINE, 1), "num_secrets=1"),
-    (lambda: attacks.ExposureBound(_LINE, 10, 0), "copies=0"),
-    (lambda: attacks.ExposureBound(_LINE, 10).most(1.0), "confidence=1.0"),
-    (lambda: attacks.ExposureBound(_LINE, 10).probability(np.nan), "bits=nan"),
-    (lambda: allowed.of_group(_LINE, 0), "size=0"),
+    (lambda: attacks.CanaryFormat("no place"), "template"),
+    (lambda: attacks.CanaryFormat("{}{}"), "template"),
+    (lambda: attacks.CanaryFormat("{}", "aa"), "alphabet"),
+    (lambda: attacks.CanaryFormat("{}", "a"), "alphabet"),
+    (lambda: attacks.CanaryFormat("{}", length=8), "length"),
+    (lambda: _FORM.text(10_000), "secret"),
+    (lambda: attacks.exposure_by_rank([1.0, np.nan], 0), "losses"),
+    (lambda: attacks.exposure_by_rank([1.0], 0), "losses.shape"),
+    (lambda: attacks.exposure_by_rank([1.0, 2.0], 2), "secret"),
+    (lambda: attacks.extrapolate(np.nan, np.arange(30.0)), "loss"),
+    (lambda: attacks.extrapolate(0.0, np.ones(30)), "references"),
+    (lambda: attacks.extrapolate(0.0, np.arange(9.0)), "references.shape"),
+    (lambda: attacks.extrapolate(0.0, [*range(30), np.inf]), "references"),
+    (lambda: attacks.ExposureBound(_LINE, 1), "num_secrets"),
+    (lambda: attacks.ExposureBound(_LINE, 10, 0), "copies"),
+    (lambda: attacks.ExposureBound(_LINE, 10).most(1.0), "confidence"),
+    (lambda: attacks.ExposureBound(_LINE, 10).probability(np.nan), "bits"),
+    (lambda: allowed.of_group(_LINE, 0), "size"),
     (
       lambda: attacks.sequence_losses(lambda w, e: w, 0.0, np.arange(3)),
-      "tokens.shape=(3,): must be lines",
+      "tokens.shape",
     ),
   ],
 )
-def test_wrong_arguments_are_one_line(call, words):
-  with pytest.raises(UserError) as caught:
+def test_wrong_arguments_are_one_line(call, field):
+  with refuses(field):
     call()
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)

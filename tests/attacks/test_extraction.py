@@ -10,6 +10,7 @@ import pytest
 import dpjax
 from dpjax import attacks
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _D, _K = 12, 4
 
@@ -35,7 +36,7 @@ def test_d_plus_1_queries_solve_a_linear_model_and_d_do_not():
   wanted = weights["kernel"] - weights["kernel"][:, :1]
   np.testing.assert_allclose(kernel, wanted, atol=1e-4)
   np.testing.assert_allclose(bias, weights["bias"] - weights["bias"][0], atol=1e-4)
-  with pytest.raises(UserError, match="must be at least 13 in general position"):
+  with refuses("x"):
     attacks.solve_softmax(x[:_D], answers[:_D])
 
 

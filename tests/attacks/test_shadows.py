@@ -14,6 +14,7 @@ from dpjax import attacks, training
 from dpjax.attacks import signals
 from dpjax.types import Algorithm
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _N = 48
 
@@ -253,7 +254,7 @@ def test_the_complement_of_a_target_is_not_among_its_shadows():
 def test_a_design_that_balances_every_record_is_refused_for_it_tells_the_members():
   """Every record in exactly half of the models, and no two models complements."""
   order = np.random.default_rng(0).random((8, 60)).argsort(axis=0)
-  with pytest.raises(UserError, match="tells the target's members") as caught:
+  with refuses("included") as caught:
     list(attacks.each_as_target(np.zeros((8, 60)), order < 4))
   assert "\n" not in str(caught.value)
   for count in (8, 9, 17):  # what random_halves deals is never refused, however few records
@@ -277,31 +278,30 @@ _HALVES = attacks.random_halves(2, _N, seed=0)
 
 @pytest.mark.cases(long=[8, 9, 10, 11, 12, 13])
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda: _train(_HALVES[:, 1:]), "included: must be bool [shadows, 48]"),
-    (lambda: _train(_HALVES + 0), "included: must be bool [shadows, 48]"),
-    (lambda: _train(_HALVES[:0]), "included: must have rows"),
-    (lambda: _train(np.zeros((1, _N), bool)), "each of which holds at least one record"),
-    (lambda: _train(_HALVES, side_by_side=0), "side_by_side=0"),
-    (lambda: _train(_HALVES, seed=-1), "seed=-1"),
-    (lambda: _train(_HALVES, name="a"), "name='a': must be given with a directory"),
-    (lambda: _train(_HALVES, directory="unused"), "name='': must be given with a directory"),
+    (lambda: _train(_HALVES[:, 1:]), "included"),
+    (lambda: _train(_HALVES + 0), "included"),
+    (lambda: _train(_HALVES[:0]), "included"),
+    (lambda: _train(np.zeros((1, _N), bool)), "included"),
+    (lambda: _train(_HALVES, side_by_side=0), "side_by_side"),
+    (lambda: _train(_HALVES, seed=-1), "seed"),
+    (lambda: _train(_HALVES, name="a"), "name"),
+    (lambda: _train(_HALVES, directory="unused"), "name"),
     (
       lambda: _train(_HALVES, _plan(num_steps=1), signal=lambda p, r: np.zeros(3)),
-      "signal: must return [48] numbers",
+      "signal",
     ),
     (
       lambda: _train(_HALVES, _plan(num_steps=1), signal=lambda p, r: np.full(_N, np.nan)),
-      "signal: gives 48 of 48 records no finite score for shadow 0",
+      "signal",
     ),
-    (lambda: attacks.random_halves(0, 5, seed=0), "num_models=0"),
-    (lambda: attacks.random_halves(2, 5, seed=0, exact=True), "num_records=5: must be even"),
-    (lambda: list(attacks.each_as_target(_HALVES + 0.0, _HALVES)), "shadows.shape=(0, 48)"),
-    (lambda: list(attacks.each_as_target(1.0, _HALVES)), "included: must be bool of shape"),
+    (lambda: attacks.random_halves(0, 5, seed=0), "num_models"),
+    (lambda: attacks.random_halves(2, 5, seed=0, exact=True), "num_records"),
+    (lambda: list(attacks.each_as_target(_HALVES + 0.0, _HALVES)), "shadows.shape"),
+    (lambda: list(attacks.each_as_target(1.0, _HALVES)), "included"),
   ],
 )  # fmt: skip
-def test_bad_input_is_one_line(call, words):
-  with pytest.raises(UserError) as caught:
+def test_bad_input_is_one_line(call, field):
+  with refuses(field):
     call()
-  assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from scipy import special
 
 from dpjax.attacks import signals
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RNG = np.random.default_rng(0)
 _LOGITS = 4 * _RNG.standard_normal((3, 50, 5))  # [S, n, K]
@@ -79,30 +79,29 @@ def test_a_label_that_the_model_does_not_know_is_not_scored():
 
 @pytest.mark.cases(long=[8, 9, 10])
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda: signals.log_odds([0.5, 1.1]), "confidences: run from 0.5 to 1.1: must lie in"),
-    (lambda: signals.log_odds([0.5, np.nan]), "confidences: 1 of 2 are NaN"),
-    (lambda: signals.log_odds("high"), "confidences: must be an array of numbers"),
-    (lambda: signals.log_odds([[0.5], [0.1, 0.2]]), "confidences: must be an array of"),
-    (lambda: signals.log_odds_of_losses([-1.0]), "losses: the least is -1.0"),
-    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [2]), "labels: must be integers in"),
-    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [0.0]), "labels: must be integers"),
+    (lambda: signals.log_odds([0.5, 1.1]), "confidences"),
+    (lambda: signals.log_odds([0.5, np.nan]), "confidences"),
+    (lambda: signals.log_odds("high"), "confidences"),
+    (lambda: signals.log_odds([[0.5], [0.1, 0.2]]), "confidences"),
+    (lambda: signals.log_odds_of_losses([-1.0]), "losses"),
+    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [2]), "labels"),
+    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [0.0]), "labels"),
     (
       lambda: signals.log_odds_of_logits([[1.0]], [0]),
-      "logits: must be [..., n, K] with K",
+      "logits",
     ),
-    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [0, 1]), "logits: must be"),
-    (lambda: signals.soft_margin_taylor([[1.0, 2.0]], [0], temperature=0), "temperature=0"),
+    (lambda: signals.log_odds_of_logits([[1.0, 2.0]], [0, 1]), "logits"),
+    (lambda: signals.soft_margin_taylor([[1.0, 2.0]], [0], temperature=0), "temperature"),
     (
       lambda: signals.log_odds_of_model(lambda params, x: x)(
         0, Example(np.ones((2, 1)), [0, 0])
       ),
-      "apply: must return logits [2, K] with K >= 2, got (2, 1)",
+      "apply",
     ),
   ],
 )
-def test_bad_input_is_one_line(call, words):
-  with pytest.raises(UserError) as caught:
+def test_bad_input_is_one_line(call, field):
+  with refuses(field):
     call()
-  assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ import pytest
 from dpjax import attacks, losses, models, training
 from dpjax.attacks import text_from_gradients as text
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _VOCAB = 12
 _LENGTH = 8
@@ -157,28 +157,26 @@ def test_the_distance_is_that_of_least_squares():
 
 
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda a, p: a(p, []), "gradients: must hold that of the first block"),
-    (lambda a, p: a(p, [np.ones((3, 4))]), f"must have {_WIDTH} rows"),
-    (lambda a, p: text.span(np.full((2, 2), np.inf)), "must be a matrix of finite numbers"),
-    (lambda a, p: text.span(np.ones((2, 3)), rank=3), "rank=3"),
-    (lambda a, p: text.span(np.full((2, 2), np.nan)), "gradient: 4 of 4 are NaN"),
+    (lambda a, p: a(p, []), "gradients"),
+    (lambda a, p: a(p, [np.ones((3, 4))]), "gradients.shape"),
+    (lambda a, p: text.span(np.full((2, 2), np.inf)), "gradient.shape"),
+    (lambda a, p: text.span(np.ones((2, 3)), rank=3), "rank"),
+    (lambda a, p: text.span(np.full((2, 2), np.nan)), "gradient"),
     (
       lambda a, p: a(p, [np.ones((4, 4))], projects=[np.ones((3, 4))]),
-      f"must be LoRA's A [{_WIDTH}, r]",
+      "projects.shape",
     ),
-    (lambda a, p: text.SpanAttack(a.inputs, 1, 4), "vocab_size=1"),
-    (lambda a, p: text.SpanAttack(a.inputs, 5, 4, near=0.0), "near=0.0"),
+    (lambda a, p: text.SpanAttack(a.inputs, 1, 4), "vocab_size"),
+    (lambda a, p: text.SpanAttack(a.inputs, 5, 4, near=0.0), "near"),
   ],
 )
-def test_wrong_arguments_are_one_line(attack, params, call, words):
-  with pytest.raises(UserError) as caught:
+def test_wrong_arguments_are_one_line(attack, params, call, field):
+  with refuses(field):
     call(attack, params)
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)
 
 
 def test_more_blocks_than_there_are_are_refused(model):
-  with pytest.raises(UserError, match="num_blocks=3"):
+  with refuses("num_blocks", value=3):
     attacks.attention_inputs(model, num_blocks=3)

@@ -11,7 +11,7 @@ from dpjax import attacks, federated
 from dpjax.federated import execution
 from dpjax.federated.client import Received
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _same(a, b, **tolerance):
@@ -73,11 +73,11 @@ def test_bad_batches_are_one_line(net):
   view = lambda rows, mask: attacks.client_view(
     client, net.params, federated.LocalBatches(np.array(rows), np.array(mask))
   )
-  with pytest.raises(UserError, match=r"must be rows \[steps, batch\]"):
+  with refuses("batches"):
     view([0, 1], [True, True])
-  with pytest.raises(UserError, match="at least one local step"):
+  with refuses("batches"):
     view([[0]], [[False]])
-  with pytest.raises(UserError, match="row 4 must be below the 2 examples"):
+  with refuses("batches"):
     view([[4]], [[True]])(Example(jnp.zeros((2, *net.shape)), jnp.zeros(2, jnp.int32)))
-  with pytest.raises(UserError, match="count=0"):
+  with refuses("count", value=0):
     attacks.all_at_once(0)

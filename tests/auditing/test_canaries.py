@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import auditing, data, losses
 from dpjax.experiments.kinds import audits
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _train(n=300, classes=3):
@@ -61,7 +61,7 @@ def test_random_canaries_stay_in_the_range_of_the_data():
   )  # fmt: skip
   _, canaries = _insert(tokens, kind="random", num_canaries=10)
   assert canaries.examples.x.dtype == np.int32
-  with pytest.raises(UserError, match="use 'random'"):
+  with refuses("kind"):
     _insert(tokens, num_canaries=10)
 
 
@@ -97,30 +97,30 @@ def test_a_diverged_model_gives_scores_and_not_a_crash():
 
 
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    ({"num_canaries": 1}, "num_canaries=1"),
-    ({"num_canaries": 301}, "the data have only 300"),
-    ({"kind": "mislabeled"}, "did you mean 'mislabelled'"),
-    ({"seed": -1}, "seed=-1"),
-    ({"neighboring_relation": "swap"}, "neighboring_relation='swap'"),
+    ({"num_canaries": 1}, "num_canaries"),
+    ({"num_canaries": 301}, "num_canaries"),
+    ({"kind": "mislabeled"}, "kind"),
+    ({"seed": -1}, "seed"),
+    ({"neighboring_relation": "swap"}, "neighboring_relation"),
   ],
 )
-def test_bad_input_is_one_line(options, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line(options, field):
+  with refuses(field) as caught:
     _insert(**options)
   assert "\n" not in str(caught.value)
 
 
 def test_one_sided_coins_are_refused():
   canaries = auditing.Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
-  with pytest.raises(UserError, match="one side"):
+  with refuses("canaries"):
     auditing.split_scores(np.zeros(3), canaries)
 
 
 def test_coins_on_one_side_are_refused_before_anything_trains():
   for seed, coins in enumerate(([True, True], [False, False])):
-    with pytest.raises(UserError, match=f"audit.num_canaries=2: .* seed={seed}"):
+    with refuses("audit.num_canaries"):
       audits.check_coins(np.array(coins), seed)
   audits.check_coins(np.array([True, False]), 0)
 
@@ -128,5 +128,5 @@ def test_coins_on_one_side_are_refused_before_anything_trains():
 def test_records_that_are_empty_already_are_refused():
   """A canary in their place would be a record more than the plan was made for."""
   train = dataclasses.replace(_train(), present=np.arange(300) % 2 == 0)
-  with pytest.raises(UserError, match="train: holds empty records already"):
+  with refuses("train"):
     _insert(train, neighboring_relation="replace_special")

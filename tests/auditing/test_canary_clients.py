@@ -15,7 +15,7 @@ from dpjax.data import Federation, from_arrays
 from dpjax.federated.cohort import LocalWork, cohort_of
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 
@@ -302,28 +302,28 @@ def test_parameters_of_canaries_are_apart_from_the_model_and_from_each_other():
 
 
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    ({"join": True, "kind": "random"}, "kind='random': must be 'parameter' or 'direction'"),
+    ({"join": True, "kind": "random"}, "kind"),
     (
       {"join": True, "neighboring_relation": "replace_one"},
-      "neighboring_relation='replace_one': must be 'add_or_remove_one' with join=True",
+      "neighboring_relation",
     ),
-    ({"num_canaries": 41}, "num_canaries=41: must be <= 40, the number of clients"),
-    ({"num_canaries": 1}, "num_canaries=1"),
-    ({"seed": -1}, "seed=-1"),
-    ({"kind": "directions"}, "did you mean 'direction'"),
-    ({"neighboring_relation": "replace_two"}, "neighboring_relation='replace_two'"),
+    ({"num_canaries": 41}, "num_canaries"),
+    ({"num_canaries": 1}, "num_canaries"),
+    ({"seed": -1}, "seed"),
+    ({"kind": "directions"}, "kind"),
+    ({"neighboring_relation": "replace_two"}, "neighboring_relation"),
   ],
 )
-def test_bad_input_is_one_line(options, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line(options, field):
+  with refuses(field) as caught:
     _insert(_federation(), **options)
   assert "\n" not in str(caught.value)
 
 
 def test_more_canaries_than_parameters_are_refused():
-  with pytest.raises(UserError, match="num_canaries=65: must be <= 64, the parameters"):
+  with refuses("num_canaries", value=65):
     cc.directions({"w": jnp.zeros(64)}, num_canaries=65, seed=0)
 
 
@@ -331,7 +331,7 @@ def test_canaries_whose_clients_hold_nothing_cannot_train():
   rows = from_arrays(np.zeros((3, 1)), np.zeros(3, int), num_classes=2)
   federation = Federation(rows, [[], [], [0, 1, 2]])
   seed = next(s for s in range(9) if 2 not in _chosen(s))
-  with pytest.raises(UserError, match="hold no records"):
+  with refuses("kind"):
     _insert(federation, num_canaries=2, seed=seed, kind="random")
 
 

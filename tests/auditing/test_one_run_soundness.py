@@ -22,7 +22,7 @@ from dpjax import auditing
 from dpjax.auditing import Scores, lower_bounds
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 DELTA, RUNS, LEVEL = 1e-5, 1000, 0.05
 MOST = int(stats.binom.ppf(1 - 1e-4, RUNS, LEVEL))  # runs above the truth that 5 % allows
@@ -215,13 +215,13 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
     PoissonSampler(prob=0.5, capacity=9),
     FixedSizeSampler(batch_size=2, num_examples=9),
   ):
-    with pytest.raises(UserError, match=f"method='{method}': valid only for") as caught:
+    with refuses("method") as caught:
       auditing.check_method(method, Plan(sampler, **numbers))
     assert "\n" not in str(caught.value)
   auditing.check_method(method, Plan(PoissonSampler(prob=1.0, capacity=9), **numbers))
   auditing.check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
   silent = Plan(PoissonSampler(1.0, 9), **numbers | {"noise_multiplier": 0.0})
-  with pytest.raises(UserError, match="NonPrivate"):
+  with refuses("method"):
     auditing.check_method(method, silent)
 
 

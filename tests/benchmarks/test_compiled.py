@@ -7,7 +7,7 @@ import pytest
 from benchmarks import compiled, workloads
 from dpjax.parallel import targets
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def test_what_is_in_the_file_is_not_compiled_again(tmp_path, on_cpu, monkeypatch
 
 
 @pytest.mark.parametrize(
-  ("names", "methods", "machines", "message"),
+  ("names", "methods", "machines", "field"),
   [
-    (["mpl"], ["auto"], ["gpu:h100:1"], "workloads='mpl': must be one of"),
-    (["mlp"], ["ghost"], ["gpu:h100:1"], "methods='ghost': must be one of"),
-    (["mlp"], ["auto"], ["gpu:h100"], "target='gpu:h100': must be such as"),
+    (["mpl"], ["auto"], ["gpu:h100:1"], "workloads"),
+    (["mlp"], ["ghost"], ["gpu:h100:1"], "methods"),
+    (["mlp"], ["auto"], ["gpu:h100"], "target"),
   ],
 )
-def test_a_slip_is_told_before_anything_is_compiled(names, methods, machines, message):
-  with pytest.raises(UserError, match=message):
+def test_a_slip_is_told_before_anything_is_compiled(names, methods, machines, field):
+  with refuses(field):
     compiled.check(names, methods, machines)

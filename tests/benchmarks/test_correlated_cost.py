@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import correlated_cost
-from dpjax.validate import UserError
 from tests import pages
+from tests.refuses import refuses
 
 
 @pytest.mark.long
@@ -31,7 +31,7 @@ def test_the_committed_figures_hold_the_memory_that_the_guide_claims():
 
 
 def test_wrong_arguments_end_in_a_line():
-  with pytest.raises(UserError, match="workloads='mlp_1b'"):
+  with refuses("workloads", value="mlp_1b"):
     correlated_cost.measure("mlp_1b", ["white"])
-  with pytest.raises(UserError, match="methods='bisr_33'"):
+  with refuses("methods", value="bisr_33"):
     correlated_cost.measure("linear", ["bisr_33"])

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import federated_speed, fedjax_peer
 from dpjax import models
-from dpjax.validate import UserError
 from tests.federated import programs
+from tests.refuses import refuses
 
 
 @pytest.fixture
@@ -95,30 +95,30 @@ def test_pmap_is_timed_over_eight_devices_of_a_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("count", "match"),
-  [(0, "cpu_devices=0"), (8, "cpu_devices=8: must be asked for before JAX runs")],
+  ("count", "field"),
+  [(0, "cpu_devices"), (8, "cpu_devices")],
 )
-def test_devices_that_cannot_be_made_are_one_line(count, match):
+def test_devices_that_cannot_be_made_are_one_line(count, field):
   assert jax.local_device_count() == 1  # JAX runs
-  with pytest.raises(UserError, match=match) as caught:
+  with refuses(field) as caught:
     federated_speed.use_cpu_devices(count)
   assert "\n" not in str(caught.value)
 
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("arguments", "match"),
+  ("arguments", "field"),
   [
-    (dict(name="mpl", methods=["loop"]), "workloads='mpl'"),
-    (dict(name="mlp", methods=["loop", "pool"]), "methods='pool'"),
-    (dict(name="mlp", methods=["loop"], num_clients=0), "num_clients=0"),
+    (dict(name="mpl", methods=["loop"]), "workloads"),
+    (dict(name="mlp", methods=["loop", "pool"]), "methods"),
+    (dict(name="mlp", methods=["loop"], num_clients=0), "num_clients"),
     pytest.param(
       dict(name="mlp", methods=["fedjax"]),
-      "methods='fedjax': is not installed",
+      "methods",
       marks=pytest.mark.skipif(fedjax_peer.is_installed(), reason="FedJAX is there"),
     ),
   ],
 )
-def test_mistakes_are_one_line(arguments, match):
-  with pytest.raises(UserError, match=match):
+def test_mistakes_are_one_line(arguments, field):
+  with refuses(field):
     federated_speed.measure(**arguments)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import population_cost
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.mark.long
@@ -17,14 +17,14 @@ def test_memory_of_a_device_does_not_follow_the_population():
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("arguments", "words"),
+  ("arguments", "field"),
   [
-    ((20, "tape", 20), "methods='tape': must be one of memory, disk"),
-    ((9, "disk", 20), "clients=9: must be an integer >= 10"),
-    ((20, "disk", 19), "rounds=19: must be an integer >= 20"),
+    ((20, "tape", 20), "methods"),
+    ((9, "disk", 20), "clients"),
+    ((20, "disk", 19), "rounds"),
   ],
 )
-def test_a_wrong_argument_is_one_line(arguments, words):
+def test_a_wrong_argument_is_one_line(arguments, field):
   clients, method, rounds = arguments
-  with pytest.raises(UserError, match=words):
+  with refuses(field):
     population_cost.measure(clients, method, rounds=rounds)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpjax import data
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def small(n=5, num_classes=3, **kwargs):
@@ -50,7 +50,7 @@ def test_finite_floats_and_labels_in_range_survive_unchanged(draw):
 @hypothesis.settings(deadline=None)
 def test_one_bad_number_anywhere_is_refused(x, bad, where):
   x.flat[where] = bad
-  with pytest.raises(UserError, match=r"^x: every value must be finite.*1 are not$"):
+  with refuses("x"):
     data.from_arrays(x, [0, 1, 2], num_classes=3)
 
 
@@ -61,7 +61,7 @@ def test_labels_are_accepted_exactly_when_in_range(y, num_classes):
   if ((y >= 0) & (y < num_classes)).all():
     np.testing.assert_array_equal(data.from_arrays(x, y, num_classes=num_classes).y, y)
   else:
-    with pytest.raises(UserError, match=r"^y: .* outside \[0, num_classes="):
+    with refuses("y"):
       data.from_arrays(x, y, num_classes=num_classes)
 
 
@@ -76,7 +76,7 @@ def test_uint8_images_become_unit_interval_with_a_channel_axis():
 def test_integer_tokens_stay_tokens():
   d = data.from_arrays(np.array([[1, 2], [3, 0]]), [0, 0], num_classes=1, vocab_size=4)
   assert d.x.dtype == np.int32
-  with pytest.raises(UserError, match=r"x: .* outside \[0, vocab_size=3\)"):
+  with refuses("x"):
     data.from_arrays(d.x, d.y, num_classes=1, vocab_size=3)
 
 
@@ -86,37 +86,36 @@ def test_jax_arrays_and_lists_enter_too():
 
 
 @pytest.mark.parametrize(
-  ("x", "y", "says"),
+  ("x", "y", "field"),
   [
-    (np.zeros((2, 2)), [0], "y: must have shape (n,)"),
-    (np.zeros((2, 2)), [[0], [1]], "y: must have shape (n,)"),
-    (np.zeros((2, 2)), [0.0, 1.0], "integer class labels, got float64"),
-    (np.zeros((2, 2)), [True, False], "integer class labels, got bool"),
-    (np.zeros((2, 2)), ["a", "b"], "integer class labels, got <U1"),
-    (np.zeros((2, 2)), [0, 2**33], "do not fit in int32"),
-    (np.zeros(2), [0, 1], "x.shape=(2,): must be [n, *features]"),
-    (np.zeros((2, 0)), [0, 1], "at least one number"),
-    (np.zeros((2, 2), object), [0, 1], "x: object of shape (2, 2) is not supported"),
-    (np.zeros((2, 2), complex), [0, 1], "complex128"),
-    (np.zeros((2, 2), np.uint8), [0, 1], "uint8 of shape (2, 2) is not supported"),
-    (np.zeros((2, 2, 2), np.int64), [0, 1], "int64 of shape (2, 2, 2)"),
-    (np.array([["ab"], ["c"]]), [0, 1], "<U2"),
-    ([[1.0], [1.0, 2.0]], [0, 1], "x: is not a rectangular array"),
-    (np.ma.masked_equal([[1.0], [2.0]], 2.0), [0, 1], "x: holds masked entries"),
-    ([[1, -1]], [0], "none may be negative"),
-    ([[1, 2**40]], [0], "x: holds int64 values that do not fit in int32"),
+    (np.zeros((2, 2)), [0], "y.shape"),
+    (np.zeros((2, 2)), [[0], [1]], "y.shape"),
+    (np.zeros((2, 2)), [0.0, 1.0], "y"),
+    (np.zeros((2, 2)), [True, False], "y"),
+    (np.zeros((2, 2)), ["a", "b"], "y"),
+    (np.zeros((2, 2)), [0, 2**33], "y"),
+    (np.zeros(2), [0, 1], "x.shape"),
+    (np.zeros((2, 0)), [0, 1], "x.shape"),
+    (np.zeros((2, 2), object), [0, 1], "x"),
+    (np.zeros((2, 2), complex), [0, 1], "x"),
+    (np.zeros((2, 2), np.uint8), [0, 1], "x"),
+    (np.zeros((2, 2, 2), np.int64), [0, 1], "x"),
+    (np.array([["ab"], ["c"]]), [0, 1], "x"),
+    ([[1.0], [1.0, 2.0]], [0, 1], "x"),
+    (np.ma.masked_equal([[1.0], [2.0]], 2.0), [0, 1], "x"),
+    ([[1, -1]], [0], "x"),
+    ([[1, 2**40]], [0], "x"),
   ],
 )
-def test_everything_else_is_refused_in_one_line(x, y, says):
-  with pytest.raises(UserError) as caught:
+def test_everything_else_is_refused_in_one_line(x, y, field):
+  with refuses(field):
     data.from_arrays(x, y, num_classes=2)
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_num_classes_must_be_stated_and_sane():
   with pytest.raises(TypeError):
     data.from_arrays(np.zeros((1, 1)), [0])  # pyright: ignore[reportCallIssue]
-  with pytest.raises(UserError, match="num_classes=0"):
+  with refuses("num_classes", value=0):
     data.from_arrays(np.zeros((1, 1)), [0], num_classes=0)
 
 

@@ -12,6 +12,7 @@ from dpjax.data import tff
 from dpjax.sampling import group_by_user
 from dpjax.validate import UserError
 from tests.data import client_files
+from tests.refuses import refuses
 
 
 def _dataset(n=4):
@@ -481,7 +482,5 @@ def test_two_spellings_of_one_name_are_one_client():
 
 @pytest.mark.parametrize("name", ["a.npz", "mnist", "tests.data.test_natural:nothing"])
 def test_a_declaration_of_what_is_no_table_is_refused(name):
-  with pytest.raises(
-    UserError, match=r"declaration=.*: would be ignored, name=.* is no table"
-  ):
+  with refuses("declaration"):
     data.natural_federation(name, client_id="user", declaration={"columns": {}})

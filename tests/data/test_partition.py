@@ -12,7 +12,7 @@ from scipy import stats
 from dpjax import data
 from dpjax.columns import Columns
 from dpjax.data import Federation, partition
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 PARTITIONS = {
   "iid": partition.iid,
@@ -238,81 +238,78 @@ def test_feature_noise_grows_with_the_client():
 
 
 @pytest.mark.parametrize(
-  ("indices", "ids", "says"),
+  ("indices", "ids", "field"),
   [
-    ([[0], [0]], (), "hold the same row"),
-    ([[1, 1]], (), "hold the same row"),
-    ([[0], [4]], (), "a row outside of [0, n)"),
-    ([[-1]], (), "a row outside of [0, n)"),
-    ([], (), "at least one client"),
-    ([[0.5]], (), "vector of row numbers, got float64"),
-    ([[[0]]], (), "of shape (1, 1)"),
-    ([[True]], (), "got bool"),
-    ([[0], [1]], ["a"], "must be one for each client"),
-    ([[0], [1]], ["a", "a"], "'a' names more than one client"),
+    ([[0], [0]], (), "indices"),
+    ([[1, 1]], (), "indices"),
+    ([[0], [4]], (), "indices"),
+    ([[-1]], (), "indices"),
+    ([], (), "indices"),
+    ([[0.5]], (), "indices"),
+    ([[[0]]], (), "indices"),
+    ([[True]], (), "indices"),
+    ([[0], [1]], ["a"], "client_ids"),
+    ([[0], [1]], ["a", "a"], "client_ids"),
   ],
 )
-def test_a_wrong_federation(indices, ids, says):
-  with pytest.raises(UserError) as caught:
+def test_a_wrong_federation(indices, ids, field):
+  with refuses(field):
     Federation(dataset([0, 1, 2, 3]), indices, ids)
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ("client", "says"),
+  ("client", "field"),
   [
-    (2, "client=2: must be below the 2 clients"),
-    (-1, "client=-1: must be an integer >= 0"),
-    (0.0, "client=0.0"),
-    ("Macbth", "is none of the 2 clients (did you mean 'Macbeth'?)"),
+    (2, "client"),
+    (-1, "client"),
+    (0.0, "client"),
+    ("Macbth", "client"),
   ],
 )
-def test_an_unknown_client(client, says):
+def test_an_unknown_client(client, field):
   fed = Federation(dataset([0, 1, 2, 3]), [[0], [1]], ["Macbeth", "Ross"])
   for ask in (fed.client, fed.examples, fed.position):
-    with pytest.raises(UserError) as caught:
+    with refuses(field):
       ask(client)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.cases(long=[5])
 @pytest.mark.parametrize(
-  ("make", "arguments", "says"),
+  ("make", "arguments", "field"),
   [
-    (partition.iid, dict(num_clients=0), "num_clients=0"),
-    (partition.iid, dict(num_clients=2, seed=-1), "seed=-1"),
-    (partition.dirichlet, dict(num_clients=2, alpha=0), "alpha=0"),
-    (partition.dirichlet, dict(num_clients=2, alpha=np.nan), "alpha=nan"),
-    (partition.dirichlet, dict(num_clients=101, alpha=1), "need 1010 examples"),
+    (partition.iid, dict(num_clients=0), "num_clients"),
+    (partition.iid, dict(num_clients=2, seed=-1), "seed"),
+    (partition.dirichlet, dict(num_clients=2, alpha=0), "alpha"),
+    (partition.dirichlet, dict(num_clients=2, alpha=np.nan), "alpha"),
+    (partition.dirichlet, dict(num_clients=101, alpha=1), "min_size"),
     (
       partition.dirichlet,
       dict(num_clients=50, alpha=1e-9, min_size=20),
-      "no draw in 1000 gave 50 clients",
+      "min_size",
     ),
-    (partition.dirichlet_hsu, dict(num_clients=2, alpha=-1), "alpha=-1"),
-    (partition.shards, dict(num_clients=501), "1002 shards of 1000 examples"),
-    (partition.power_law, dict(num_clients=2, exponent=-1), "exponent=-1"),
+    (partition.dirichlet_hsu, dict(num_clients=2, alpha=-1), "alpha"),
+    (partition.shards, dict(num_clients=501), "shards_per_client"),
+    (partition.power_law, dict(num_clients=2, exponent=-1), "exponent"),
     (
       partition.quantity_skew,
       dict(num_clients=9, alpha=1, min_size=200),
-      "need 1800 examples",
+      "min_size",
     ),
   ],
 )
-def test_wrong_arguments(make, arguments, says):
-  with pytest.raises(UserError) as caught:
+def test_wrong_arguments(make, arguments, field):
+  with refuses(field):
     make(balanced(), **{"seed": 0, **arguments})
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_tokens_have_no_style():
   tokens = data.from_arrays(np.array([[1, 2]]), [0], num_classes=1)
-  with pytest.raises(UserError, match="feature_skew"):
+  with refuses("feature_skew"):
     partition.feature_skew(Federation(tokens, [[0]]), seed=0)
 
 
 def test_styles_need_one_array():
   images = data.from_arrays(np.zeros((2, 3), np.float32), [0, 0], num_classes=1)
   columns = dataclasses.replace(images, x=Columns({"a": images.x}))
-  with pytest.raises(UserError, match="feature_skew: needs x as one array"):
+  with refuses("feature_skew"):
     partition.feature_skew(Federation(columns, [[0], [1]]), seed=0)

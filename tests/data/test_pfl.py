@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.validate import UserError
 from tests.data import client_files
+from tests.refuses import refuses
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'h5'")
 
@@ -88,22 +88,22 @@ def test_sentences_carry_the_word_after_their_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("options", "says"),
+  ("options", "field"),
   [
-    ({"num_classes": None}, "num_classes: must be declared.*the file has 3 labels"),
-    ({"num_classes": 17}, "num_classes=17: must be 3, the labels of the file"),
-    ({"image_size": 3}, "image_size=3: must divide the 8 pixels of the file"),
-    ({"image_size": 0}, "image_size=0: must be"),
-    ({"image_size": 16}, "image_size=16: must divide"),
-    ({"max_examples": 0}, "max_examples=0: must be"),
-    ({"test_split": "train"}, "test_split='train': must be"),
-    ({"name": "none.hdf5"}, "no file .*none.hdf5; the scripts of"),
-    ({"name": "a.sqlite"}, "must end in .hdf5"),
+    ({"num_classes": None}, "num_classes"),
+    ({"num_classes": 17}, "num_classes"),
+    ({"image_size": 3}, "name"),
+    ({"image_size": 0}, "image_size"),
+    ({"image_size": 16}, "name"),
+    ({"max_examples": 0}, "max_examples"),
+    ({"test_split": "train"}, "test_split"),
+    ({"name": "none.hdf5"}, "name"),
+    ({"name": "a.sqlite"}, "name"),
   ],
 )
-def test_an_option_that_does_not_fit_is_one_line(tmp_path, options, says):
+def test_an_option_that_does_not_fit_is_one_line(tmp_path, options, field):
   path = _flair(tmp_path)
-  with pytest.raises(UserError, match=says) as error:
+  with refuses(field) as error:
     data.pfl_federation(**{"name": str(path), "num_classes": 3, **options})
   assert "\n" not in str(error.value)
 
@@ -153,33 +153,33 @@ def test_a_damaged_file_of_photographs_is_one_line(tmp_path, change, says):
     # One user fewer is a sound file.
     assert data.pfl_federation(path, num_classes=3)[0].client_ids == ("10@N",)
     return
-  with pytest.raises(UserError, match=says) as error:
+  with refuses("name") as error:
     data.pfl_federation(path, num_classes=3)
   assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize(
-  ("change", "says"),
+  ("change", "field"),
   [
-    (_set("train/7/targets", np.zeros((2, 6), np.int32)), "one word later"),
-    (_set("train/7/inputs", np.zeros((2, 1), np.int32)), "must be"),
-    (_set("train/7/targets", np.zeros((1, 6), np.int32)), "must be"),
-    (_set("train/7/inputs", np.zeros((2, 6))), "must be integers"),
-    (_set("metadata/pad_symbol", 3), "pad_symbol must be 0, is 3"),
+    (_set("train/7/targets", np.zeros((2, 6), np.int32)), "name"),
+    (_set("train/7/inputs", np.zeros((2, 1), np.int32)), "name"),
+    (_set("train/7/targets", np.zeros((1, 6), np.int32)), "name"),
+    (_set("train/7/inputs", np.zeros((2, 6))), "name"),
+    (_set("metadata/pad_symbol", 3), "name"),
     (
       _set("metadata/vocabulary_size", 4),
-      "from 0 to 19: none may be outside.*vocab_size=4",
+      "name",
     ),
-    (_set("metadata/max_sequence_length", 9), "must be"),
-    (_without("metadata/vocabulary_size"), "cannot be read"),
+    (_set("metadata/max_sequence_length", 9), "name"),
+    (_without("metadata/vocabulary_size"), "name"),
   ],
 )
-def test_a_damaged_file_of_sentences_is_one_line(tmp_path, change, says):
+def test_a_damaged_file_of_sentences_is_one_line(tmp_path, change, field):
   users = {"train": {"7": [[18, 4, 5, 19], [18, 3, 19]]}, "val": {"8": [[18, 2, 19]]}}
   path = client_files.pfl_sentences(tmp_path / "stackoverflow.hdf5", users)
   with h5py.File(path, "r+") as file:
     change(file)
-  with pytest.raises(UserError, match=says) as error:
+  with refuses(field) as error:
     data.pfl_federation(path)
   assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
@@ -188,8 +188,8 @@ def test_options_of_photographs_are_refused_for_sentences(tmp_path):
   users = {"train": {"7": [[18, 4, 19]]}, "val": {"8": [[18, 2, 19]]}}
   path = client_files.pfl_sentences(tmp_path / "stackoverflow.hdf5", users)
   for options in ({"num_classes": 3}, {"image_size": 4}):
-    with pytest.raises(UserError, match="must be null for sentences"):
+    with refuses("name", "num_classes"):
       data.pfl_federation(path, **options)
   path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
-  with pytest.raises(UserError, match="cannot be read as a file of pfl-research"):
+  with refuses("name"):
     data.pfl_federation(path)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dpjax import data, random_images
 from dpjax.data import random_process
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SMALL = dict(num_classes=4, per_class=20, test_per_class=5)
 
@@ -55,7 +54,7 @@ def test_a_spectrum_falls_as_it_is_told():
 
 def test_it_has_a_name_and_no_folder():
   assert "random_process" in data.EMBEDDED
-  with pytest.raises(UserError, match="did you mean 'random_process'"):
+  with refuses("name"):
     data.load("random_proces")
-  with pytest.raises(UserError, match="num_classes=0"):
+  with refuses("num_classes", value=0):
     data.load_random_process(num_classes=0)

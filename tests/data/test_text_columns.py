@@ -19,6 +19,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _REVIEWS = 'review,stars\n"a b, a",good\nb,bad\na a,good\nb b,bad\na,good\nb a,bad\n'
 
@@ -67,7 +68,7 @@ def test_rows_of_a_server_are_read_by_the_same_code():
   assert got.tolist() == [[97, 32, 98, 0, 0], [122, 195, 169, 0, 0]]
   assert tables.inputs({"review": []}, declared()).shape == (0, 5)
   # A file of the same name in the server's folder could give other tokens.
-  with pytest.raises(UserError, match="give its tokens in place of the text"):
+  with refuses("columns"):
     tables.inputs({"review": ["a"]}, declared(tokenizer="tokenizer.json"))
 
 
@@ -87,27 +88,26 @@ def test_a_cell_that_is_no_text_is_one_line_without_the_cell(cell, says):
 
 
 @pytest.mark.parametrize(
-  "change, says",
+  "change, field",
   [
-    ({"columns": {"review": {"length": 0}}}, "columns.review.length=0"),
-    ({"columns": {"review": {"length": True}}}, "columns.review.length=True"),
-    ({"columns": {"review": {"length": 5, "missing": ""}}}, "review.length: is of a text"),
+    ({"columns": {"review": {"length": 0}}}, "columns.review.length"),
+    ({"columns": {"review": {"length": True}}}, "columns.review.length"),
+    ({"columns": {"review": {"length": 5, "missing": ""}}}, "columns.review.length"),
     (
       {"columns": {"age": {"lower": 0, "upper": 9}, "review": {"length": 5}}},
-      "columns.review: must be the one column",
+      "columns.review",
     ),
-    ({"target": {"column": "stars", "length": 3}}, "target: has an unknown key 'length'"),
-    ({"tokenizer": 3}, "tokenizer=3: must be the path of a file"),
+    ({"target": {"column": "stars", "length": 3}}, "target"),
+    ({"tokenizer": 3}, "tokenizer"),
     (
       {"columns": {"age": {"lower": 0, "upper": 9}}, "tokenizer": "tokenizer.json"},
-      "for a column with `length`",
+      "tokenizer",
     ),
   ],
 )
-def test_a_wrong_declaration_names_its_key(change, says):
-  with pytest.raises(UserError) as caught:
+def test_a_wrong_declaration_names_its_key(change, field):
+  with refuses(field):
     table_declaration.parse(declared(**change))
-  assert says in str(caught.value)
 
 
 # --- tokenizers
@@ -158,7 +158,7 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   )
   assert named["sha256"][:16] in run.guarantee.statement(1)
   config.model.options["vocab_size"] = 7
-  with pytest.raises(UserError, match=r"model.options.vocab_size=7: must be at least 8"):
+  with refuses("model.options.vocab_size", value=7):
     build.assemble(config)
 
 

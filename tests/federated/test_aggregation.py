@@ -23,7 +23,7 @@ from dpjax.federated import (
 from dpjax.federated.client import Received
 from dpjax.gradients import Clip
 from dpjax.plan import Plan
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -146,10 +146,10 @@ def test_a_mask_or_weights_of_another_length_are_one_line(name):
   aggregator = weighted_mean() if name == "mean" else private
   messages, state = {"delta": jnp.ones((4, 2))}, aggregator.init({"delta": jnp.zeros(2)})
   for mask, weights, match in (
-    (np.ones(3, bool), None, "mask"),
-    (np.ones(4, bool), np.ones(5), "weights: must be one number for each of 4"),
+    (np.ones(3, bool), None, "mask.shape"),
+    (np.ones(4, bool), np.ones(5), "weights"),
   ):
-    with pytest.raises(UserError, match=match) as caught:
+    with refuses(match) as caught:
       aggregator.update(messages, mask, state, weights)
     assert "\n" not in str(caught.value)
 
@@ -200,17 +200,17 @@ def test_adaptive_clipping_plugs_in_unchanged():
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
-  [({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm="), ({"slices": 2}, "slices=2")],
+  ("changes", "field"),
+  [({"l2_clip_norm": {"delta": 1.0}}, "l2_clip_norm"), ({"slices": 2}, "slices")],
 )
-def test_plans_that_make_no_sense_for_clients_are_refused(changes, match):
-  with pytest.raises(UserError, match=match):
+def test_plans_that_make_no_sense_for_clients_are_refused(changes, field):
+  with refuses(field):
     central(_plan(**changes), jax.random.key(0))
 
 
 def test_a_bound_that_the_noise_does_not_cover_is_refused():
   aggregator = dp_mean(_tx(l2_clip_norm=1.0), l2_clip_norm=2.0)
-  with pytest.raises(UserError, match="clipped to 2.0"):
+  with refuses("l2_clip_norm"):
     aggregator.update(jnp.ones((2, 3)), jnp.ones(2, bool), aggregator.init(None))
 
 
@@ -245,5 +245,5 @@ def test_p17_client_noise_has_its_std_and_no_two_clients_share_it():
 )  # fmt: skip
 def test_wrong_client_noise_is_named(options):
   client = local_training(lambda w, x: jnp.sum(w * x), optax.sgd(1.0))
-  with pytest.raises(UserError, match=r"(l2_clip_norm|noise_multiplier)="):
+  with refuses("l2_clip_norm", "noise_multiplier"):
     aggregation.client_noise(client, **options)

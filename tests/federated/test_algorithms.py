@@ -26,8 +26,8 @@ from dpjax.federated import (
   scaffold,
 )
 from dpjax.federated.algorithms.apfl import mixed
-from dpjax.validate import UserError
 from tests.federated import problems, registry
+from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
 _LOOP = loop_clients()
@@ -326,25 +326,25 @@ def test_p17_example_level_noise_differs_between_clients_and_rounds():
 
 
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: fed_avg(_sharp, optax.sgd(1.0), key=0), "key=0: must be a typed key"),
-    (lambda: fed_prox(_sharp, optax.sgd(1.0), mu=-1.0, key=_KEY), "mu=-1.0"),
-    (lambda: fed_nova(_sharp, optax.sgd(1.0), tau_eff=0.0, key=_KEY), "tau_eff=0.0"),
-    (lambda: federated.momentum_steps(1.0), "momentum=1.0"),
-    (lambda: apfl(_sharp, optax.sgd(1.0), alpha=1.5, key=_KEY), "alpha=1.5"),
-    (lambda: capped(0), "cap=0"),
-    (lambda: LocalWork(epochs=0), "epochs=0"),
+    (lambda: fed_avg(_sharp, optax.sgd(1.0), key=0), "key"),
+    (lambda: fed_prox(_sharp, optax.sgd(1.0), mu=-1.0, key=_KEY), "mu"),
+    (lambda: fed_nova(_sharp, optax.sgd(1.0), tau_eff=0.0, key=_KEY), "tau_eff"),
+    (lambda: federated.momentum_steps(1.0), "momentum"),
+    (lambda: apfl(_sharp, optax.sgd(1.0), alpha=1.5, key=_KEY), "alpha"),
+    (lambda: capped(0), "cap"),
+    (lambda: LocalWork(epochs=0), "epochs"),
     (
       lambda: scaffold(
         _sharp, optax.sgd(1.0), key=_KEY, client_learning_rate=0.0, num_clients=1
       ),
-      "client_learning_rate=0.0",
+      "client_learning_rate",
     ),
   ],
 )
-def test_mistakes_are_one_line(make, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_mistakes_are_one_line(make, field):
+  with refuses(field) as caught:
     make()
   assert "\n" not in str(caught.value)
 
@@ -353,10 +353,10 @@ def test_a_client_beyond_those_that_are_remembered_is_refused():
   algorithm = scaffold(
     _sharp, optax.sgd(0.1), **_options(client_learning_rate=0.1, num_clients=2)
   )
-  with pytest.raises(UserError, match="num_clients=0"):
+  with refuses("num_clients", value=0):
     algorithm.init({"w": jnp.zeros(1)})
   state = algorithm.init({"w": jnp.zeros(1)}, num_clients=2)
-  with pytest.raises(UserError, match="client=2: must be below num_clients=2"):
+  with refuses("client", value=2):
     algorithm.round(state, from_batches(_sharp_clients(), batch_size=1))
 
 
@@ -370,7 +370,7 @@ def test_a_number_that_names_no_client_is_one_line(name, ids):
   state = registry.start(name, algorithm)
   if state.memories is None and ids == (0, 99):
     return
-  with pytest.raises(UserError, match="client|cohort.ids") as caught:
+  with refuses("client", "cohort.ids") as caught:
     algorithm.round(state, cohort)
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
@@ -404,7 +404,7 @@ def test_rows_of_nobody_are_one_line(ids):
     lambda: states.rows(ids),
     lambda: states.replaced(ids, np.ones((len(ids), 2))),
   ):
-    with pytest.raises(UserError, match=r"must be in \[0, 5\)"):
+    with refuses("client"):
       call()
 
 

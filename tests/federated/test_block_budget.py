@@ -21,8 +21,8 @@ from dpjax.federated import (
 )
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.client_blocks import ByteBudget
-from dpjax.validate import UserError
 from tests.federated import problems
+from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
 _WIDTH = 3
@@ -117,15 +117,15 @@ def test_clients_with_arrays_of_their_own_are_cut_too():
 
 @pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda: vmap_clients(memory_budget=0), "memory_budget=0: must be a finite number > 0"),
+    (lambda: vmap_clients(memory_budget=0), "memory_budget"),
     (
       lambda: execution.by_name("loop", memory_budget_gb=1.0),
-      r"memory_budget_gb=1.0: is for execution='vmap' or 'pmap' or 'shard_map', not 'loop'",
+      "memory_budget_gb",
     ),
   ],
 )
-def test_a_wrong_budget_is_one_line(call, words):
-  with pytest.raises(UserError, match=words):
+def test_a_wrong_budget_is_one_line(call, field):
+  with refuses(field):
     call()

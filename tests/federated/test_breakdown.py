@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpjax.federated import from_batches, geometric_median, krum, median, trimmed_mean
 from dpjax.validate import UserError
 from tests.federated import problems, registry
+from tests.refuses import refuses
 
 _SLOTS, _WIDTH, _TRIM, _BYZANTINE, _SELECTED = 12, 3, 0.2, 2, 3
 _UPDATES = {
@@ -184,8 +185,8 @@ def test_krum_refuses_too_few_messages(f):
   cases = [(rows[1:], everyone[1:], None, 2 * f + 2), (rows, less, None, 2 * f + 2),
            (broken, everyone, None, f + 2),
            (rows, everyone, left.astype(np.float32), f + 2)]  # fmt: skip
-  for messages, mask, weights, count in cases:
-    with pytest.raises(UserError, match=f"num_byzantine={f}: {count} clients") as caught:
+  for messages, mask, weights, _count in cases:
+    with refuses("num_byzantine") as caught:
       aggregator.update(messages, mask, (), weights)
     assert "\n" not in str(caught.value)
   assert np.isnan(jax.jit(aggregator.update)(rows, less, ())[0]).all()  # cannot raise
@@ -199,7 +200,7 @@ def test_krum_refuses_too_few_messages(f):
 def test_multi_krum_selects_no_more_than_are_honest():
   rows = np.zeros((5, 2), np.float32)
   krum(1, num_selected=4).update(rows, np.ones(5, bool), ())
-  with pytest.raises(UserError, match="num_selected=5: 5 clients .* >= 6"):
+  with refuses("num_selected"):
     krum(1, num_selected=5).update(rows, np.ones(5, bool), ())
 
 
@@ -216,7 +217,7 @@ def test_a_round_with_too_few_messages_is_refused():
     after, _ = algorithm.round(state, from_batches(fine, batch_size=2))
     assert np.isfinite(after.params["w"]).all()
   for broken in (own[1:], [own[0][:0], *empty[1:]]):
-    with pytest.raises(UserError, match="num_byzantine=1: "):
+    with refuses("num_byzantine"):
       algorithm.round(state, from_batches(broken, batch_size=2))
 
 

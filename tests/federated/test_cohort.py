@@ -11,7 +11,7 @@ from dpjax import data, sampling
 from dpjax.federated import LocalWork, cohort_of, cohorts
 from dpjax.federated.cohort import bucket
 from dpjax.plan import Plan
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _federation(sizes=(4, 0, 3, 5)):
@@ -102,16 +102,16 @@ def test_p8_a_round_without_clients_is_a_round():
 
 
 @pytest.mark.parametrize(
-  ("clients", "match"),
+  ("clients", "field"),
   [
-    ([4], "client=4: must be below the 4 clients"),
-    ([-1], "client=-1"),
-    (["anne"], "did you mean 'ann'"),
-    ([1, 1], "once in a round"),
+    ([4], "client"),
+    ([-1], "client"),
+    (["anne"], "client"),
+    ([1, 1], "clients"),
   ],
 )
-def test_an_unknown_client_is_one_line(clients, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_an_unknown_client_is_one_line(clients, field):
+  with refuses(field) as caught:
     cohort_of(_federation(), clients, LocalWork(2), seed=0, round=0)
   assert "\n" not in str(caught.value)
 
@@ -120,12 +120,12 @@ def test_an_unknown_client_is_one_line(clients, match):
   "options", [{"batch_size": 0}, {"epochs": 0}, {"max_examples": 0}, {"epochs": 1.5}]
 )
 def test_wrong_work_is_named(options):
-  with pytest.raises(UserError, match=next(iter(options))):
+  with refuses("batch_size", "epochs", "max_examples"):
     LocalWork(**options)
 
 
 def test_a_capacity_that_would_overflow_is_refused():
   plan = _plan(prob=0.9)
   plan = Plan(**{**vars(plan), "sampler": sampling.PoissonSampler(prob=0.9, capacity=2)})
-  with pytest.raises(UserError, match="capacity=2"):
+  with refuses("num_examples"):
     cohorts(plan, _federation(), LocalWork(2), rng=0)

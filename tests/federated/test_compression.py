@@ -18,8 +18,8 @@ from dpjax.federated import (
   top_k,
 )
 from dpjax.federated.compression import hadamard
-from dpjax.validate import UserError
 from tests.federated import problems
+from tests.refuses import refuses
 
 _X = {
   "a": jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)), jnp.float32),
@@ -131,14 +131,14 @@ def test_a_client_without_examples_sends_nothing_however_it_rounds():
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: quantize(0), "bits=0"),
-    (lambda: rotated(17), "bits=17"),
-    (lambda: top_k(0.0), "share=0.0"),
-    (lambda: top_k(1.5), "share=1.5"),
+    (lambda: quantize(0), "bits"),
+    (lambda: rotated(17), "bits"),
+    (lambda: top_k(0.0), "share"),
+    (lambda: top_k(1.5), "share"),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()

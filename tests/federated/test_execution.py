@@ -29,6 +29,7 @@ from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import problems
+from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
 _EXECUTIONS = {
@@ -208,7 +209,7 @@ def test_no_device_ever_holds_what_all_clients_keep(name):
 def test_a_key_among_what_a_client_keeps_is_one_line():
   memory = lambda params: {"key": jax.random.key(1)}
   made = fed_avg(problems.quadratic, optax.sgd(0.1), key=_KEY, memory=memory)
-  with pytest.raises(UserError, match="memory: must hold arrays; keep a key as"):
+  with refuses("memory"):
     made.init({"w": jnp.zeros(1)}, num_clients=2)
 
 
@@ -593,31 +594,31 @@ def test_an_error_says_which_client_it_came_from():
 
 
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: pmap_clients(num_devices=99), "num_devices=99: this process has 1"),
-    (lambda: shard_map_clients(num_devices=99), "num_devices=99: this process has 1"),
-    (lambda: pmap_clients(num_devices=0), "num_devices=0"),
-    (lambda: pmap_clients(clients_per_device=0), "clients_per_device=0"),
-    (lambda: vmap_clients(clients_per_block=0), "clients_per_block=0"),
-    (lambda: loop_clients(num_threads=0), "num_threads=0"),
-    (lambda: execution.by_name("vmpa"), "did you mean 'vmap'"),
+    (lambda: pmap_clients(num_devices=99), "num_devices"),
+    (lambda: shard_map_clients(num_devices=99), "num_devices"),
+    (lambda: pmap_clients(num_devices=0), "num_devices"),
+    (lambda: pmap_clients(clients_per_device=0), "clients_per_device"),
+    (lambda: vmap_clients(clients_per_block=0), "clients_per_block"),
+    (lambda: loop_clients(num_threads=0), "num_threads"),
+    (lambda: execution.by_name("vmpa"), "execution"),
     (
       lambda: execution.by_name("loop", num_devices=2),
-      "num_devices=2: is for execution='pmap' or 'shard_map', not 'loop'",
+      "num_devices",
     ),
     (
       lambda: execution.by_name("shard_map", num_threads=2),
-      "num_threads=2: is for execution='loop', not 'shard_map'",
+      "num_threads",
     ),
     (
       lambda: execution.by_name("vmap", num_threads=2),
-      "num_threads=2: is for execution='loop', not 'vmap'",
+      "num_threads",
     ),
   ],
 )
-def test_mistakes_are_one_line(make, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_mistakes_are_one_line(make, field):
+  with refuses(field) as caught:
     make()
   assert "\n" not in str(caught.value)
 

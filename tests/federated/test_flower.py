@@ -15,6 +15,7 @@ from dpjax.federated.transport import flower
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.federated import problems, programs
+from tests.refuses import refuses
 
 _HERE = importlib.util.find_spec("flwr") is not None
 _KEY, _NOISE = jax.random.key(0), jax.random.key(1)
@@ -171,7 +172,7 @@ def test_no_round_after_the_plans_last():
   for _ in range(3):
     server.draw()
     server.close({})
-  with pytest.raises(UserError, match="num_rounds=4: must be <= 3"):
+  with refuses("num_rounds", value=4):
     server.draw()
 
 
@@ -199,23 +200,23 @@ def test_clients_that_keep_something_are_refused():
       client_learning_rate=0.1, num_clients=4,
     )  # fmt: skip
 
-  with pytest.raises(UserError, match="Flower"):
+  with refuses("make"):
     flower._Server(
       make, problems.network_params(), plan=plan("plain"), num_clients=4, rng=7
     )
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"noise_key": None}, "noise_key=None: must be given with a private plan"),
-    ({"plan": plan("plain")}, "only with one"),
-    ({"num_clients": 0}, "num_clients=0"),
-    ({"rng": -1}, "rng=-1"),
+    ({"noise_key": None}, "noise_key"),
+    ({"plan": plan("plain")}, "noise_key"),
+    ({"num_clients": 0}, "num_clients"),
+    ({"rng": -1}, "rng"),
   ],
 )
-def test_mistakes_are_one_line(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_mistakes_are_one_line(changes, field):
+  with refuses(field) as caught:
     _server(**changes)
   assert "\n" not in str(caught.value)
 

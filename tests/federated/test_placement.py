@@ -6,7 +6,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.federated import compare_placements, local_epsilon
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.mark.parametrize("num_clients", [1, 25, 1000])
@@ -48,5 +48,5 @@ def test_rounds_compose():
 )
 def test_wrong_arguments_are_named(changes):
   options = {"epsilon": 1.0, "delta": 1e-5, "num_clients": 10} | changes
-  with pytest.raises(UserError, match=next(iter(changes))):
+  with refuses("dimension", "epsilon", "min_survivors", "num_clients"):
     compare_placements(**options)

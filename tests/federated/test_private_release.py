@@ -22,8 +22,8 @@ from dpjax.federated import (
   top_k,
 )
 from dpjax.parallel.client_states import ClientStates
-from dpjax.validate import UserError
 from tests.federated import problems, registry
+from tests.refuses import refuses
 
 _STRANGE = (1e6, 1e30, np.nan)  # what the clients in which two cohorts differ hold
 
@@ -154,8 +154,8 @@ def test_the_watch_sees_what_goes_around_the_noise():
   ],
 )
 def test_a_quantity_that_would_not_be_public_is_refused(kind, name, changes):
-  (argument,) = changes
-  with pytest.raises(UserError, match=f"{argument}=None") as caught:
+  (_argument,) = changes
+  with refuses("cluster_share", "expected_cohort", "tau_eff") as caught:
     registry.build(name, registry.PRIVATE[kind](), **changes)
   assert "\n" not in str(caught.value)
   registry.build(name, **changes)  # without privacy it is the paper's
@@ -172,12 +172,12 @@ def test_private_aggregators_say_so():
   [("cluster_share", 0.0), ("cluster_share", 1.5), ("cluster_share", np.nan)],
 )
 def test_a_public_share_is_a_share(argument, value):
-  with pytest.raises(UserError, match=argument):
+  with refuses("cluster_share"):
     registry.build("hyp_cluster", **{argument: value})
 
 
 def test_clusters_need_a_mean():
-  with pytest.raises(UserError, match="aggregator: must be a mean"):
+  with refuses("aggregator"):
     registry.build("hyp_cluster", median())
 
 
@@ -300,10 +300,10 @@ def test_an_algorithm_draws_the_cohorts_of_the_plan_whose_noise_it_adds(change):
 
 
 def test_without_privacy_a_plan_is_named_or_nothing_is_drawn():
-  with pytest.raises(UserError, match="aggregator: knows no plan") as caught:
+  with refuses("aggregator") as caught:
     registry.build("fed_avg").cohorts(_federation(), federated.LocalWork(2), rng=5)
   assert "\n" not in str(caught.value)
-  with pytest.raises(UserError, match="plan: promises an epsilon"):
+  with refuses("plan"):
     median().drawn_by(registry.plan())
   quiet = registry.plan(noise_multiplier=0.0)
   algorithm = registry.build("fed_avg", median().drawn_by(quiet), loss_fn=_loss)
@@ -312,18 +312,18 @@ def test_without_privacy_a_plan_is_named_or_nothing_is_drawn():
 
 
 @pytest.mark.parametrize(
-  ("change", "match"),
+  ("change", "field"),
   [
-    ({"noise_multiplier": 9.0}, r"noise_multiplier=9.0: must be 2.0"),
-    ({"l2_clip_norm": 1.0}, r"l2_clip_norm=Clip\(norms=1.0,.*must be Clip\(norms=0.5,"),
-    ({"normalize_by": 3.0}, r"normalize_by=3.0: must be 4.0"),
-    ({"sampler": sampling.PoissonSampler(prob=0.25, capacity=40)}, "sampler="),
-    ({"num_steps": 4}, r"num_steps=4: must be 3"),
+    ({"noise_multiplier": 9.0}, "cohort"),
+    ({"l2_clip_norm": 1.0}, "cohort"),
+    ({"normalize_by": 3.0}, "cohort"),
+    ({"sampler": sampling.PoissonSampler(prob=0.25, capacity=40)}, "cohort"),
+    ({"num_steps": 4}, "cohort"),
   ],
 )
-def test_cohorts_of_another_plan_are_refused(change, match):
+def test_cohorts_of_another_plan_are_refused(change, field):
   cohorts = _drawn(registry.plan(**change))
-  with pytest.raises(UserError, match=match) as caught:
+  with refuses(field) as caught:
     _rounds(registry.PRIVATE["flat"](), cohorts[:1])
   assert "\n" not in str(caught.value)
 
@@ -331,7 +331,7 @@ def test_cohorts_of_another_plan_are_refused(change, match):
 def test_cohorts_of_a_private_plan_need_noise():
   cohorts = _drawn(registry.plan())
   for aggregator in (None, median()):
-    with pytest.raises(UserError, match="aggregator: adds no noise"):
+    with refuses("aggregator"):
       _rounds(aggregator, cohorts[:1])
   assert int(_rounds(None, _drawn(registry.plan(noise_multiplier=0.0))).round) == 3
 
@@ -339,7 +339,7 @@ def test_cohorts_of_a_private_plan_need_noise():
 def test_a_cohort_serves_the_round_it_was_drawn_for():
   cohorts = _drawn(registry.plan())
   for wrong in (cohorts[1:], cohorts + cohorts[:1]):
-    with pytest.raises(UserError, match="was drawn for round="):
+    with refuses("cohort"):
       _rounds(registry.PRIVATE["flat"](), wrong)
 
 
@@ -347,7 +347,7 @@ def test_a_client_twice_in_a_cohort_is_refused():
   cohort = from_batches(problems.ragged((2, 2)))._replace(ids=np.array([1, 1]))
   for name in ("fed_avg", "scaffold"):
     algorithm = registry.build(name)
-    with pytest.raises(UserError, match="once in a round"):
+    with refuses("cohort.ids"):
       algorithm.round(registry.start(name, algorithm), cohort)
 
 
@@ -420,7 +420,7 @@ def test_error_feedback_outlives_a_message_that_is_not_finite():
 def test_error_feedback_names_the_memory_that_it_needs():
   wrap = lambda client: compressed(client, top_k(0.5), error_feedback=True)
   algorithm = registry.build("fed_avg", wrap=wrap)
-  with pytest.raises(UserError, match="error_memory"):
+  with refuses("error_feedback"):
     registry.start("fed_avg", algorithm)
 
 

@@ -27,6 +27,7 @@ from dpjax.federated.transport import flower, remote
 from dpjax.key_uses import KeyUse
 from dpjax.plan import Plan
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SIZE, _STD = 3000, 2.5 * 0.4
 _SECRET = "4711-0815"
@@ -193,7 +194,7 @@ def test_a_round_is_answered_once_also_after_a_restart_and_in_another_run(
   own = world.clients()
   own.answer(1, 0, world.params)
   later = World(tmp_path, key=5).clients() if restarted else own
-  with pytest.raises(UserError, match="round=0: was answered before") as caught:
+  with refuses("round", value=0) as caught:
     later.answer(1, 0, world.params + 1)
   assert "\n" not in str(caught.value)
   later.answer(1, 1, world.params)  # the next one is
@@ -205,7 +206,7 @@ def test_a_round_is_answered_once_also_after_a_restart_and_in_another_run(
 )
 def test_no_more_answers_than_the_client_pays_for(tmp_path, round):
   world = World(tmp_path)
-  with pytest.raises(UserError, match="round=.*: must be an integer from 0 to"):
+  with refuses("round"):
     world.clients().answer(0, round, world.params)
   assert not list(tmp_path.iterdir())
 
@@ -236,20 +237,20 @@ def test_a_round_that_was_cut_off_stays_answered(tmp_path):
   own = remote.Client(world.client, failing, world.params, num_rounds=4, folder=tmp_path)
   with pytest.raises(ValueError, match=_SECRET):
     own.answer(2, 0, world.params)
-  with pytest.raises(UserError, match="was answered before"):
+  with refuses("round"):
     world.clients().answer(2, 0, world.params)
 
 
 @pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"num_rounds": 0}, "num_rounds=0"),
-    ({"folder": "clients"}, "folder='clients': must be absolute"),
+    ({"num_rounds": 0}, "num_rounds"),
+    ({"folder": "clients"}, "folder"),
   ],
 )
-def test_mistakes_are_one_line(tmp_path, changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_mistakes_are_one_line(tmp_path, changes, field):
+  with refuses(field) as caught:
     World(tmp_path).clients(**changes)
   assert "\n" not in str(caught.value)
 

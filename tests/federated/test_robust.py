@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.federated import geometric_median, krum, median, trimmed_mean
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _UPDATES = {
   "median": jax.jit(median().update),
@@ -101,15 +101,15 @@ def test_weights_do_not_steer():
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: trimmed_mean(0.5), "trim=0.5"),
-    (lambda: trimmed_mean(-0.1), "trim=-0.1"),
-    (lambda: krum(-1), "num_byzantine=-1"),
-    (lambda: krum(1, num_selected=0), "num_selected=0"),
-    (lambda: geometric_median(0), "num_iterations=0"),
+    (lambda: trimmed_mean(0.5), "trim"),
+    (lambda: trimmed_mean(-0.1), "trim"),
+    (lambda: krum(-1), "num_byzantine"),
+    (lambda: krum(1, num_selected=0), "num_selected"),
+    (lambda: geometric_median(0), "num_iterations"),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()

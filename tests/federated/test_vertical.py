@@ -15,6 +15,7 @@ from dpjax.secure import vertical
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +132,20 @@ def test_split_network_learns_breast_cancer(breast_cancer):
 
 @pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
-  ("change", "says"),
+  ("change", "field"),
   [
-    (lambda b: b._replace(x=b.x[:1]), "batch.x: 1 parties, with 2 models"),
+    (lambda b: b._replace(x=b.x[:1]), "batch.x"),
     (
       lambda b: b._replace(y=b.y[:3]),
-      "rows must be aligned, the parties and y have [7, 7, 3]",
+      "batch",
     ),
-    (lambda b: b._replace(x=(b.x[0][:2], b.x[1])), "have [2, 7, 7]"),
+    (lambda b: b._replace(x=(b.x[0][:2], b.x[1])), "batch"),
   ],
 )
-def test_parties_that_do_not_fit(change, says):
+def test_parties_that_do_not_fit(change, field):
   params, batch = split_params((3, 2)), change(split_batch((3, 2)))
-  with pytest.raises(UserError) as caught:
+  with refuses(field):
     vertical.split_gradient([bottom] * 2, top_loss, params, batch)
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 # --- the loss polynomials
@@ -288,46 +288,44 @@ def test_the_coordinator_sees_masks(breast_cancer):
 
 
 @pytest.mark.parametrize(
-  ("rows", "label", "says"),
+  ("rows", "label", "field"),
   [
-    (15, 1, "15 different rows; must be more than the 15 columns of party a"),
-    (16, 1, "16 different rows; must be more than the 16 columns of party b"),
-    (5_000, 1, "at most 4096"),
-    (20, 2, "labels must be 0 or 1"),
-    (20, 0.5, "labels must be 0 or 1"),
+    (15, 1, "batch"),
+    (16, 1, "batch"),
+    (5_000, 1, "batch"),
+    (20, 2, "batch.y"),
+    (20, 0.5, "batch.y"),
   ],
 )
-def test_wrong_batches(rows, label, says):
+def test_wrong_batches(rows, label, field):
   init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.1)
   x = np.random.default_rng(0).normal(size=(2, rows, 15))
   batch = Example((x[0], x[1]), np.full(rows, label))
-  with pytest.raises(UserError) as caught:
+  with refuses(field):
     step(init((15, 15)), batch)
-  assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_rows_and_parties_must_fit():
   init, step = vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=0.1)
   x = np.zeros((20, 3))
-  for batch, says in (
+  for batch, _says in (
     (Example((x, x[:9]), np.zeros(20)), "have [20, 9, 20]"),
     (Example((x,), np.zeros(20)), "2 parties, got 1"),
   ):
-    with pytest.raises(UserError) as caught:
+    with refuses("batch", "batch.x"):
       step(init((3, 3)), batch)
-    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ("options", "says"),
+  ("options", "field"),
   [
-    (dict(learning_rate=0), "learning_rate=0"),
-    (dict(degree=2), "degree=2"),
+    (dict(learning_rate=0), "learning_rate"),
+    (dict(degree=2), "degree"),
     (dict(ridge=-1), "ridge"),
   ],
 )
-def test_wrong_options(options, says):
-  with pytest.raises(UserError, match=says):
+def test_wrong_options(options, field):
+  with refuses(field):
     vertical.two_party_logistic(
       encrypted_vectors.plaintext(), **{"learning_rate": 0.1, **options}
     )
@@ -347,5 +345,5 @@ def test_without_tenseal_one_line_names_the_extra(monkeypatch):
 
 
 def test_only_two_depths():
-  with pytest.raises(UserError, match="depth=3"):
+  with refuses("depth", value=3):
     encrypted_vectors.ckks(depth=3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpjax import gradients, models, trees
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {
   "conv": {"kernel": jnp.ones((3, 3)), "bias": jnp.ones(7)},
@@ -75,7 +75,7 @@ def test_more_sensitive_means_a_smaller_share_and_insensitive_means_frozen():
     {"conv": 4.0, "block": 1.0, "head": 0.01}, freeze_below=0.1
   )
   assert shares == {"conv": 0.25, "block": 1.0, "head": 0.0}
-  with pytest.raises(UserError, match="freeze_below=9"):
+  with refuses("freeze_below", value=9):
     gradients.shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
 
 
@@ -109,37 +109,37 @@ def test_a_frozen_group_gets_exactly_zero_and_does_not_disturb_the_others(method
 
 @pytest.mark.cases(long=[8])
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    ({"rule": "by_score", "scores": {"head": 1.0}}, "scores_are=''"),
-    ({"rule": "by_score", "scores": 1.0, "scores_are": "private"}, "scores_are='private'"),
+    ({"rule": "by_score", "scores": {"head": 1.0}}, "scores_are"),
+    ({"rule": "by_score", "scores": 1.0, "scores_are": "private"}, "scores_are"),
     (
       {"rule": "by_score", "scores": {"head": 1.0}, "scores_are": "public"},
-      "must be a prefix",
+      "scores",
     ),
-    ({"rule": "by_score", "scores": 0.0, "scores_are": "public"}, "at least one"),
-    ({"rule": "by_score", "scores": -1.0, "scores_are": "public"}, "scores=-1.0"),
-    ({"rule": "by_score", "scores": jnp.ones(()), "scores_are": "public"}, r"scores=1\.0"),
-    ({"rule": "uniform", "scores": 1.0}, "rule='uniform'"),
-    ({"rule": "sizes"}, "did you mean 'by_size'"),
-    ({"l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),
+    ({"rule": "by_score", "scores": 0.0, "scores_are": "public"}, "scores"),
+    ({"rule": "by_score", "scores": -1.0, "scores_are": "public"}, "scores"),
+    ({"rule": "by_score", "scores": jnp.ones(()), "scores_are": "public"}, "scores"),
+    ({"rule": "uniform", "scores": 1.0}, "rule"),
+    ({"rule": "sizes"}, "rule"),
+    ({"l2_clip_norm": float("inf")}, "l2_clip_norm"),
   ],
 )
-def test_scores_of_unknown_origin_and_wrong_arguments_are_refused(options, match):
+def test_scores_of_unknown_origin_and_wrong_arguments_are_refused(options, field):
   options = {"l2_clip_norm": 1.0, **options}
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     gradients.allocate_clip_norms(_PARAMS, options.pop("l2_clip_norm"), **options)
 
 
 def test_only_a_group_among_others_may_have_the_bound_zero():
   for bad in (0.0, {"w": 0.0}, {"w": 0.0, "b": -1.0}, {"w": 0.0, "b": float("nan")}):
-    with pytest.raises(UserError, match="l2_clip_norm="):
+    with refuses("l2_clip_norm"):
       gradients.clipped_grad(lambda p, x: p["w"] * x, l2_clip_norm=bad)
 
 
 def test_a_score_that_would_freeze_its_group_by_rounding_is_refused():
   scores = {"conv": 0.0, "block": 2.0, "head": 5e-324}
-  with pytest.raises(UserError, match="vanishes beside the others"):
+  with refuses("scores"):
     gradients.allocate_clip_norms(
       _PARAMS, 1.0, rule="by_score", scores=scores, scores_are="public"
     )

@@ -13,7 +13,7 @@ from dpjax import gradients, models, trees
 from dpjax.gradients import Automatic, Clip
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _ENTRY = st.one_of(
   st.floats(width=32, allow_nan=True, allow_infinity=True),
@@ -138,17 +138,17 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
 
 @pytest.mark.cases(quick=[0, 2, 3], long=...)
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    ((1.0, "auto"), "clipping='auto'.*did you mean 'automatic'"),
-    ((1.0, 0.01), "clipping=0.01: must be a ClipRule"),
-    ((1.0, Automatic(0.0)), "gamma=0.0"),
-    ((1.0, Automatic(1e-12)), "gamma=1e-12: must be >= 1e-08"),
-    ((1.0, Automatic(float("nan"))), "gamma=nan"),
-    ((float("inf"), "automatic"), "l2_clip_norm=inf"),
-    ((1e30, "automatic"), "gamma=0.01: must be >= 1"),
+    ((1.0, "auto"), "clipping"),
+    ((1.0, 0.01), "clipping"),
+    ((1.0, Automatic(0.0)), "gamma"),
+    ((1.0, Automatic(1e-12)), "gamma"),
+    ((1.0, Automatic(float("nan"))), "gamma"),
+    ((float("inf"), "automatic"), "l2_clip_norm"),
+    ((1e30, "automatic"), "gamma"),
   ],
 )
-def test_wrong_arguments_are_named(options, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(options, field):
+  with refuses(field):
     Clip(*options)

@@ -17,9 +17,9 @@ from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.ghost.units import Rule
 from dpjax.models.wide_resnet import WsConv
 from dpjax.types import Example
-from dpjax.validate import UserError
 from tests import quick_compile
 from tests.gradients import ghost_oracle as oracle
+from tests.refuses import refuses
 
 SIZE = 4
 pytestmark = pytest.mark.usefixtures("x64")
@@ -774,5 +774,5 @@ def test_examples_are_clipped_before_devices_are_added_up():
 
 def test_wrong_parameters_are_one_clear_line():
   grad_fn = gradients.clipped_grad(lambda p, x: jnp.sum(p["n"] * x), l2_clip_norm=1.0)
-  with pytest.raises(UserError, match=r"params\['n'\]: dtype int32"):
+  with refuses("params['n']"):
     grad_fn({"n": jnp.arange(3, dtype=jnp.int32)}, _normal(SIZE, 3), True)

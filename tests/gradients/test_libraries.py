@@ -11,6 +11,7 @@ from dpjax import gradients, losses
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.gradients import ghost_oracle as oracle
+from tests.refuses import refuses
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -95,7 +96,7 @@ def test_a_function_among_the_parameters_is_one_line_that_says_what_to_do():
   eqx = pytest.importorskip("equinox")
   model = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
   grad_fn = gradients.clipped_grad(lambda model, x: model(x).sum(), l2_clip_norm=1.0)
-  with pytest.raises(UserError, match="^params.activation: .* eqx.partition") as refused:
+  with refuses("params.activation") as refused:
     grad_fn(model, jnp.ones((2, 3)), True)
   assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
 

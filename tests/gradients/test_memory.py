@@ -13,7 +13,7 @@ from jax import lax
 from dpjax import gradients, losses, models, trees
 from dpjax.gradients import memory
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _images(model, size, channels):
@@ -120,7 +120,7 @@ def test_a_budget_for_the_whole_batch_takes_it_in_one_pass():
 def test_a_budget_that_one_example_exceeds_is_one_clear_line():
   loss, params, batch = _mlp()
   grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0, memory_budget=100)
-  with pytest.raises(UserError, match=r"memory_budget=100: must be >= \d+ bytes") as caught:
+  with refuses("memory_budget") as caught:
     grad_fn(params, batch, True)
   assert "\n" not in str(caught.value)
   needed = float(re.search(r">= (\d+)", str(caught.value)).group(1))
@@ -129,14 +129,14 @@ def test_a_budget_that_one_example_exceeds_is_one_clear_line():
 
 
 @pytest.mark.parametrize(
-  ("options", "match"),
+  ("options", "field"),
   [
-    (dict(memory_budget=0), "memory_budget=0"),
-    (dict(memory_budget=1e9, microbatch_size=4), "microbatch_size is given"),
+    (dict(memory_budget=0), "memory_budget"),
+    (dict(memory_budget=1e9, microbatch_size=4), "memory_budget"),
   ],
 )
-def test_a_wrong_budget_names_itself(options, match):
-  with pytest.raises(UserError, match=match):
+def test_a_wrong_budget_names_itself(options, field):
+  with refuses(field):
     gradients.clipped_grad(lambda p, x: p * x, l2_clip_norm=1.0, **options)
 
 

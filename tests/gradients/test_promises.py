@@ -16,6 +16,7 @@ import dpjax
 from dpjax import gradients, transforms
 from dpjax.types import Batch
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 METHODS = ("auto", "ghost", "vmap")
 
@@ -52,7 +53,7 @@ def test_p7_a_batch_without_a_mask_is_refused_on_every_route(method, microbatch_
     loss, l2_clip_norm=1.0, method=method, microbatch_size=microbatch_size
   )
   for call in (lambda: grad_fn(jnp.ones(3), x), lambda: grad_fn(jnp.ones(3), x, mask=None)):
-    with pytest.raises(UserError, match="mask=None") as caught:
+    with refuses("mask") as caught:
       call()
     assert "\n" not in str(caught.value)
   real = jnp.arange(64) < 1
@@ -68,16 +69,16 @@ def test_p7_a_batch_without_a_mask_is_refused_on_every_route(method, microbatch_
 
 @pytest.mark.cases(slow=[4], long=...)
 @pytest.mark.parametrize(
-  ("mask", "match"),
+  ("mask", "field"),
   [
-    (None, "mask=None"),
+    (None, "mask"),
     (np.ones(3, bool), "mask.shape"),
     (np.ones((4, 1), bool), "mask.shape"),
     (np.ones(4), "mask.dtype"),
     (np.ones(4, int), "mask.dtype"),
   ],
 )
-def test_a_mask_that_is_none_of_the_kinds_is_named(mask, match):
+def test_a_mask_that_is_none_of_the_kinds_is_named(mask, field):
   x = jnp.ones((4, 2))
   stacked = {"w": jnp.ones((4, 2))}
   calls = [
@@ -86,20 +87,20 @@ def test_a_mask_that_is_none_of_the_kinds_is_named(mask, match):
     *(functools.partial(_update, tx, stacked, mask) for tx in _private_transforms()),
   ]
   for call in calls:
-    with pytest.raises(UserError, match=match):
+    with refuses(field):
       call()
 
 
 def test_a_batch_and_a_mask_beside_it_are_one_too_many():
   batch = Batch(jnp.ones((4, 2)), jnp.ones(4, bool))
   grad_fn = gradients.clipped_grad(_LINEAR, l2_clip_norm=1.0)
-  with pytest.raises(UserError, match="has its own"):
+  with refuses("mask"):
     grad_fn(jnp.ones(2), batch, True)
   for missing in (
     Batch(jnp.ones((4, 2)), None),
     Batch(jnp.ones((4, 3, 2)), jnp.ones((4, 3), bool)),  # of users, each with 3 examples
   ):
-    with pytest.raises(UserError, match="mask=None"):
+    with refuses("mask"):
       grad_fn(jnp.ones(2), missing)
 
 
@@ -215,7 +216,7 @@ def test_parameters_that_are_not_real_floats_are_refused_on_every_route(bad, met
     *(functools.partial(_update, tx, stacked, True) for tx in _private_transforms()),
   ]
   for call in calls:
-    with pytest.raises(UserError, match=r"\['n'\]: dtype") as caught:
+    with refuses("grads['n']", "params['n']") as caught:
       call()
     assert "\n" not in str(caught.value)
 
@@ -349,7 +350,7 @@ def test_norms_of_any_size_are_true_also_in_float64(x64):
 
 @pytest.mark.parametrize("bad", [1e-26, 1e31, 1e-300])
 def test_a_clip_norm_beyond_float32_is_refused(bad):
-  with pytest.raises(UserError, match="l2_clip_norm="):
+  with refuses("l2_clip_norm"):
     gradients.clipped_grad(_LINEAR, l2_clip_norm=bad)
 
 
@@ -474,7 +475,7 @@ def test_an_empty_batch_sums_to_zero(method, options):
     np.testing.assert_array_equal(summed.total["w"], np.zeros((3, 2)))
     assert summed.norms.shape == summed.losses.shape == (0,)
     assert summed.l2_bound == 1.0
-  with pytest.raises(UserError, match="mask=None"):
+  with refuses("mask"):
     grad_fn(params, jnp.ones((0, 3)))
 
 
@@ -498,7 +499,7 @@ def test_parameters_without_an_array_are_one_line(empty):
     *(functools.partial(_update, tx, empty, True) for tx in _private_transforms()),
   ]
   for call in calls:
-    with pytest.raises(UserError, match="at least one array"):
+    with refuses("params", "updates"):
       call()
 
 
@@ -533,7 +534,7 @@ def test_bounds_that_are_no_prefix_of_the_parameters_are_one_line():
   grad_fn = gradients.clipped_grad(
     lambda p, x: jnp.sum(p["w"] * x), l2_clip_norm={"v": 1.0}
   )
-  with pytest.raises(UserError, match="prefix"):
+  with refuses("l2_clip_norm"):
     grad_fn({"w": jnp.ones(2)}, jnp.ones((2, 2)), True)
 
 

@@ -14,6 +14,7 @@ from dpjax.validate import UserError
 from launch import account, bounded
 from tests import commands
 from tests.checks import finished_runs
+from tests.refuses import refuses
 
 _ROOT = pathlib.Path(account.__file__).parents[1]
 
@@ -232,11 +233,11 @@ def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
   (plain,) = _ask("--num_steps=50", *given)
   assert solve.epsilon_of(cut, "pld") > solve.epsilon_of(plain, "pld")
   assert "gdp" not in account.table([cut])
-  with pytest.raises(UserError, match="capacity"):
+  with refuses("capacity"):
     _ask("--sampler=truncated_poisson", "--num_steps=50", *given)
-  with pytest.raises(UserError, match="capacity=24: goes with"):
+  with refuses("capacity", value=24):
     _ask("--capacity=24", "--num_steps=50", *given)
-  with pytest.raises(UserError, match="num_examples=None"):
+  with refuses("num_examples", value=None):
     _ask("--sampler=truncated_poisson", "--capacity=9", "--num_steps=5", "--epsilon=1")
 
 
@@ -281,17 +282,17 @@ def test_random_allocation_solves_for_whole_passes():
 
 
 @pytest.mark.parametrize(
-  "args, message",
+  "args, field",
   [
-    (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob=None: must be given"),
-    (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob=2"),
+    (("--epsilon=1", "--noise_multiplier=2"), "sampling_prob"),
+    (("--sampling_prob=2", "--num_steps=4", "--noise_multiplier=2"), "sampling_prob"),
     (
       ("--sampling_prob=1e-320", "--num_steps=4", "--noise_multiplier=2"),
-      r"sampling_prob=1e-320: must be at least 1e-15",
+      "sampling_prob",
     ),
     (  # as launch.train does, whose passes are whole
       ("--sampling_prob=0.3", "--num_steps=4", "--noise_multiplier=2"),
-      "sampling_prob=0.3: must be 1 / a whole number.* 0.3333333333333333 is near",
+      "sampling_prob",
     ),
     (
       (
@@ -300,12 +301,12 @@ def test_random_allocation_solves_for_whole_passes():
         "--num_steps=4",
         "--noise_multiplier=2",
       ),
-      "batch_size=4096: must be num_examples=60000 / a whole number.* 4000 is near",
+      "batch_size",
     ),
   ],
 )
-def test_what_random_allocation_cannot_do_is_one_line(args, message):
-  with pytest.raises(UserError, match=message):
+def test_what_random_allocation_cannot_do_is_one_line(args, field):
+  with refuses(field):
     answer = _answer("--sampler=random_allocation", *args)
     solve.epsilon_of(answer, answer.accountants[0])
 
@@ -373,30 +374,30 @@ def test_three_of_t_are_solved_for_in_whole_passes_on_the_private_side(unknown):
 
 
 @pytest.mark.parametrize(
-  "args, message",
+  "args, field",
   [
-    (("--num_steps=4",), "num_selected=None: must be an integer >= 1"),
-    (("--num_selected=0", "--num_steps=4"), "num_selected=0"),
-    (("--num_selected=5", "--num_steps=4"), "num_steps=4: must be an integer >= 5"),
+    (("--num_steps=4",), "num_selected"),
+    (("--num_selected=0", "--num_steps=4"), "num_selected"),
+    (("--num_selected=5", "--num_steps=4"), "num_steps"),
     (
       ("--num_selected=3", "--num_steps=9", "--sampling_prob=0.4"),
-      "sampling_prob=0.4: must be 3 / a whole number.* k out of t; 0.375 is near",
+      "sampling_prob",
     ),
     (
       ("--num_selected=3", "--num_steps=9", "--num_examples=1000", "--batch_size=601"),
-      "batch_size=601: must be 3 num_examples, 3000, / a whole number.* 600 is near",
+      "batch_size",
     ),
     (
       ("--num_selected=3", "--num_steps=9", "--sampling_prob=1e-300"),
-      "sampling_prob=1e-300: must be at least 3",
+      "sampling_prob",
     ),
-    (("--num_selected=99999999999999999", "--num_steps=4"), "num_selected=.*below 2"),
-    (("--sampler=poisson", "--num_selected=2"), "num_selected=2: goes with .*'k_out_of_t'"),
-    (("--sampler=none", "--num_selected=2"), "num_selected=2: goes with .*'k_out_of_t'"),
+    (("--num_selected=99999999999999999", "--num_steps=4"), "num_selected"),
+    (("--sampler=poisson", "--num_selected=2"), "num_selected"),
+    (("--sampler=none", "--num_selected=2"), "num_selected"),
   ],
 )
-def test_what_k_out_of_t_cannot_do_is_one_line(args, message):
-  with pytest.raises(UserError, match=message):
+def test_what_k_out_of_t_cannot_do_is_one_line(args, field):
+  with refuses(field):
     _ask(*_SELECTED, *args)
 
 
@@ -414,10 +415,10 @@ def test_batches_with_replacement_are_answered_by_pld_under_both_relations():
   # A share is that of a whole batch, as training draws it.
   (share,) = _ask(asked[0], asked[1], "--sampling_prob=0.097", *more)
   assert share.sampling_prob == 0.1
-  with pytest.raises(UserError, match="num_examples=None: must be given .*'with_rep"):
+  with refuses("num_examples", value=None):
     _ask(asked[0], "--sampling_prob=0.1", *more)
   (by_rdp,) = _ask(*asked, *more, "--accountant=rdp")
-  with pytest.raises(UserError, match="with_replacement with accountant='rdp'"):
+  with refuses("sampler"):
     solve.epsilon_of(by_rdp, "rdp")
 
 
@@ -499,7 +500,7 @@ def test_batches_that_come_as_often_as_they_may_are_simulated(least):
 
 @pytest.mark.parametrize(("sampler", "prob"), [("balls_in_bins", 0.9), ("min_sep", 0.3)])
 def test_a_probability_that_would_be_ignored_is_refused_in_the_library(sampler, prob):
-  with pytest.raises(UserError, match=f"sampling_prob={prob}: must be .*1 / min_sep, 0.25"):
+  with refuses("sampling_prob"):
     solve.bounded_rows(solve.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
 
 
@@ -514,18 +515,18 @@ def test_a_row_beside_others_refuses_none_of_them():
 
 
 @pytest.mark.parametrize(
-  "args, message",
+  "args, field",
   [
     (("--min_sep=4",), "sampling_prob"),
-    (("--min_sep=4", "--sampling_prob=0.3"), "must be at most 1 / min_sep"),
-    (("--min_sep=4", "--sampling_prob=0.1", "--bands=5"), r"bands=5: .* \[1, 4\]"),
-    (("--min_sep=4", "--sampling_prob=0.1", "--gdp"), "gdp: does not go with"),
-    (("--sampling_prob=0.1",), "min_sep=None"),
+    (("--min_sep=4", "--sampling_prob=0.3"), "sampling_prob"),
+    (("--min_sep=4", "--sampling_prob=0.1", "--bands=5"), "bands"),
+    (("--min_sep=4", "--sampling_prob=0.1", "--gdp"), "gdp"),
+    (("--sampling_prob=0.1",), "min_sep"),
   ],
 )
-def test_what_a_simulation_cannot_answer_is_one_line(args, message):
+def test_what_a_simulation_cannot_answer_is_one_line(args, field):
   values = _flags("--sampler=min_sep", "--num_steps=8", *args)
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     bounded.runs(values, [1.0])
 
 

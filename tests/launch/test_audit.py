@@ -10,8 +10,8 @@ import pytest
 from dpjax.auditing.games import Claim, Game, game, registry
 from dpjax.auditing.games.game import linear
 from dpjax.experiments.checks import long_games
-from dpjax.validate import UserError
 from tests import commands
+from tests.refuses import refuses
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -98,16 +98,16 @@ def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
 
 def test_another_audit_is_not_overwritten(toys, tmp_path):
   long_games.run(long_games.Settings(minutes=0.01, only="honest"), tmp_path)
-  with pytest.raises(UserError, match="holds an audit with other settings"):
+  with refuses("out"):
     long_games.run(long_games.Settings(minutes=0.01), tmp_path)
   (tmp_path / "result.json").write_text("[]")
-  with pytest.raises(UserError, match="is not that of an audit"):
+  with refuses("out"):
     long_games.run(long_games.Settings(minutes=0.01), tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"minutes": 0}, {"seed": -1}, {"only": "nobody"}])
 def test_wrong_settings_are_named(wrong):
-  with pytest.raises(UserError, match=next(iter(wrong))):
+  with refuses("minutes", "only", "seed"):
     long_games.Settings(**wrong)
 
 

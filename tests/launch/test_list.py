@@ -11,9 +11,9 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.validate import UserError
 from launch import list as launcher
 from tests import commands
+from tests.refuses import refuses
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,7 @@ def test_configs_are_all_that_the_repository_holds():
 
 
 def test_an_unknown_topic_names_the_nearest():
-  with pytest.raises(UserError, match=r"topic='atacks'.*did you mean 'attacks'"):
+  with refuses("topic", value="atacks"):
     launcher.page(("atacks",))
   assert catalogue.sentence(None) == ""
 

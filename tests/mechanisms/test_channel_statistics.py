@@ -13,7 +13,7 @@ from scipy import stats
 from dpjax import accounting, mechanisms
 from dpjax.mechanisms import channel_statistics as lib
 from dpjax.mechanisms import noisy_means as means
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RNG = np.random.default_rng(0)
 _X = np.abs(_RNG.normal(size=(40, 2, 2, 3)) * [0.1, 1.0, 3.0]).astype(np.float32)
@@ -178,7 +178,7 @@ def test_under_replace_one_medians_are_scaled_for_an_exchange():
   swapped = _made(neighboring_relation="replace_one")._median
   assert swapped.scale == 2 * _made()._median.scale
   assert _made(neighboring_relation="replace_special")._median == _made()._median
-  with pytest.raises(UserError, match="private under 'replace_one'"):
+  with refuses("neighboring_relation"):
     _made(neighboring_relation="replace_one").event("add_or_remove_one")
 
 
@@ -191,25 +191,25 @@ def test_standardised_features_have_mean_zero_and_variance_one():
 
 
 @pytest.mark.parametrize(
-  ("options", "word"),
+  ("options", "field"),
   [
-    ({"clip_norms": (1.0,)}, "clip_norms=.*two norms"),
-    ({"clip_norms": (1.0, -1.0)}, r"clip_norms\[1\]=-1.0"),
+    ({"clip_norms": (1.0,)}, "clip_norms"),
+    ({"clip_norms": (1.0, -1.0)}, "clip_norms[1]"),
     ({"noise_multiplier": 0.0}, "noise_multiplier"),
-    ({"noise_multiplier": 1e-200}, "noise_multiplier=1e-200: must be in"),
-    ({"noise_multiplier": 1e200}, "noise_multiplier=1e\\+200: must be in"),
-    ({"median_epsilon": 0.0}, "epsilon"),
-    ({"median_epsilon": 800.0}, "median_epsilon=800.0: must be in"),
+    ({"noise_multiplier": 1e-200}, "noise_multiplier"),
+    ({"noise_multiplier": 1e200}, "noise_multiplier"),
+    ({"median_epsilon": 0.0}, "median_epsilon"),
+    ({"median_epsilon": 800.0}, "median_epsilon"),
     ({"normalize_by": 1e200}, "normalize_by"),
   ],
 )
-def test_wrong_settings_are_one_line(options, word):
-  with pytest.raises(UserError, match=word):
+def test_wrong_settings_are_one_line(options, field):
+  with refuses(field):
     _made(**options)
 
 
 def test_wrong_data_are_one_line():
   made = _made()
   for x in (np.zeros(3), np.zeros((3, 0)), np.zeros((3, 0, 2))):
-    with pytest.raises(UserError, match="x: must have shape"):
+    with refuses("x"):
       made(jax.random.key(0), x)

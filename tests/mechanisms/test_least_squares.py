@@ -15,7 +15,7 @@ from dpjax.mechanisms.least_squares import (
   exact_sums,
   joint_sensitivity,
 )
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _UNIT = 2.0**-38
 _WEIGHTS = (0.0, 0.3, 0.7, 0.71, 1.0, 3.0)
@@ -183,7 +183,7 @@ def test_the_event_is_that_of_one_gaussian_release():
   )
   wanted = mechanisms.gaussian_delta(3.0, epsilon)
   assert wanted <= 1e-5 * (1 + 1e-6)
-  with pytest.raises(UserError, match="private under 'replace_one'"):
+  with refuses("neighboring_relation"):
     swap.event()
 
 
@@ -204,20 +204,20 @@ def test_noise_is_on_a_grid_that_the_data_do_not_decide():
 
 
 @pytest.mark.parametrize(
-  ("settings", "wanted"),
+  ("settings", "field"),
   [
-    ({"noise_multiplier": 0.0}, "noise_multiplier=0.0: must be"),
-    ({"noise_multiplier": 1.0, "feature_norm": -1.0}, "feature_norm=-1.0: must be"),
+    ({"noise_multiplier": 0.0}, "noise_multiplier"),
+    ({"noise_multiplier": 1.0, "feature_norm": -1.0}, "feature_norm"),
     # Its square is no float64, and nor is the inverse of the next one's.
-    ({"noise_multiplier": 1.0, "feature_norm": 1e300}, r"feature_norm=1e\+300: must be in"),
-    ({"noise_multiplier": 1.0, "target_norm": 1e-300}, "target_norm=1e-300: must be in"),
-    ({"noise_multiplier": 1.0, "target_norm": np.nan}, "target_norm=nan: must be"),
-    ({"noise_multiplier": 1.0, "moment_weight": 1e-9}, "moment_weight=1e-09: must be 0"),
+    ({"noise_multiplier": 1.0, "feature_norm": 1e300}, "feature_norm"),
+    ({"noise_multiplier": 1.0, "target_norm": 1e-300}, "target_norm"),
+    ({"noise_multiplier": 1.0, "target_norm": np.nan}, "target_norm"),
+    ({"noise_multiplier": 1.0, "moment_weight": 1e-9}, "moment_weight"),
     ({"noise_multiplier": 1.0, "neighboring_relation": "none"}, "neighboring_relation"),
   ],
 )
-def test_settings_are_refused_in_one_line(settings, wanted):
-  with pytest.raises(UserError, match=wanted) as caught:
+def test_settings_are_refused_in_one_line(settings, field):
+  with refuses(field) as caught:
     LeastSquares(**settings)
   assert "\n" not in str(caught.value)
 
@@ -231,10 +231,10 @@ def test_data_are_refused_in_one_line():
     (np.zeros((3, 2)), np.zeros(3), "y"),
     (np.zeros((1, least_squares.MAX_FEATURES + 1)), np.zeros((1, 1)), "x"),
   ):
-    with pytest.raises(UserError, match=f"^{field}: must have"):
+    with refuses(field):
       mechanism(key, x, y)
-  with pytest.raises(UserError, match="y: must be integers"):
+  with refuses("y"):
     centred_labels(np.zeros(3), 2)
-  with pytest.raises(UserError, match="penalty=0.0: must be > 0"):
+  with refuses("penalty", value=0.0):
     least_squares.NoisyMoments(np.zeros((2, 2)), np.zeros((2, 1)), 0.0, 0.0).ridge()
   assert not centred_labels(np.array([-1, 7]), 3).any()

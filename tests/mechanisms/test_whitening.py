@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from dpjax import accounting, mechanisms
 from dpjax.mechanisms import noisy_means as means
 from dpjax.mechanisms import whitening as lib
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RNG = np.random.default_rng(0)
 _MIX = _RNG.normal(size=(3, 3)) * [3.0, 1.0, 0.3]
@@ -237,31 +237,31 @@ def test_few_examples_are_noise_and_never_nan(count):
 
 
 @pytest.mark.parametrize(
-  ("options", "word"),
+  ("options", "field"),
   [
-    ({"clip_norms": (1.0, 2.0)}, "clip_norms=.*five norms"),
-    ({"num_directions": 0}, "num_directions=0"),
-    ({"num_directions": 2000}, "num_directions=2000: must be at most 1024"),
-    ({"num_directions": 2.5}, "num_directions=2.5"),
-    ({"floor_rank": -1}, "floor_rank=-1"),
+    ({"clip_norms": (1.0, 2.0)}, "clip_norms"),
+    ({"num_directions": 0}, "num_directions"),
+    ({"num_directions": 2000}, "num_directions"),
+    ({"num_directions": 2.5}, "num_directions"),
+    ({"floor_rank": -1}, "floor_rank"),
     ({"noise_multiplier": 0.0}, "noise_multiplier"),
   ],
 )
-def test_wrong_settings_are_one_line(options, word):
-  with pytest.raises(UserError, match=word):
+def test_wrong_settings_are_one_line(options, field):
+  with refuses(field):
     _made(**options)
 
 
 @pytest.mark.cases(long=[2, 3])
 @pytest.mark.parametrize(
-  ("x", "word"),
+  ("x", "field"),
   [
-    (np.zeros((3, 4)), "x: must have shape"),
-    (np.zeros((3, 0, 4)), "x: must have shape"),
-    (np.zeros((1, 1025, 1)), "at most 1024 positions"),
-    (["a"], "x: must be"),
+    (np.zeros((3, 4)), "x"),
+    (np.zeros((3, 0, 4)), "x"),
+    (np.zeros((1, 1025, 1)), "x"),
+    (["a"], "x"),
   ],
 )
-def test_wrong_data_are_one_line(x, word):
-  with pytest.raises(UserError, match=word):
+def test_wrong_data_are_one_line(x, field):
+  with refuses(field):
     _made()(jax.random.key(0), x)

@@ -33,6 +33,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.run import loop
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 # Orbax reads arrays at once: where one is damaged, others end after its loop is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -290,7 +291,7 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
   place.write_text(json.dumps(held, indent=1))
   assert names.weights_sha256(config.pretrained, "pretrained") != named
   shutil.rmtree(folder)
-  with pytest.raises(UserError, match="there is no such file"):
+  with refuses("pretrained"):
     build.check(config)
 
 

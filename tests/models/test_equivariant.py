@@ -10,7 +10,7 @@ import pytest
 from dpjax import gradients, losses, models
 from dpjax.models import equivariant
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _X = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
 _D4 = equivariant.GROUPS["D4"]
@@ -86,32 +86,32 @@ def test_all_positions_reach_the_head_where_it_is_not_invariant(x64):
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
+  ("options", "field"),
   [
-    (dict(group="D3"), "group='D3'"),
-    (dict(first_kernel=5), "kernel_size=5: must be even with stride 2"),
-    (dict(strides=(1, 1)), "kernel_size=6: must be odd with stride 1"),
-    (dict(strides=(2, 3)), "must be 1 or 2"),
-    (dict(strides=(2,)), "one entry per convolution"),
-    (dict(filters=()), "one entry per convolution"),
-    (dict(pool_after=(3,)), r"pool_after=\(3,\)"),
-    (dict(num_groups=5), "num_groups=5"),
-    (dict(num_groups=0), "num_groups=0"),
+    (dict(group="D3"), "group"),
+    (dict(first_kernel=5), "kernel_size"),
+    (dict(strides=(1, 1)), "kernel_size"),
+    (dict(strides=(2, 3)), "strides"),
+    (dict(strides=(2,)), "filters"),
+    (dict(filters=()), "filters"),
+    (dict(pool_after=(3,)), "pool_after"),
+    (dict(num_groups=5), "num_groups"),
+    (dict(num_groups=0), "num_groups"),
     (
       dict(filters=(2, 4), num_groups=4),
-      r"num_groups=4: must divide each of filters=\(2, 4\)",
+      "num_groups",
     ),
   ],
 )
-def test_what_would_break_the_symmetry_is_refused(options, message):
-  with pytest.raises(UserError, match=message):
+def test_what_would_break_the_symmetry_is_refused(options, field):
+  with refuses(field):
     jax.eval_shape(_small(**options).init, jax.random.key(0), _X[:1])
 
 
 @pytest.mark.parametrize("side", [7, 10])  # odd at the stride; odd at the pool
 def test_a_side_that_is_odd_where_it_is_halved_is_refused(side):
   x = jnp.zeros((1, side, side, 3))
-  with pytest.raises(UserError, match="a side is odd where it is halved"):
+  with refuses("x.shape"):
     jax.eval_shape(_small().init, jax.random.key(0), x)
 
 

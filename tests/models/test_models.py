@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax import models, trees
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 KEY = jax.random.key(0)
 IMAGE, FEATURES = (8, 8, 1), (4, 4, 27)
@@ -189,31 +189,31 @@ def test_cnn_fits_digits_with_smaller_kernels():
 
 @pytest.mark.parametrize("size", [8, 12])
 def test_cnn_refuses_images_too_small_for_its_kernels(size):
-  with pytest.raises(UserError, match=r"x\.shape.*too small.*\(3, 3\)"):
+  with refuses("x.shape"):
     models.Cnn(num_classes=10).init(KEY, jnp.zeros((1, size, size, 1)))
 
 
 @pytest.mark.parametrize("name", ["cnn", "radp_mnist", "scatter_linear", "wrn_16_4"])
 def test_a_missing_channel_axis_is_named(name):
-  with pytest.raises(UserError, match=r"x\.shape=\(2, 28, 28\): must be"):
+  with refuses("x.shape"):
     models.build(name, num_classes=10).init(KEY, jnp.zeros((2, 28, 28)))
 
 
 @pytest.mark.cases(long=[4, 7, 8])
 @pytest.mark.parametrize(
-  ("make", "message"),
+  ("make", "field"),
   [
-    (lambda: models.Cnn(num_classes=0), "num_classes=0"),
-    (lambda: models.Cnn(num_classes=2, features=(4,)), r"features=\(4,\)"),
-    (lambda: models.Cnn(num_classes=2, activation="rely"), "did you mean 'relu'"),
-    (lambda: models.Mlp(num_classes=2, features=(0,)), "features=0"),
+    (lambda: models.Cnn(num_classes=0), "num_classes"),
+    (lambda: models.Cnn(num_classes=2, features=(4,)), "features"),
+    (lambda: models.Cnn(num_classes=2, activation="rely"), "activation"),
+    (lambda: models.Mlp(num_classes=2, features=(0,)), "features"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), pool_after=(2,)), "pool_after"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), strides=(1, 1)), "strides"),
-    (lambda: models.WideResNet(num_classes=2, depth=15), "depth=15"),
-    (lambda: models.WideResNet(num_classes=2, num_groups=5), "num_groups=5"),
-    (lambda: models.Transformer(9, features=10, num_heads=4), "features=10"),
+    (lambda: models.WideResNet(num_classes=2, depth=15), "depth"),
+    (lambda: models.WideResNet(num_classes=2, num_groups=5), "num_groups"),
+    (lambda: models.Transformer(9, features=10, num_heads=4), "features"),
   ],
 )
-def test_wrong_fields_are_refused_when_the_model_is_made(make, message):
-  with pytest.raises(UserError, match=message):
+def test_wrong_fields_are_refused_when_the_model_is_made(make, field):
+  with refuses(field):
     make()

@@ -25,6 +25,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import model_inputs
 from dpjax.models import patches
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _random_images(shape, seed=1):
@@ -133,26 +134,26 @@ def test_what_is_learnt_evens_out_random_images_and_repeats():
 def test_values_that_are_no_image_are_refused(value):
   x = np.zeros((2, 9, 11, 3), np.float32)
   x[1, 2, 3, 0] = value
-  with pytest.raises(UserError, match=r"x: must hold images in \[0, 1\]") as error:
+  with refuses("x") as error:
     models.patch_features(x, _network())
   assert "\n" not in str(error.value)
-  with pytest.raises(UserError, match=r"images: must hold images in \[0, 1\]"):
+  with refuses("images"):
     models.learned_patches(x)
 
 
 @pytest.mark.parametrize(
-  ("shape", "words"),
+  ("shape", "field"),
   [
-    ((2, 9, 11, 1), "of 3 colours"),
-    ((2, 6, 11, 3), "7 to 96 pixels"),
-    ((2, 9, 97, 3), "7 to 96 pixels"),
-    ((9, 11, 3), "must be images"),
-    ((2, 9, 11, 17), "1 to 16 colours"),
-    ((2, 9, 11, 0), "1 to 16 colours"),
+    ((2, 9, 11, 1), "x"),
+    ((2, 6, 11, 3), "x"),
+    ((2, 9, 97, 3), "x"),
+    ((9, 11, 3), "x"),
+    ((2, 9, 11, 17), "x"),
+    ((2, 9, 11, 0), "x"),
   ],
 )
-def test_images_of_another_kind_are_refused(shape, words):
-  with pytest.raises(UserError, match=words) as error:
+def test_images_of_another_kind_are_refused(shape, field):
+  with refuses(field) as error:
     models.patch_features(np.zeros(shape, np.float32), _network())
   assert "\n" not in str(error.value)
   with pytest.raises(UserError):
@@ -160,30 +161,30 @@ def test_images_of_another_kind_are_refused(shape, words):
 
 
 def test_an_error_does_not_tell_the_number_of_records():
-  with pytest.raises(UserError) as error:
+  with refuses("x") as error:
     models.patch_features(np.zeros((4321, 5, 9, 3), np.float32), _network())
-  assert "4321" not in str(error.value) and "(5, 9, 3)" in str(error.value)
+  assert "4321" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda x: models.learned_patches(x, words=0), "words=0: must be an integer >= 1"),
-    (lambda x: models.learned_patches(x, words=2.5), "words=2.5: must be an integer"),
-    (lambda x: models.learned_patches(x[:0]), "images=0: must be at least 2"),
-    (lambda x: models.learned_patches(x[:1]), "images=1: must be at least 2"),
-    (lambda x: models.learned_patches(0 * x + 0.5), "patches that are not constant"),
-    (lambda x: models.learned_patches(list(x)), "images=list: must be an array of real"),
-    (lambda x: models.learned_patches(255 * x), r"images: must hold images in \[0, 1\]"),
-    (lambda x: models.patch_features(x + 0j, _network()), "x=ndarray: must be an array"),
-    (lambda x: models.patch_features(x.astype(str), _network()), "x=ndarray: must be an"),
-    (lambda x: models.patch_features(x, None), "network=NoneType: must be what"),
-    (lambda x: models.patch_features(x, tuple(_network())), "network=tuple: must be what"),
-    (lambda x: models.patch_features(x, _network(), mirrored="no"), "mirrored='no'"),
+    (lambda x: models.learned_patches(x, words=0), "words"),
+    (lambda x: models.learned_patches(x, words=2.5), "words"),
+    (lambda x: models.learned_patches(x[:0]), "images"),
+    (lambda x: models.learned_patches(x[:1]), "images"),
+    (lambda x: models.learned_patches(0 * x + 0.5), "images"),
+    (lambda x: models.learned_patches(list(x)), "images"),
+    (lambda x: models.learned_patches(255 * x), "images"),
+    (lambda x: models.patch_features(x + 0j, _network()), "x"),
+    (lambda x: models.patch_features(x.astype(str), _network()), "x"),
+    (lambda x: models.patch_features(x, None), "network"),
+    (lambda x: models.patch_features(x, tuple(_network())), "network"),
+    (lambda x: models.patch_features(x, _network(), mirrored="no"), "mirrored"),
   ],
 )
-def test_a_wrong_argument_is_one_line(call, words):
-  with pytest.raises(UserError, match=words) as error:
+def test_a_wrong_argument_is_one_line(call, field):
+  with refuses(field) as error:
     call(_random_images((3, 9, 11, 3)))
   assert "\n" not in str(error.value)
 
@@ -260,10 +261,10 @@ def test_kept_features_are_those_of_these_settings(small, tmp_path):
 def test_what_is_no_image_is_one_line(small):
   table = Dataset(np.zeros((4, 6), np.float32), np.zeros(4, np.int32), "rows", 2, "train")
   for dataset, words in (
-    (table, "needs images"),
-    (_dataset("train", 4, (5, 9, 3)), "7 to"),
+    (table, "model.name"),
+    (_dataset("train", 4, (5, 9, 3)), "x"),
   ):
-    with pytest.raises(UserError, match=words) as error:
+    with refuses(words) as error:
       features.featured(ModelConfig("patches_linear"), dataset)
     assert "\n" not in str(error.value)
 
@@ -272,11 +273,11 @@ def test_centred_images_are_refused_before_any_data_are_read():
   config = TrainConfig(
     data=DataConfig(name="digits", center=True), model=ModelConfig("patches_linear")
   )
-  with pytest.raises(UserError, match="data.center=True: must be False") as error:
+  with refuses("data.center", value=True) as error:
     build.check(config)
   assert "\n" not in str(error.value)
   over_clients = FedConfig(data=config.data, model=config.model)
-  with pytest.raises(UserError, match="data.center=True: must be False"):
+  with refuses("data.center", value=True):
     federated.check(over_clients)
   # Features of scattering are of any numbers.
   build.check(dataclasses.replace(config, model=ModelConfig("scatter_linear")))
@@ -288,7 +289,7 @@ def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypa
   x = np.array(dataset.x)
   x[3, 2, 1, 0] = 1.5
   dataset = dataclasses.replace(dataset, x=x)
-  with pytest.raises(UserError, match=r"must hold images in \[0, 1\]"):
+  with refuses("x"):
     features.featured(ModelConfig("patches_linear"), dataset)
 
 

@@ -12,7 +12,7 @@ from sklearn import datasets
 
 from dpjax import models
 from dpjax.models.scattering import _lowpass_matrix, _morlet_hat, num_channels, scattering
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 MODULE = sys.modules["dpjax.models.scattering"]  # the package's name is the function
 RNG = np.random.default_rng(0)
@@ -292,9 +292,9 @@ def test_opponent_colours_are_orthonormal_and_those_of_the_transformed_image():
   "colours, depth, told", [("opponent", 1, "3 colours, not of 1"), ("cmyk", 3, "cmyk")]
 )
 def test_colours_that_images_do_not_have_are_refused(colours, depth, told):
-  with pytest.raises(UserError, match=told):
+  with refuses("colours"):
     models.scattering_features(_random(1, 8, 8, depth), colours=colours)
-  with pytest.raises(UserError, match=told):
+  with refuses("colours"):
     models.typical_scales((8, 8, depth), colours=colours)
 
 
@@ -323,17 +323,17 @@ def test_tiny_data_sets(count):
 
 @pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
-  ("images", "options", "message"),
+  ("images", "options", "field"),
   [
-    (np.zeros((1, 8, 8, 1), np.uint8), {}, "images: must be floats.*uint8"),
-    (np.zeros((8, 8, 1), np.float32), {}, "images: must be floats"),
-    (np.zeros((1, 3, 8, 1), np.float32), {}, r"sides must be >= 2\*\*J=4"),
-    (np.zeros((1, 8, 8, 1), np.float32), {"J": 0}, "J=0"),
-    (np.zeros((1, 8, 8, 1), np.float32), {"batch_size": 0}, "batch_size=0"),
+    (np.zeros((1, 8, 8, 1), np.uint8), {}, "images"),
+    (np.zeros((8, 8, 1), np.float32), {}, "images"),
+    (np.zeros((1, 3, 8, 1), np.float32), {}, "images.shape"),
+    (np.zeros((1, 8, 8, 1), np.float32), {"J": 0}, "J"),
+    (np.zeros((1, 8, 8, 1), np.float32), {"batch_size": 0}, "batch_size"),
   ],
 )
-def test_wrong_images_are_refused(images, options, message):
-  with pytest.raises(UserError, match=message):
+def test_wrong_images_are_refused(images, options, field):
+  with refuses(field):
     models.scattering_features(images, **options)
 
 

@@ -10,7 +10,7 @@ import pytest
 from dpjax import gradients, losses, models, trees
 from dpjax.models.transformer import Attention
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 KEY = jax.random.key(0)
 SIZES = dict(num_layers=1, num_heads=2, features=8, max_length=6)
@@ -73,15 +73,15 @@ def test_attention_is_the_average_over_the_past_when_scores_are_equal():
 
 @pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
-  ("tokens", "message"),
+  ("tokens", "field"),
   [
-    (jnp.zeros((1, 7), jnp.int32), "length must be <= max_length=6"),
-    (jnp.zeros((1, 3), jnp.float32), "tokens: must be integers"),
-    (jnp.zeros(3, jnp.int32), "tokens: must be integers"),
+    (jnp.zeros((1, 7), jnp.int32), "tokens.shape"),
+    (jnp.zeros((1, 3), jnp.float32), "tokens"),
+    (jnp.zeros(3, jnp.int32), "tokens"),
   ],
 )
-def test_wrong_tokens_are_refused(tokens, message):
-  with pytest.raises(UserError, match=message):
+def test_wrong_tokens_are_refused(tokens, field):
+  with refuses(field):
     models.Transformer(vocab_size=11, **SIZES).init(KEY, tokens)
 
 
@@ -96,7 +96,7 @@ def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less()
     _, back = jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p), shapes[0])
     held.append(trees.size(back))  # numbers that the backward pass is given
   assert held[1] < 0.8 * held[0]
-  with pytest.raises(UserError, match=r"remat='yes': must be true or false"):
+  with refuses("remat", value="yes"):
     models.Transformer(vocab_size=11, **SIZES, remat="yes")
 
 

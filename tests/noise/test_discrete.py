@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.noise import discrete
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _gaussian_pmf(variance, reach=60):
@@ -46,7 +46,7 @@ def test_discrete_gaussian_of_large_variance_stays_in_64_bits():
   draws = discrete.discrete_gaussian(np.random.default_rng(2), 20_000, variance=2**24)
   assert stats.kstest(draws / 2**12, "norm").pvalue > 1e-3
   assert stats.kstest(draws / (2**12 * 1.05), "norm").pvalue < 1e-3
-  with pytest.raises(UserError, match=r"variance=16777217"):
+  with refuses("variance", value=16777217):
     discrete.discrete_gaussian(np.random.default_rng(2), 3, variance=2**24 + 1)
 
 
@@ -173,27 +173,27 @@ def test_clients_integers_come_back_as_their_sum():
 
 @pytest.mark.cases(long=[7, 8])
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda rng: discrete.discrete_gaussian(rng, 3, variance=2.5), "variance=2.5"),
-    (lambda rng: discrete.skellam(rng, 3, variance=0.0), "variance=0.0"),
+    (lambda rng: discrete.discrete_gaussian(rng, 3, variance=2.5), "variance"),
+    (lambda rng: discrete.skellam(rng, 3, variance=0.0), "variance"),
     # NumPy's draws are even from 2^54 on: the parity of the sum would be bare
-    (lambda rng: discrete.skellam(rng, 3, variance=2.0**55), "must be <= 2"),
-    (lambda rng: discrete.skellam(rng, 3, variance=1e30), "must be <= 2"),
-    (lambda rng: discrete.round_randomly(rng, [3.0], l2_norm=1.0), "l2_norm=1.0; clip it"),
-    (lambda rng: discrete.round_randomly(rng, [math.nan], l2_norm=1.0), "finite"),
-    (lambda rng: discrete.wrap(np.array([0.5]), 8), "round them first"),
-    (lambda rng: discrete.rounded_norm_bound(1.0, dim=3, beta=1.0), "beta=1.0"),
+    (lambda rng: discrete.skellam(rng, 3, variance=2.0**55), "variance"),
+    (lambda rng: discrete.skellam(rng, 3, variance=1e30), "variance"),
+    (lambda rng: discrete.round_randomly(rng, [3.0], l2_norm=1.0), "vector"),
+    (lambda rng: discrete.round_randomly(rng, [math.nan], l2_norm=1.0), "vector"),
+    (lambda rng: discrete.wrap(np.array([0.5]), 8), "values"),
+    (lambda rng: discrete.rounded_norm_bound(1.0, dim=3, beta=1.0), "beta"),
     (
       lambda rng: discrete.scale_for(
         l2_clip_norm=1.0, noise_multiplier=1.0, num_clients=200, bits=8
       ),
-      "bits=8",
+      "bits",
     ),
   ],
 )
-def test_bad_input_is_one_line(make, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line(make, field):
+  with refuses(field) as caught:
     make(np.random.default_rng(0))
   assert "\n" not in str(caught.value)
 
@@ -214,5 +214,5 @@ def test_wide_noise_of_the_largest_variance_is_not_cut():
   assert stats.kstest(draws / 2.0**56 / 1.3, "norm").pvalue < 1e-3
   # No lattice: the lowest bit is as good as a coin.
   assert stats.binomtest(int((draws & 1).sum()), 800).pvalue > 1e-3
-  with pytest.raises(UserError, match="variance=.*must be <= 2"):
+  with refuses("variance", value=5192296858534827628530496329220097):
     discrete.wide_discrete_gaussian(np.random.default_rng(2), 3, variance=variance + 1)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpjax import noise
 from dpjax.noise import distributions, source
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _DTYPES = (jnp.float32, jnp.float64)
 _N = 4_000
@@ -369,9 +369,8 @@ def test_no_silent_result(name):
       white, tree, std, correlation=correlation, num_steps=3
     ),
   ):
-    with pytest.raises(UserError) as info:
+    with refuses("like", "scale", "std", "tree"):
       call()
-    assert "\n" not in str(info.value)
 
 
 @pytest.mark.long
@@ -382,7 +381,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
     assert noisy["a"].shape == (0, 3) and np.isfinite(noisy["b"]).all()
     assert noise.add_gaussian(noise.init(key), {}, 1.0)[0] == {}
   for draw in (noise.gaussian, source.laplace):
-    with pytest.raises(UserError, match="=0"):
+    with refuses("scale", "std"):
       draw(jax.random.key(0), jnp.zeros(2), 0.0)
     for std in (1e36, 1e-31):  # as far as float32 goes
       drawn = np.asarray(draw(jax.random.key(0), jnp.zeros(5000), std), np.float64) / std
@@ -420,18 +419,14 @@ def test_drawn_integers_are_128_fresh_bits_each(shape):
 
 @pytest.mark.parametrize("span", [0, -1, 2**31, 2**32, 1.5, np.array([3, 0, 5])])
 def test_spans_that_integers_cannot_have_are_one_line(span):
-  with pytest.raises(UserError, match=r"^span=.*must be integers in \[1, 2\^31 - 1\]"):
+  with refuses("span"):
     source.integers(jax.random.key(0), (3,), span)
 
 
 def test_no_two_integers_share_their_bits():
-  with pytest.raises(
-    UserError, match=r"span: has shape \(3,\); must be one for each of \(1,\)"
-  ):
+  with refuses("span"):
     source.integers(jax.random.key(0), (1,), np.array([3, 4, 5]))
-  with pytest.raises(
-    UserError, match=r"span: has shape \(2,\); must be one for each of \(3,\)"
-  ):
+  with refuses("span"):
     source.integers(jax.random.key(0), (3,), np.array([3, 4]))
 
 

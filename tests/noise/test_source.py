@@ -12,6 +12,7 @@ from scipy import stats
 from dpjax import noise
 from dpjax.noise import source
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _KEY = source.key_from_bytes(bytes(range(32)))
 
@@ -163,9 +164,9 @@ def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
   assert float(jnp.abs(once - x).max()) <= 0.0625
   huge = jnp.asarray([3e38, -1e9, jnp.inf])
   np.testing.assert_array_equal(source.snap(huge, 0.125), huge)
-  with pytest.raises(UserError, match="power of two"):
+  with refuses("step"):
     source.snap(x, 0.1)
-  with pytest.raises(UserError, match="std=0"):
+  with refuses("std", value=0):
     source.grid_step(0)
 
 
@@ -198,9 +199,9 @@ def test_a_step_of_any_number_type_rounds_alike():
     assert out.dtype == x.dtype and out.tolist() == [0.25, -5.5]
   assert source.snap(x, 2**40).tolist() == [0, 0]
   for wrong in (10**400, 3, None, "1"):
-    with pytest.raises(UserError, match="^step="):
+    with refuses("step"):
       source.snap(x, wrong)
-  with pytest.raises(UserError, match="^bits="):
+  with refuses("bits", value=2.5):
     source.grid_step(1.0, bits=2.5)
 
 
@@ -209,5 +210,5 @@ def test_a_coin_takes_any_number():
   for prob in (np.float32(1), fractions.Fraction(3, 3), 1):
     assert source.bernoulli(key, prob, (3,)).all()
   for wrong in ("a", None, [0.5], True, 1.1, math.nan):
-    with pytest.raises(UserError, match="^prob="):
+    with refuses("prob"):
       source.bernoulli(key, wrong, (3,))

@@ -28,6 +28,7 @@ from dpjax.parallel import programs, targets
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests import commands
+from tests.refuses import refuses
 
 _GPU = "gpu:h100:8"
 _TPU = "tpu:v5e:2x4"
@@ -59,17 +60,17 @@ def on_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("text", "message"),
+  ("text", "field"),
   [
-    ("tpu", "target='tpu': must be such as 'tpu:v5e:2x4' or 'gpu:h100:8'"),
-    ("gpu:h100:0", "target='gpu:h100:0': must be such as"),
-    ("gpu:h100:2x4", "target='gpu:h100:2x4': must be such as"),
-    ("tpu:h100:2x4", "target='tpu:h100:2x4': must name a chip of v5e, v5p, v6e"),
-    ("gpu:v5e:8", "target='gpu:v5e:8': must name a chip of a100, h100, h200"),
+    ("tpu", "target"),
+    ("gpu:h100:0", "target"),
+    ("gpu:h100:2x4", "target"),
+    ("tpu:h100:2x4", "target"),
+    ("gpu:v5e:8", "target"),
   ],
 )
-def test_a_machine_of_another_form_is_one_line(text, message):
-  with pytest.raises(UserError, match=message):
+def test_a_machine_of_another_form_is_one_line(text, field):
+  with refuses(field):
     targets.parse(text)
 
 
@@ -88,7 +89,7 @@ def test_a_compiler_that_is_missing_or_of_another_jax_is_named(monkeypatch, text
   ):
     target.devices()
   monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
-  with pytest.raises(UserError, match=f"{package} is 0.0.1, and JAX .* needs "):
+  with refuses("target"):
     target.devices()
 
 
@@ -102,7 +103,7 @@ def test_the_command_says_what_it_needs():
 def test_a_mesh_larger_than_the_machine_is_refused(on_cpu):
   with targets.compiling_for(on_cpu):
     assert gradients.mesh_of("data:1").size == 1
-    with pytest.raises(UserError, match="'data:2': needs 2 devices, gpu:h100:1 has 1"):
+    with refuses("mesh"):
       gradients.mesh_of("data:2")
 
 
@@ -171,7 +172,7 @@ def test_a_federated_run_is_planned_by_the_program_of_its_clients(tmp_path, on_c
   assert lines["fits"].strip().startswith("yes: 0.00")
   assert lines["num_parameters"].strip() == "650"
   looped = dataclasses.replace(config, execution="loop")
-  with pytest.raises(UserError, match="execution='loop': must be 'auto', 'vmap' or"):
+  with refuses("execution", value="loop"):
     dry_run.report(FEDERATED, looped, tmp_path / "run", on_cpu)
 
 
@@ -213,7 +214,7 @@ def test_what_the_compiler_refuses_is_told_by_its_own_figure(on_cpu, monkeypatch
 
 def test_other_kinds_of_runs_are_refused(on_cpu):
   work = types.SimpleNamespace(program=None)
-  with pytest.raises(UserError, match="is for runs of launch.train and launch.federate"):
+  with refuses("target"):
     for_target.compiled(lambda config: work, RelevanceConfig(), on_cpu)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpjax.parallel import lobby, meeting
 from dpjax.validate import UserError
 from tests.federated import programs
+from tests.refuses import refuses
 
 _SOON = 60  # seconds; nothing here takes one, unless the machine is loaded
 
@@ -388,21 +389,21 @@ def test_a_port_in_use():
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"coordinator": "host"}, "coordinator='host': must be HOST:PORT"),
-    ({"coordinator": ":1"}, "must be HOST:PORT"),
-    ({"coordinator": "h:99999"}, "must be HOST:PORT"),
-    ({"process_id": 2}, "process_id=2: must be below num_processes=2"),
-    ({"process_id": -1}, "process_id=-1"),
-    ({"num_processes": 0}, "num_processes=0"),
-    ({"timeout": 0.0}, "connect_timeout=0"),
-    ({"peer_timeout": 0.0}, "peer_timeout=0"),
-    ({"peer_timeout": 0.5}, "peer_timeout=0.5: must be >= 1 seconds"),
+    ({"coordinator": "host"}, "coordinator"),
+    ({"coordinator": ":1"}, "coordinator"),
+    ({"coordinator": "h:99999"}, "coordinator"),
+    ({"process_id": 2}, "process_id"),
+    ({"process_id": -1}, "process_id"),
+    ({"num_processes": 0}, "num_processes"),
+    ({"timeout": 0.0}, "connect_timeout"),
+    ({"peer_timeout": 0.0}, "peer_timeout"),
+    ({"peer_timeout": 0.5}, "peer_timeout"),
   ],
 )
-def test_mistakes_are_one_line(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_mistakes_are_one_line(changes, field):
+  with refuses(field) as caught:
     meeting.meet(**_options(1, 0, **changes))
   assert "\n" not in str(caught.value)
 

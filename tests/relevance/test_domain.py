@@ -16,7 +16,7 @@ from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SHAPE = (4, 4, 1)
 _LINEAR = relevance.Nets(*[models.build("linear", num_classes=3)] * 4)
@@ -86,18 +86,18 @@ def _noisy(monkeypatch, *jobs):
 def test_records_outside_the_unit_interval_are_refused(features, change, found):
   how, good = dataclasses.replace(_LOCAL, features=features), _records()
   bad = _Records(change(good.x), good.y)
-  for name, fields in (("train.x", {"train": bad}), ("test.x", {"test": bad})):
-    with pytest.raises(UserError, match=f"{name}: must be float32 .*{found}") as caught:
+  for _name, fields in (("train.x", {"train": bad}), ("test.x", {"test": bad})):
+    with refuses("test.x", "train.x") as caught:
       relevance.run("radp", "rigorous", _job(how=how, **fields))
     assert "\n" not in str(caught.value)
-  with pytest.raises(UserError, match="x: must be float32"):
+  with refuses("x"):
     rigorous.clipped(bad.x, np.full(16, 1 / 16), how)
 
 
 @pytest.mark.long
 def test_too_few_records_for_both_parts_are_one_line():
   how = dataclasses.replace(_LOCAL, model1="untrained", split=True)
-  with pytest.raises(UserError, match="train: its 1 records leave"):
+  with refuses("train"):
     relevance.run("radp", "rigorous", _job(how=how, train=_records(1)))
   one = relevance.run("radp", "rigorous", _job(train=_records(1)))  # nothing to split
   assert one.privacy.epsilon == pytest.approx(4.0)
@@ -108,10 +108,10 @@ def test_too_few_records_for_both_parts_are_one_line():
 
 def test_public_labels_behind_a_shuffler_are_refused():
   for features in ("laplace", "laplace_clipped"):
-    with pytest.raises(UserError, match="hides among those of its own class") as caught:
+    with refuses("rigorous.shuffle") as caught:
       Rigorous(labels="public", shuffle=True, features=features)
     assert "\n" not in str(caught.value)
-  with pytest.raises(UserError, match="own class"):
+  with refuses("rigorous.shuffle"):
     dataclasses.replace(_LOCAL, labels="public", shuffle=True)
 
 
@@ -163,7 +163,7 @@ def test_an_audit_changes_no_label_that_is_public():
   )  # fmt: skip
   np.testing.assert_array_equal(mixed.y, job.train.y)
   assert canaries.included.any() and (mixed.x != job.train.x).any()
-  with pytest.raises(UserError, match="mislabelled"):
+  with refuses("kind"):
     auditing.insert_canaries(job.train, num_canaries=20, seed=0, keep_labels=True)
 
 
@@ -195,14 +195,14 @@ def test_private_records_are_not_public():
   mixed = np.concatenate([_records(10, 3).x, train.x[:2]])
   public = data.from_arrays(mixed, np.zeros(12, int), num_classes=3, name="elsewhere")
   for other in (train, train.subset(slice(0, 5)), public):
-    with pytest.raises(UserError, match="which are private"):
+    with refuses("public"):
       relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
   twice = np.repeat(train.x, 2, axis=1)
   for x, classes in ((twice, 3), (_records(10, 3).x, 5)):
     other = data.from_arrays(x, np.zeros(len(x), int), num_classes=classes, name="other")
-    with pytest.raises(UserError, match="public='other': has images .* must be as those"):
+    with refuses("public", value="other"):
       relevance.run("radp", "rigorous", _job(how=how, train=train, public=other))
-  with pytest.raises(UserError, match="public_data='mnist'"):
+  with refuses("public_data", value="mnist"):
     config = RelevanceConfig(public_data="mnist")
     config.data.name = "mnist"
     relevance_config.check(config)
@@ -213,16 +213,14 @@ def test_private_records_are_not_public():
 def test_what_a_method_would_leave_unread_is_refused(method, name):
   job = _job()
   value = 10 if name == "relevance_records" else job.test
-  with pytest.raises(UserError, match=f"^{name}="):
+  with refuses(name):
     relevance.run(method, "rigorous", dataclasses.replace(job, **{name: value}))
 
 
 def test_more_records_than_there_are_is_told_before_the_first_training(monkeypatch):
   monkeypatch.setattr(Inputs, "model_1", None)
   job = dataclasses.replace(_job(), relevance_records=10**7)
-  with pytest.raises(
-    UserError, match=r"^relevance_records=10000000: must be an integer in"
-  ):
+  with refuses("relevance_records", value=10000000):
     relevance.run("adlm", "paper", job)
 
 
@@ -231,7 +229,7 @@ def test_empty_records_are_refused(method):
   job = _job()
   present = np.arange(len(job.train)) > 0
   train = dataclasses.replace(job.train, present=present)
-  with pytest.raises(UserError, match="^train: 1 of its records"):
+  with refuses("train"):
     relevance.run(method, "rigorous", dataclasses.replace(job, train=train))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.relevance import adlm, paper, privacy
 from dpjax.relevance.settings import AdLM, Paper
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _R = np.random.default_rng(0).dirichlet(np.ones(64))
 
@@ -163,11 +163,11 @@ def test_a_claim_cannot_be_stated_without_what_fails():
 
 
 @pytest.mark.parametrize(
-  ("fields", "word"),
-  [({"preset": "P6"}, "paper.preset='P6'"), ({"rel_norm": "x"}, "paper.rel_norm")],
+  ("fields", "field"),
+  [({"preset": "P6"}, "paper.preset"), ({"rel_norm": "x"}, "paper.rel_norm")],
 )
-def test_a_wrong_setting_is_one_line(fields, word):
-  with pytest.raises(UserError, match=word):
+def test_a_wrong_setting_is_one_line(fields, field):
+  with refuses(field):
     Paper(**fields)
 
 

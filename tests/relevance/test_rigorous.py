@@ -16,7 +16,7 @@ from dpjax.accounting import shuffle
 from dpjax.relevance import rigorous
 from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _BETA = np.array([0.1, 0.15, 0.3, 0.45])
 
@@ -25,22 +25,21 @@ _BETA = np.array([0.1, 0.15, 0.3, 0.45])
 
 
 @pytest.mark.parametrize(
-  ("fields", "words"),
+  ("fields", "field"),
   [
-    ({"labels": "raw"}, "rigorous.labels='raw': raw labels"),
-    ({"rel_noise": "entropy"}, "rigorous.rel_noise='entropy': data-dependent budgets"),
-    ({"draw": "batch"}, "rigorous.draw='batch': shared noise"),
-    ({"draw": "run"}, "rigorous.draw='run': shared noise"),
-    ({"draw": "record_fresh"}, "fresh noise without composition"),
-    ({"features": "gaussian"}, "needs pure local privacy"),
-    ({"features": "laplace_pld"}, "needs pure local privacy"),
-    ({"rel_norm": "raw"}, "rigorous.rel_norm='raw': must be one of abs, relu"),
+    ({"labels": "raw"}, "rigorous.labels"),
+    ({"rel_noise": "entropy"}, "rigorous.rel_noise"),
+    ({"draw": "batch"}, "rigorous.draw"),
+    ({"draw": "run"}, "rigorous.draw"),
+    ({"draw": "record_fresh"}, "rigorous.draw"),
+    ({"features": "gaussian"}, "rigorous.shuffle"),
+    ({"features": "laplace_pld"}, "rigorous.shuffle"),
+    ({"rel_norm": "raw"}, "rigorous.rel_norm"),
   ],
 )
-def test_rigorous_mode_refuses_by_name(fields, words):
-  with pytest.raises(UserError) as error:
+def test_rigorous_mode_refuses_by_name(fields, field):
+  with refuses(field):
     Rigorous(**fields)
-  assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_fresh_noise_is_accepted_when_it_is_paid_for():
@@ -208,9 +207,9 @@ def test_few_records_are_no_crowd():
 
 def test_a_charge_needs_a_known_place_and_finite_numbers():
   good = StageCharge("B", "D1", 0.1, 0.0, "")
-  with pytest.raises(UserError, match="records='D3'"):
+  with refuses("records", value="D3"):
     dataclasses.replace(good, records="D3")
-  with pytest.raises(UserError, match="epsilon=inf"):
+  with refuses("epsilon", value=float("inf")):
     dataclasses.replace(good, epsilon=math.inf)
 
 

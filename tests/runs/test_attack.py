@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
@@ -120,7 +121,7 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
 
 def test_quantile_regression_needs_public_records_of_its_own():
   target = {"attack.target": "runs/x/params.npz"}
-  with pytest.raises(UserError, match="quantile_regression.* beside attack.target"):
+  with refuses("config.attack.methods"):
     _config(**{"attack.methods": ("quantile_regression",), **target})
 
 
@@ -131,7 +132,7 @@ def test_copies_of_what_is_no_image_are_refused():
     np.asarray(train.x).reshape(len(train), -1), train.y, num_classes=10
   )
   random = run_keys.drawn(0, noise_seed=0)
-  with pytest.raises(UserError, match="attack.queries=2: needs images") as caught:
+  with refuses("attack.queries", value=2) as caught:
     members.prepare(point, (flat, test), random)
   assert "\n" not in str(caught.value)
 
@@ -181,7 +182,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
   assert result["line"] is None
   wide = {"train.model.name": "mlp", "train.model.options": {"features": (5,)}}
   other = fields.replace_all(config, {"attack.target": own, **wide})
-  with pytest.raises(UserError, match="does not fit the model of this config: ") as caught:
+  with refuses("attack.target") as caught:
     _ran(other, tmp_path / "other")
   assert "\n" not in str(caught.value)
   np.savez(
@@ -189,7 +190,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
     **{"params/head/kernel": np.ones((3, 10)), "params/head/bias": np.ones(10)},
   )
   odd = fields.replace(config, "attack.target", str(tmp_path / "shape.npz"))
-  with pytest.raises(UserError, match=r"kernel has shape \(3, 10\) there, \(64, 10\) in"):
+  with refuses("attack.target"):
     _ran(odd, tmp_path / "odd")
 
 
@@ -217,7 +218,7 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   elsewhere = fields.replace(config.train, "data.declaration", "b.toml")
   assert members.facts_of_run(own, _held(own), elsewhere)["epsilon_kind"] == "proved"
   fewer = fields.replace(config.train, "data.limit", 40)
-  with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
+  with refuses("attack.target"):
     members.facts_of_run(own, _held(own), fewer)
 
 
@@ -229,7 +230,7 @@ def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):
   _ran(config, tmp_path / "attack")
   other = {name: value + 1 for name, value in np.load(target).items()}
   np.savez(target, **other)
-  with pytest.raises(UserError, match="attack.target"):
+  with refuses("attack.target"):
     _ran(config, tmp_path / "attack")
 
 
@@ -402,34 +403,33 @@ def test_a_wrong_config_is_one_line_that_names_its_field(changes, words):
 
 @pytest.mark.cases(long=[5])
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"train.data.limit": 11}, "train.data.limit=11: leaves 11 records, of which too few"),
+    ({"train.data.limit": 11}, "train.data.limit"),
     (
       {"train.data.limit": 61, "train.privacy.sampler": "fixed_size"},
-      "train.data.limit=61: leaves 61 records, which must be even: FixedSizeSampler is made",
+      "train.data.limit",
     ),
-    ({"attack.target": "no/such.npz"}, "attack.target='no/such.npz': No such file"),
+    ({"attack.target": "no/such.npz"}, "attack.target"),
     (
       {"attack": "dense_first", "federate.data.limit": 9},
-      "federate.partition.num_clients=8: deals 1 to 2 examples to a client",
+      "federate.partition.num_clients",
     ),
-    ({"train.data.limit": 10**6}, "train.data.limit=1000000: must be"),
+    ({"train.data.limit": 10**6}, "train.data.limit"),
     (
       {**_PRIVATE, "train.privacy.epsilon_budget": 1.0},
-      "train.privacy.epsilon_budget=1.0:",
+      "train.privacy.epsilon_budget",
     ),
   ],
 )
-def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, words, tmp_path):
-  with pytest.raises(UserError) as caught:
+def test_what_only_the_data_tell_is_one_line_that_names_its_field(changes, field, tmp_path):
+  with refuses(field):
     _ran(_config(**changes), tmp_path / "run")
-  assert words in str(caught.value) and "\n" not in str(caught.value)
   assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_room_that_no_row_attacks_is_refused():
-  with pytest.raises(UserError, match="federate.data.limit=8: would be ignored, it needs"):
+  with refuses("federate.data.limit"):
     attack_table.points(_config(**{"federate.data.limit": 8}))
 
 
@@ -485,5 +485,5 @@ def test_a_rogue_server_reads_batches_but_not_noise(changes, fails, tmp_path):
 
 def test_a_rogue_server_needs_units_that_are_bins(tmp_path):
   smooth = {**_IMPRINT, "federate.model.options": {"features": (8,)}}
-  with pytest.raises(UserError, match="activation='tanh': must be 'relu'"):
+  with refuses("federate.model.options.activation"):
     _ran(_config(**smooth), tmp_path / "run")

@@ -11,7 +11,7 @@ from dpjax.experiments.kinds.attack import build, copies, table
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import attack_table
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
@@ -73,23 +73,22 @@ def test_privacy_of_records_is_no_promise_against_a_copy(tmp_path):
 
 @pytest.mark.cases(long=[5, 6, 7])
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"attack.num_queries": ()}, "attack.num_queries=()"),
+    ({"attack.num_queries": ()}, "config.attack.num_queries"),
     (
       {"attack.num_queries": (9, 5)},
-      "attack.num_queries=(9, 5): must hold some, each more",
+      "config.attack.num_queries",
     ),
-    ({"attack.num_queries": (360,)}, "must leave some of the 360 test inputs"),
-    ({"attack.labels_only": True, "attack.decimals": 2}, "attack.decimals=2: labels have"),
-    ({"attack.decimals": -1}, "attack.decimals=-1"),
-    ({"attack.learning_rate": 0.0}, "attack.learning_rate=0.0"),
-    ({"train.eval_every": 3}, "train.eval_every=3: would be ignored"),
-    ({"train.audit.enabled": True}, "train.audit.enabled=True"),
+    ({"attack.num_queries": (360,)}, "attack.num_queries"),
+    ({"attack.labels_only": True, "attack.decimals": 2}, "config.attack.decimals"),
+    ({"attack.decimals": -1}, "config.attack.decimals"),
+    ({"attack.learning_rate": 0.0}, "config.attack.learning_rate"),
+    ({"train.eval_every": 3}, "train.eval_every"),
+    ({"train.audit.enabled": True}, "train.audit.enabled"),
   ],
 )
-def test_a_mistake_is_one_line_that_names_its_field(changes, words, tmp_path):
-  with pytest.raises(UserError) as caught:
+def test_a_mistake_is_one_line_that_names_its_field(changes, field, tmp_path):
+  with refuses(field):
     _ran(_config(**changes), tmp_path / "run")
-  assert words in str(caught.value) and "\n" not in str(caught.value)
   assert not (tmp_path / "run" / "config.json").exists()

@@ -9,7 +9,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 _PRIVATE = {
@@ -139,34 +139,33 @@ def test_defences_meet_the_same_attackers_on_the_same_victims():
 
 @pytest.mark.cases(long=[7, 8, 9])
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"attack.fraction": 1.0}, "attack.fraction=1.0"),
+    ({"attack.fraction": 1.0}, "config.attack.fraction"),
     (
       {"attack.fraction": 0.01},
-      "attack.fraction=0.01: rounds to no attacker of 12 clients",
+      "attack.fraction",
     ),
-    ({"attack.factor": 0.0}, "attack.factor=0.0: must be a finite number other than 0"),
-    ({"attack": {"name": "label_flip", "target": 10}}, "attack.target=10"),
-    ({"attack": {"name": "backdoor", "size": 8}}, "attack.size=8: needs images"),
-    ({"attack": {"name": "scaled_update", "size": 8}}, "size"),
+    ({"attack.factor": 0.0}, "config.attack.factor"),
+    ({"attack": {"name": "label_flip", "target": 10}}, "attack.target"),
+    ({"attack": {"name": "backdoor", "size": 8}}, "attack.size"),
+    ({"attack": {"name": "scaled_update", "size": 8}}, "config.attack.size"),
     (
       {"federate.algorithm": "fed_nova"},
-      "federate.algorithm='fed_nova': must be 'fed_avg'",
+      "federate.algorithm",
     ),
-    ({**_PRIVATE, "federate.audit.enabled": True}, "federate.audit.enabled=True: would be"),
-    ({"federate.eval_every": 3}, "federate.eval_every=3: would be ignored"),
-    ({"train.num_steps": 3}, "train.num_steps=3: would be ignored"),
-    ({"attack": {"name": "alie", "z": 0.0}}, "attack.z=0.0: must be"),
-    ({"attack": {"name": "min_sum", "direction": "up"}}, "attack.direction='up'"),
+    ({**_PRIVATE, "federate.audit.enabled": True}, "federate.audit.enabled"),
+    ({"federate.eval_every": 3}, "federate.eval_every"),
+    ({"train.num_steps": 3}, "train.num_steps"),
+    ({"attack": {"name": "alie", "z": 0.0}}, "config.attack.z"),
+    ({"attack": {"name": "min_sum", "direction": "up"}}, "config.attack.direction"),
     (
       {"attack": "alie", "federate.secure_sum": "secagg"},
-      "federate.secure_sum='secagg': must be 'none'",
+      "federate.secure_sum",
     ),
   ],
 )
-def test_a_mistake_is_one_line_that_names_its_field(changes, words, tmp_path):
-  with pytest.raises(UserError) as caught:
+def test_a_mistake_is_one_line_that_names_its_field(changes, field, tmp_path):
+  with refuses(field):
     _ran(_config(**changes), tmp_path / "run")
-  assert words in str(caught.value) and "\n" not in str(caught.value)
   assert not (tmp_path / "run" / "config.json").exists()

@@ -9,7 +9,7 @@ from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
 from dpjax.experiments.run import guarantee
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _BOUND = accounting.TruePositiveRate(tpr=0.1, fpr=0.01)
 _ATTACKER = AttackerConfig(tpr=0.1, fpr=0.01)
@@ -52,28 +52,28 @@ def test_a_federated_run_keeps_the_mu_that_its_config_asks_for(method):
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  ("changes", "field"),
   [
-    ({"attacker": _ATTACKER}, "privacy.epsilon=2.0: give it or privacy.attacker, not both"),
+    ({"attacker": _ATTACKER}, "privacy.epsilon"),
     (
       {"epsilon": None, "noise_multiplier": 1.0, "attacker": _ATTACKER},
-      "privacy.noise_multiplier=1.0: give it or privacy.attacker, not both",
+      "privacy.noise_multiplier",
     ),
     (
       {"epsilon": None, "attacker": AttackerConfig(tpr=0.1)},
-      "privacy.attacker.fpr=None: must be given with tpr",
+      "privacy.attacker.fpr",
     ),
     (
       {"epsilon": None, "attacker": AttackerConfig(mu=1.0, advantage=0.1)},
-      "privacy.attacker: advantage, mu: are numbers of several guarantees",
+      "privacy.attacker",
     ),
     (
       {"epsilon": None, "attacker": AttackerConfig(tpr=0.1, fpr=0.2)},
-      "privacy.attacker.tpr=0.1: must be above fpr=0.2",
+      "privacy.attacker.tpr",
     ),
   ],
 )
-def test_exactly_one_guarantee_is_taken(changes, message):
+def test_exactly_one_guarantee_is_taken(changes, field):
   config = TrainConfig(privacy=PrivacyConfig(**changes))
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     central.check(config)

@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import loop
 from dpjax.plan import Plan
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.
 _MEMORISE = {
@@ -195,32 +195,32 @@ def test_replace_one_exchanges_records_and_keeps_the_size():
 
 @pytest.mark.cases(long=[1, 8, 9, 10])
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"audit.num_canaries": 1}, "audit.num_canaries=1"),
-    ({"audit.num_canaries": 5000}, "only 1437 rows"),
-    ({"audit.kind": "dirac"}, "audit.kind='dirac'"),
-    ({"audit.score": "losses"}, "did you mean 'loss'"),
-    ({"audit.method": "one_runs"}, "did you mean 'one_run'"),
-    ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
-    ({"audit.score": "loss"}, "audit.score='loss': must be 'sums' with"),
+    ({"audit.num_canaries": 1}, "audit.num_canaries"),
+    ({"audit.num_canaries": 5000}, "audit.num_canaries"),
+    ({"audit.kind": "dirac"}, "audit.kind"),
+    ({"audit.score": "losses"}, "audit.score"),
+    ({"audit.method": "one_runs"}, "audit.method"),
+    ({"audit.confidence": 95.0}, "audit.confidence"),
+    ({"audit.score": "loss"}, "audit.score"),
     (
       {"audit.kind": "mislabelled", "audit.score": "sums"},
-      "with no other kind; audit.kind='mislabelled'",
+      "audit.score",
     ),
     (
       {"audit.kind": "mislabelled", "audit.method": "one_run_gaussian"},
-      "is valid for audit.score='sums' only",
+      "audit.method",
     ),
     (
       {**_WHITE_BOX, "audit.method": "one_run_gaussian"},
-      "audit.method='one_run_gaussian': valid only for .* PoissonSampledDpEvent",
+      "audit.method",
     ),
-    ({"audit.method": "one_run_fdp_two_sided"}, "audit.method='one_run_fdp_two_sided'"),
+    ({"audit.method": "one_run_fdp_two_sided"}, "audit.method"),
   ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
+  with refuses(field) as caught:
     loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()

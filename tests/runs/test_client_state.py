@@ -9,8 +9,8 @@ import pytest
 
 from dpjax import federated
 from dpjax.experiments.run import checkpoint, loop
-from dpjax.validate import UserError
 from tests.federated import problems
+from tests.refuses import refuses
 from tests.runs.test_federate import _NONE, _config
 
 
@@ -99,19 +99,18 @@ def test_a_run_goes_on_where_its_states_did_not_lie(first, tmp_path):
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"client_state": "tape"}, "client_state='tape': must be one of memory, disk"),
+    ({"client_state": "tape"}, "client_state"),
     (
       {"algorithm": "fed_avg", "client_state": "disk"},
-      "client_state='disk': would be ignored, it needs clients that keep something",
+      "client_state",
     ),
-    ({"memory_budget_gb": 0.0}, "memory_budget_gb=0.0: must be a finite number > 0"),
-    ({"memory_budget_gb": 1.0}, "memory_budget_gb=1.0: is for execution='vmap'"),
+    ({"memory_budget_gb": 0.0}, "memory_budget_gb"),
+    ({"memory_budget_gb": 1.0}, "memory_budget_gb"),
   ],
 )
-def test_a_wrong_setting_is_one_line(changes, words, tmp_path):
-  with pytest.raises(UserError) as caught:
+def test_a_wrong_setting_is_one_line(changes, field, tmp_path):
+  with refuses(field):
     loop.train(_scaffold(**changes), tmp_path / "run")
-  assert words in str(caught.value) and "\n" not in str(caught.value)
   assert not (tmp_path / "run" / "config.json").exists()

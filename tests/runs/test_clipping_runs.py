@@ -14,8 +14,8 @@ from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop, writers
 from dpjax.gradients import Automatic
 from dpjax.transforms import AdaptiveClipping, PerLayer
-from dpjax.validate import UserError
 from tests.checks import second_accountant
+from tests.refuses import refuses
 from tests.runs.stops import die, stop_after
 
 
@@ -136,62 +136,68 @@ def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
 
 @pytest.mark.cases(long=[7])
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"privacy.clipping": "adaptiv"}, "did you mean 'adaptive'"),
+    ({"privacy.clipping": "adaptiv"}, "config.privacy.clipping"),
     (
       {"privacy.clipping": {"name": "per_layer", "allocation": "x"}},
-      "privacy.clipping.allocation='x'",
+      "config.privacy.clipping.allocation",
     ),
-    ({"privacy.clip_schedule": "x"}, "privacy.clip_schedule='x'"),
-    ({"privacy.clipping.noise": "uniform"}, "'flat' has no .* belongs to per_layer"),
+    ({"privacy.clip_schedule": "x"}, "privacy.clip_schedule"),
+    ({"privacy.clipping.noise": "uniform"}, "config.privacy.clipping.noise"),
     (
       {
         "privacy.clipping": PerLayer(noise="uniform"),
         "optimizer.rule": "dp_sgld",
       },
-      "privacy.clipping.noise='uniform': must be 'shared'",
+      "privacy.clipping.noise",
     ),
-    ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "does not clip"),
-    ({"privacy.method": "sgd", "optimizer.rule": "dp_sgld"}, "at any temperature"),
-    ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
-    ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
-    ({"slices": 0}, "slices=0"),
-    ({"privacy.scaling": "by_output"}, "did you mean 'by_outputs'"),
+    ({"privacy.method": "sgd", "privacy.clipping": "automatic"}, "privacy.clipping"),
+    ({"privacy.method": "sgd", "optimizer.rule": "dp_sgld"}, "optimizer.rule"),
+    ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "optimizer.rule"),
+    ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "optimizer.rule"),
+    ({"slices": 0}, "slices"),
+    ({"privacy.scaling": "by_output"}, "config.privacy.scaling"),
     (
       {"privacy.scaling": {"name": "by_outputs", "floor": 0.0}},
-      "privacy.scaling.floor=0.0",
+      "config.privacy.scaling.floor",
     ),
-    ({"privacy.scaling": {"name": "by_outputs", "b2": 1.0}}, "privacy.scaling.b2=1.0"),
-    ({"privacy.scaling.floor": 0.5}, "'none' has no .* belongs to by_outputs"),
+    ({"privacy.scaling": {"name": "by_outputs", "b2": 1.0}}, "config.privacy.scaling.b2"),
+    ({"privacy.scaling.floor": 0.5}, "config.privacy.scaling.floor"),
     (
       {"privacy.scaling": "by_outputs", "privacy.method": "dp_ftrl"},
-      "not with scaled coordinates",
+      "correlation",
     ),
-    ({"privacy.scaling": "by_outputs", "slices": 2}, "slices=2: not with scaled"),
-    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_adam"}, "one standard"),
-    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_sgld"}, "one standard"),
+    ({"privacy.scaling": "by_outputs", "slices": 2}, "slices"),
+    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_adam"}, "optimizer.rule"),
+    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_sgld"}, "optimizer.rule"),
     (
       {"privacy.scaling": "by_outputs", "privacy.clipping": "per_layer"},
-      "not with scaled coordinates",
+      "l2_clip_norm",
     ),
-    ({"privacy.scaling": "by_outputs", "privacy.method": "sgd"}, "privacy.scaling"),
+    (
+      {"privacy.scaling": "by_outputs", "privacy.method": "sgd"},
+      "privacy.noise_multiplier",
+    ),
     (
       {
         "privacy.scaling": "by_outputs",
         "privacy.method": "least_squares",
         "model.name": "linear",
       },
-      "privacy.scaling",
+      "privacy.l2_clip_norm",
     ),
-    ({"privacy.scaling": "by_outputs", "audit.enabled": True}, "audit.kind='gradient'"),
-    ({"privacy.clipping": "adaptive", "slices": 2}, "not with adaptive"),
-    ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma=0.0"),
-    ({"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0}, "clip_sched"),
+    ({"privacy.scaling": "by_outputs", "audit.enabled": True}, "audit.kind"),
+    ({"privacy.clipping": "adaptive", "slices": 2}, "slices"),
+    ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma"),
+    (
+      {"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0},
+      "privacy.clip_schedule_final",
+    ),
   ],
 )
-def test_what_cannot_run_is_refused_in_one_line(overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_what_cannot_run_is_refused_in_one_line(overrides, field):
+  with refuses(field) as caught:
     build.assemble(_config(**overrides))
   assert "\n" not in str(caught.value)
 

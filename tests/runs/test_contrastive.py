@@ -28,6 +28,7 @@ from dpjax.experiments.kinds.secure.config import check as check_secure
 from dpjax.experiments.run import loop, writers
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs import striped_data
 from tests.runs.stops import sigterm, stop_after
 
@@ -139,15 +140,15 @@ def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(message):
 
 def test_other_kinds_of_runs_refuse_it():
   for check, config, message in (
-    (federate_build.check, FedConfig(loss="contrastive"), "loss='contrastive': must be"),
+    (federate_build.check, FedConfig(loss="contrastive"), "loss"),
     (
       check_attack,
       AttackConfig(train=_config()),
-      "train.loss='contrastive': must be another",
+      "train.loss",
     ),
-    (check_secure, _secure(), "train.loss='contrastive': must be another"),
+    (check_secure, _secure(), "train.loss"),
   ):
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
       check(config)
 
 
@@ -156,10 +157,10 @@ def _secure():
 
 
 def test_there_is_nothing_to_check_and_no_loss_of_one_example():
-  with pytest.raises(UserError, match="privacy.method='sgd': promises nothing"):
+  with refuses("privacy.method", value="sgd"):
     table.subject(_config())
   run = build.assemble(_config())
-  with pytest.raises(UserError, match="loss='contrastive': is a loss of a whole batch"):
+  with refuses("loss"):
     run.task.loss(run.apply)(run.params, Example(run.train.x[0], run.train.y[0]))
 
 
@@ -168,7 +169,7 @@ def test_of_text_there_are_no_views():
   tokens = data.Dataset(
     np.ones((4, 9), np.int32), np.zeros(4, np.int32), "t", 2, "train", 9
   )
-  with pytest.raises(UserError, match="augmentation='crop_color': needs images"):
+  with refuses("augmentation"):
     build.assemble(fields.replace(config, "model.options", {}), (tokens, tokens))
 
 
@@ -246,33 +247,31 @@ def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
 
 @pytest.mark.cases(slow=[0])
 @pytest.mark.parametrize(
-  ("message", "changes"),
+  ("field", "changes"),
   [
-    ("trainable.steps=0: must be", {"trainable.steps": 0}),
-    ("trainable.steps=4: must be < num_steps=4", {"trainable.steps": 4}),
-    ("audit.kind='gradient': must be another", {
+    ("trainable.steps", {"trainable.steps": 0}),
+    ("trainable.steps", {"trainable.steps": 4}),
+    ("audit.kind", {
       "audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"
     }),
-    ("mesh='data:1': must be none where trainable='head_first'", {"mesh": "data:1"}),
+    ("mesh", {"mesh": "data:1"}),
   ],
 )  # fmt: skip
-def test_first_steps_that_cannot_be_are_refused(message, changes, whole):
+def test_first_steps_that_cannot_be_are_refused(field, changes, whole):
   config = _private(whole[0] / "params.npz", **_FIRST)
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     build.check(fields.replace_all(config, changes))
 
 
 def test_a_head_on_a_mesh_or_of_a_model_without_one_is_refused(whole):
   path = whole[0] / "params.npz"
-  with pytest.raises(UserError, match="mesh='data:1': must be none where trainable='head'"):
+  with refuses("mesh", value="data:1"):
     build.check(_private(path, trainable="head", mesh="data:1"))
   audit = {"audit.enabled": True, "audit.kind": "gradient", "audit.score": "sums"}
-  with pytest.raises(UserError, match="audit.kind='gradient': must be another where train"):
+  with refuses("audit.kind", value="gradient"):
     build.check(fields.replace_all(_private(path, trainable="head"), audit))
   own = {"model.name": f"{__name__}:headless", "model.options": {}, "pretrained": None}
-  with pytest.raises(
-    UserError, match="trainable='head': needs a model whose last layer is"
-  ):
+  with refuses("trainable", value="head"):
     build.assemble(_private(path, trainable="head", **own))
 
 

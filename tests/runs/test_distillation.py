@@ -9,7 +9,7 @@ from dpjax.data import from_arrays
 from dpjax.experiments.kinds.distillation import build
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
 from dpjax.experiments.run import loop, run_keys
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
@@ -114,30 +114,30 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
   monkeypatch.setattr(build._Run, "_honest", build._Run._imitation, raising=False)
   monkeypatch.setattr(build._Run, "_imitation", leaking)
   leak = _run(_config(), sides)
-  with pytest.raises(UserError, match="student_loss: reads an array"):
+  with refuses("student_loss"):
     leak.first()
   assert isinstance(run.first(), training.distillation.__globals__["DistillationState"])
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"method": "both"}, "method='both'"),
-    ({"method": "joint", "student_updates": 3}, "student_updates=3"),
-    ({"epsilon": 0.0}, "epsilon=0.0"),
-    ({"temperature": float("nan")}, "temperature=nan"),
-    ({"temperature": 1e-320}, r"temperature=1e-320: must be in \[0.0001, 10000\]"),
-    ({"temperature": 1e30}, r"temperature=1e\+30: must be in \[0.0001, 10000\]"),
-    ({"student_rate": 1e30}, r"student_rate=1e\+30: must be in \[1e-12, 1e\+06\]"),
-    ({"teacher_rate": 1e-320}, r"teacher_rate=1e-320: must be in \[1e-12, 1e\+06\]"),
-    ({"data_dir": "/nowhere"}, "data_dir='/nowhere': would be ignored"),
-    ({"student_hidden": 0}, "student_hidden=0"),
-    ({"num_pool": 0}, "num_pool=0"),
-    ({"delta": 1.0}, "delta=1.0"),
+    ({"method": "both"}, "method"),
+    ({"method": "joint", "student_updates": 3}, "student_updates"),
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": 1e-320}, "temperature"),
+    ({"temperature": 1e30}, "temperature"),
+    ({"student_rate": 1e30}, "student_rate"),
+    ({"teacher_rate": 1e-320}, "teacher_rate"),
+    ({"data_dir": "/nowhere"}, "data_dir"),
+    ({"student_hidden": 0}, "student_hidden"),
+    ({"num_pool": 0}, "num_pool"),
+    ({"delta": 1.0}, "delta"),
   ],
 )
-def test_it_refuses_in_one_line(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_it_refuses_in_one_line(changes, field):
+  with refuses(field) as caught:
     check(_config(**changes))
   assert "\n" not in str(caught.value)
 

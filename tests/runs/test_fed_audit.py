@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.federated import audit, build
 from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.secure import SkellamSum
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs import descriptions
 from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
@@ -295,33 +295,33 @@ def test_every_setting_of_an_audit_changes_it():
 
 
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"audit.num_canaries": 1}, "audit.num_canaries=1"),
-    ({"audit.num_canaries": 31}, "audit.num_canaries=31: must be <= 30, the number of cl"),
-    ({"audit.kind": "dirac"}, "audit.kind='dirac'"),
-    ({"audit.score": "final_model"}, "audit.score='final_model'"),
-    ({"audit.method": "one_runs"}, "did you mean 'one_run'"),
-    ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
-    ({"audit.kind": "random"}, "audit.score='rounds': needs audit.kind='direction'"),
-    (_NONE, "audit.kind='direction': needs a privacy.method with a clip norm"),
+    ({"audit.num_canaries": 1}, "audit.num_canaries"),
+    ({"audit.num_canaries": 31}, "audit.num_canaries"),
+    ({"audit.kind": "dirac"}, "audit.kind"),
+    ({"audit.score": "final_model"}, "audit.score"),
+    ({"audit.method": "one_runs"}, "audit.method"),
+    ({"audit.confidence": 95.0}, "audit.confidence"),
+    ({"audit.kind": "random"}, "audit.score"),
+    (_NONE, "audit.kind"),
     (
       {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},
-      "no privacy.simulated_cohort=20",
+      "audit.enabled",
     ),
     (
       {"algorithm": "mime_lite", "server_optimizer": FedConfig().server_optimizer},
-      "not 'mime_lite'; use 'final'",
+      "audit.score",
     ),
-    ({"audit.enabled": False}, "audit.num_canaries=20: would be ignored"),
+    ({"audit.enabled": False}, "audit.num_canaries"),
     (
       {"partition.num_clients": 1000, "audit.num_canaries": 900},
-      "audit.num_canaries=900: must be <= 650, the parameters of the model",
+      "audit.num_canaries",
     ),
   ],
 )
-def test_what_cannot_be_audited_is_one_line_and_writes_nothing(tmp_path, overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_what_cannot_be_audited_is_one_line_and_writes_nothing(tmp_path, overrides, field):
+  with refuses(field) as caught:
     loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()

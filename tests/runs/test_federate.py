@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedOptimizerConfig
 from dpjax.experiments.run import loop, writers
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _config(**overrides):
@@ -154,38 +154,38 @@ def test_every_algorithm_has_a_name(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"clients_per_round": 0.0}, "clients_per_round=0.0"),
-    ({"clients_per_round": -3.0}, "clients_per_round=-3.0"),
-    ({"clients_per_round": 31.0}, "partition.num_clients=30"),
-    ({"partition.num_clients": 0}, "partition.num_clients=0"),
-    ({"partition": "diriclet"}, "did you mean 'dirichlet'"),
-    ({"algorithm": "fedavg"}, "did you mean 'fed_avg'"),
-    ({"aggregator": "median"}, "must be 'mean'"),
-    ({"weighting": "examples"}, "weight has no bound"),
-    ({"algorithm": "scaffold", "compression": "drive"}, "algorithm="),
-    ({"privacy.epsilon": -1.0, "privacy.noise_multiplier": None}, "privacy.epsilon=-1.0"),
-    ({"privacy.noise_multiplier": None}, "exactly one"),
-    ({"privacy.epsilon": 1.0}, "exactly one"),
-    ({"privacy.delta": 0.0}, "privacy.delta=0.0"),
-    ({"privacy.simulated_cohort": 100}, "simulated_clients"),
+    ({"clients_per_round": 0.0}, "clients_per_round"),
+    ({"clients_per_round": -3.0}, "clients_per_round"),
+    ({"clients_per_round": 31.0}, "clients_per_round"),
+    ({"partition.num_clients": 0}, "partition.num_clients"),
+    ({"partition": "diriclet"}, "config.partition"),
+    ({"algorithm": "fedavg"}, "config.algorithm"),
+    ({"aggregator": "median"}, "aggregator"),
+    ({"weighting": "examples"}, "weighting"),
+    ({"algorithm": "scaffold", "compression": "drive"}, "algorithm"),
+    ({"privacy.epsilon": -1.0, "privacy.noise_multiplier": None}, "privacy.epsilon"),
+    ({"privacy.noise_multiplier": None}, "privacy.epsilon"),
+    ({"privacy.epsilon": 1.0}, "privacy.epsilon"),
+    ({"privacy.delta": 0.0}, "privacy.delta"),
+    ({"privacy.simulated_cohort": 100}, "privacy.simulated_cohort"),
     (
       {"privacy.simulated_cohort": 2, "privacy.simulated_clients": 100},
-      "simulated_cohort=2",
+      "privacy.simulated_cohort",
     ),
-    ({"privacy.sampler": "fixed_size", "clients_per_round": 2.5}, "clients_per_round=2.5"),
-    ({"execution": "pmap", "num_devices": 64}, "num_devices=64: this process has"),
-    ({"execution": "shard_map", "num_devices": 64}, "num_devices=64: this process has"),
-    ({"execution": "pamp"}, "did you mean 'pmap'"),
-    ({"local.epochs": 0}, "epochs=0"),
-    ({"num_rounds": 0}, "num_rounds=0"),
-    ({"client_optimizer.learning_rate": 0.0}, "client_optimizer.learning_rate=0.0"),
-    ({"model.name": "mpl"}, "mpl"),
+    ({"privacy.sampler": "fixed_size", "clients_per_round": 2.5}, "clients_per_round"),
+    ({"execution": "pmap", "num_devices": 64}, "num_devices"),
+    ({"execution": "shard_map", "num_devices": 64}, "num_devices"),
+    ({"execution": "pamp"}, "execution"),
+    ({"local.epochs": 0}, "local.epochs"),
+    ({"num_rounds": 0}, "num_rounds"),
+    ({"client_optimizer.learning_rate": 0.0}, "client_optimizer.learning_rate"),
+    ({"model.name": "mpl"}, "model.name"),
   ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
+  with refuses(field) as caught:
     loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()

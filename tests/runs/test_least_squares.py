@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.mechanisms.least_squares import joint_sensitivity
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SMALL = {
   "model.name": "linear",
@@ -113,7 +113,7 @@ def test_few_public_directions_give_a_model_of_all_inputs(loaded, tmp_path):
   assert "Each noisy sum is rounded to multiples of" in " ".join(
     result["privacy_statement"].split()
   )
-  with pytest.raises(UserError, match=r"least_squares.directions=65: must be at most 64"):
+  with refuses("privacy.least_squares.directions"):
     many = _config(privacy__least_squares__directions=65)
     loop.train(many, tmp_path / "many", data=loaded)
 
@@ -134,49 +134,55 @@ def test_empty_records_are_left_out(loaded):
 
 
 @pytest.mark.parametrize(
-  ("changes", "wanted"),
+  ("changes", "field"),
   [
-    ({"privacy__sampling_prob": 0.1}, r"privacy.sampling_prob=0.1: would be ignored"),
-    ({"augmentation": "mirror"}, r"augmentation=.*: would be ignored, it needs steps"),
-    ({"num_steps": 3}, "num_steps=3: would be ignored, it needs steps"),
-    ({"optimizer__learning_rate": 1.0}, "would be ignored, it needs steps"),
-    ({"privacy__noise_multiplier": 0.0, "privacy__epsilon": None}, "must be > 0 with"),
-    ({"audit__enabled": True}, "audit.enabled=True: must be False with"),
+    ({"privacy__sampling_prob": 0.1}, "privacy.sampling_prob"),
+    ({"augmentation": "mirror"}, "augmentation"),
+    ({"num_steps": 3}, "num_steps"),
+    ({"optimizer__learning_rate": 1.0}, "optimizer.learning_rate"),
+    (
+      {"privacy__noise_multiplier": 0.0, "privacy__epsilon": None},
+      "privacy.noise_multiplier",
+    ),
+    ({"audit__enabled": True}, "audit.enabled"),
     (
       {"privacy__method": "dp_sgd", "privacy__least_squares__ridge": 1.0},
-      "would be ignored",
+      "privacy.least_squares.ridge",
     ),
-    ({"privacy__least_squares__moment_weight": -1.0}, "moment_weight=-1.0: must be"),
+    (
+      {"privacy__least_squares__moment_weight": -1.0},
+      "privacy.least_squares.moment_weight",
+    ),
     (
       {"privacy__least_squares__moment_weight": 1e-9},
-      "^privacy.least_squares.moment_weight=1e-09: must be 0 or in",
+      "privacy.least_squares.moment_weight",
     ),
     (
       {"privacy__least_squares__feature_norm": 1e40},
-      r"^privacy.least_squares.feature_norm=1e\+40: must be in",
+      "privacy.least_squares.feature_norm",
     ),
-    ({"privacy__epsilon": 0.0}, "epsilon"),
+    ({"privacy__epsilon": 0.0}, "privacy.epsilon"),
   ],
 )
-def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, wanted):
+def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
   if changes.get("augmentation"):
     changes = {"augmentation": next(iter(build.training.AUGMENTATIONS))}
-  with pytest.raises(UserError, match=wanted) as caught:
+  with refuses(field) as caught:
     build.check(_config(**changes))
   assert "\n" not in str(caught.value)
 
 
 def test_other_models_and_other_uses_are_refused(loaded, tmp_path):
-  with pytest.raises(UserError, match="model.name='mlp': must be linear"):
+  with refuses("model.name", value="mlp"):
     loop.train(_config(model__name="mlp"), tmp_path / "mlp", data=loaded)
-  with pytest.raises(UserError, match="has no steps"):
+  with refuses("privacy.method"):
     build.assemble(_config(), loaded)
-  with pytest.raises(UserError, match="has no steps to check"):
+  with refuses("privacy.method"):
     table.subject(_config(), loaded)
 
 
 def test_its_budget_is_kept_before_anything_is_released(loaded, tmp_path):
-  with pytest.raises(UserError, match="privacy.epsilon_budget"):
+  with refuses("privacy.epsilon_budget"):
     loop.train(_config(privacy__epsilon_budget=1.0), tmp_path / "over", data=loaded)
   assert not (tmp_path / "over" / "params.npz").exists()
 

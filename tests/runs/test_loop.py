@@ -27,7 +27,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.relevance import Rigorous
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -267,7 +267,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
   for path in newest.rglob("*"):
     if path.is_file():
       path.write_bytes(b"garbage")
-  with pytest.raises(UserError, match="cannot be read") as caught:
+  with refuses("checkpoint") as caught:
     kind.go(workdir)
   assert "\n" not in str(caught.value)
   assert sorted(path.name for path in workdir.rglob("*")) == before
@@ -283,11 +283,11 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, mo
 def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
   kind, (folder, _) = _KINDS[name], whole(name)
   before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-  with pytest.raises(UserError, match=r"another config \(config.seed: 0 there, 3 now"):
+  with refuses("workdir"):
     kind.go(folder, dataclasses.replace(kind.config, seed=3))
   assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
   (tmp_path / "thesis.tex").write_text("precious")
-  with pytest.raises(UserError, match="must be a new, an empty"):
+  with refuses("workdir"):
     kind.go(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -297,7 +297,7 @@ def test_a_workdir_of_another_config_is_left_alone(name, whole, tmp_path):
 def test_two_processes_never_work_in_one_folder(name, tmp_path):
   kind, folder = _KINDS[name], tmp_path / "run"
   busy = writers.alone_in(folder, checkpoint.FOLDER)
-  with busy, pytest.raises(UserError, match="another process"):
+  with busy, refuses("workdir"):
     kind.go(folder)
   assert not (folder / writers.RESULT).exists()
   assert owner.remembered(folder) is None  # it has not begun
@@ -322,7 +322,7 @@ def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
   config, folder = _KINDS["central"].release, tmp_path / "run"
   job = loop.job_of(config)
   other = lambda random: (loop.train(config, folder), job.start(random))[1]
-  with pytest.raises(UserError, match="another process has just been at work"):
+  with refuses("workdir"):
     loop.run(job._replace(start=other), folder)
   assert loop.train(config, folder)["num_steps"] == 6  # what the other left
 
@@ -385,7 +385,7 @@ def test_a_foreign_result_is_not_believed(name, whole, tmp_path):
     if text is own:
       assert kind.go(folder)["run_sha256"] == json.loads(own)["run_sha256"]
       continue
-    with pytest.raises(UserError, match="is not the result of this run") as caught:
+    with refuses("workdir") as caught:
       kind.go(folder)
     assert "\n" not in str(caught.value)
   shutil.rmtree(folder / checkpoint.FOLDER)  # as who publishes a release is told to
@@ -414,7 +414,7 @@ def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, m
       shutil.rmtree(ours / moved / path.name, ignore_errors=True)
       (shutil.copytree if path.is_dir() else shutil.copy)(path, ours / moved / path.name)
   before = {p: p.read_bytes() for p in ours.rglob("*") if p.is_file()}
-  with pytest.raises(UserError, match="of another run") as caught:
+  with refuses("checkpoint", "workdir") as caught:
     kind.go(ours)
   assert "\n" not in str(caught.value)
   assert before == {p: p.read_bytes() for p in ours.rglob("*") if p.is_file()}
@@ -424,7 +424,7 @@ def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, m
 @pytest.mark.parametrize("name", ["central", "federated"])
 def test_a_run_over_its_budget_refuses_before_it_starts(name, tmp_path):
   config = fields.replace(_KINDS[name].config, "privacy.epsilon_budget", 0.1)
-  with pytest.raises(UserError, match="privacy.epsilon_budget=0.1: the budget") as caught:
+  with refuses("privacy.epsilon_budget", value=0.1) as caught:
     _KINDS[name].go(tmp_path / "run", config)
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
@@ -606,7 +606,7 @@ def test_no_space_for_metrics_or_a_checkpoint_is_one_line(
   kind, workdir = _KINDS["central"], tmp_path / "run"
   with monkeypatch.context() as full:
     full.setattr(owns, name, _no_space(4, getattr(owns, name), error))
-    with pytest.raises(UserError, match="no space left on the device; step 2") as caught:
+    with refuses("workdir") as caught:
       kind.go(workdir)
   assert "\n" not in str(caught.value)
   kind.go(workdir)

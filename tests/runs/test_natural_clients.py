@@ -13,8 +13,8 @@ from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import cost
-from dpjax.validate import UserError
 from tests.data import client_files
+from tests.refuses import refuses
 
 _SMALL = {
   "model.name": "linear",
@@ -60,26 +60,26 @@ def test_femnist_trains_over_its_writers(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("overrides", "says"),
+  ("overrides", "field"),
   [
-    ({"clients_per_round": 41.0}, "clients_per_round=41.0: must be <= .*=40"),
-    ({"data.num_users": 81}, "data.num_users=81: is declared, and the data have less than"),
-    ({"data.num_users": None}, "data.num_users=None: own data under add_or_remove_one"),
-    ({"data.limit": 9}, "data.limit=9: must be None for partition='tff'"),
-    ({"data.num_classes": None}, "num_classes: must be declared"),
-    ({"data.num_classes": 3}, r"data.name=.*: y: holds .*num_classes=3"),
-    ({"data.max_length": 9}, "data.max_length=9: would be ignored"),
-    ({"data.name": "other.sqlite"}, "data.name='other.sqlite': no file"),
-    ({"data.name": "/nowhere/x.sqlite"}, "data.data_dir=.*: would be ignored"),
-    ({"partition.max_examples": 0}, "partition.max_examples=0: must be"),
-    ({"partition": "natural"}, "partition.client_id='': must name the field"),
-    ({"partition": {"name": "leaf", "shape": (0,)}}, "partition.shape="),
-    ({"partition": "leaf"}, "data.name='emnist_all.sqlite': no .*preprocess.sh"),
+    ({"clients_per_round": 41.0}, "clients_per_round"),
+    ({"data.num_users": 81}, "data.num_users"),
+    ({"data.num_users": None}, "data.num_users"),
+    ({"data.limit": 9}, "data.limit"),
+    ({"data.num_classes": None}, "data.num_classes"),
+    ({"data.num_classes": 3}, "data.name"),
+    ({"data.max_length": 9}, "data.max_length"),
+    ({"data.name": "other.sqlite"}, "data.name"),
+    ({"data.name": "/nowhere/x.sqlite"}, "data.data_dir"),
+    ({"partition.max_examples": 0}, "partition.max_examples"),
+    ({"partition": "natural"}, "partition.client_id"),
+    ({"partition": {"name": "leaf", "shape": (0,)}}, "partition.shape"),
+    ({"partition": "leaf"}, "data.name"),
   ],
 )
-def test_wrong_settings_are_one_line(tmp_path, overrides, says):
+def test_wrong_settings_are_one_line(tmp_path, overrides, field):
   config = fields.replace_all(femnist.get_config(), {**_writers(tmp_path), **overrides})
-  with pytest.raises(UserError, match=says) as caught:
+  with refuses(field) as caught:
     loop.train(config, tmp_path / "run")
   assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 

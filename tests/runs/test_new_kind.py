@@ -14,8 +14,8 @@ import pytest
 from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
 from dpjax.experiments.run import guarantee, loop, writers
-from dpjax.validate import UserError
 from tests import commands
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 _CONFIG = """
@@ -110,11 +110,11 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
   assert resumed["params_sha256"] == whole["params_sha256"]
   assert writers.read_metrics(tmp_path / "run") == writers.read_metrics(tmp_path / "copy")
   config.epsilon = 2.0
-  with pytest.raises(UserError, match="config.epsilon: 1.0 there, 2.0 now"):
+  with refuses("workdir"):
     loop.train(config, tmp_path / "run")
   config.epsilon = 1.0
   np.save(config.path, np.load(config.path)[1:])
-  with pytest.raises(UserError, match="are not the data of the run"):
+  with refuses("data.name"):
     loop.train(config, tmp_path / "run")
 
 
@@ -235,7 +235,7 @@ def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
   claimed = guarantee.of_event(count.event(), assumed=word, **numbers)
   assert (claimed.kind, claimed.failed_assumptions) == ("claimed", (word,))
   assert guarantee.of_event(gaussian_event(0.0), **numbers).kind == "none"
-  with pytest.raises(UserError, match="privacy.epsilon_budget=1"):
+  with refuses("privacy.epsilon_budget", value=1.0):
     guarantee.of_event(gaussian_event(0.0), budget=1.0, **numbers)
 
 
@@ -263,41 +263,41 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   ],
 )
 def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, changes, message):
-  with pytest.raises(UserError, match=message):
+  with refuses("Job.config", "Job.data", "Job.digest", "Job.seed", "Job.start"):
     loop.run(_job(**changes), tmp_path)
   assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, field",
   [
-    ({"num_steps": 2.5}, "Phase.num_steps=2.5: must be an integer"),
-    ({"evaluate": {"accuracy": 1}}, "Phase.evaluate: must be a function"),
+    ({"num_steps": 2.5}, "Phase.num_steps"),
+    ({"evaluate": {"accuracy": 1}}, "Phase.evaluate"),
     (
       {"guarantee": "mine"},
-      "Phase.guarantee: must be a dpjax.experiments.run.guarantee.Guarantee, or None",
+      "Phase.guarantee",
     ),
-    ({"planned": dict}, "Phase.planned: must return task, dataset, method, too; got {}"),
+    ({"planned": dict}, "Phase.planned"),
     (
       {"init": lambda: {"w": "zero"}},
-      "Phase.init: must return an array, or a tree .*'zero'",
+      "Phase.init",
     ),
-    ({"init": lambda: None}, "Phase.init: must return an array, .* not None"),
-    ({"step": lambda state, draw: state}, r"Phase.step: must return \(state, info\)"),
-    ({"step": lambda state, draw: ((state,), 0)}, "Phase.step: must return a state like"),
-    ({"draws": lambda start: [1]}, "Phase.draws: must yield .* after 1 of num_steps=3"),
-    ({"evaluate": lambda state: 0.5}, "Phase.evaluate: must return numbers by .*not 0.5"),
-    ({"evaluate": lambda state: {"a": [1, 2]}}, "Phase.evaluate: must return numbers by"),
+    ({"init": lambda: None}, "Phase.init"),
+    ({"step": lambda state, draw: state}, "Phase.step"),
+    ({"step": lambda state, draw: ((state,), 0)}, "Phase.step"),
+    ({"draws": lambda start: [1]}, "Phase.draws"),
+    ({"evaluate": lambda state: 0.5}, "Phase.evaluate"),
+    ({"evaluate": lambda state: {"a": [1, 2]}}, "Phase.evaluate"),
   ],
 )
 def test_a_work_that_is_none_is_refused_before_or_at_its_first_step(
-  tmp_path, changes, message
+  tmp_path, changes, field
 ):
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     loop.run(_job(changes), tmp_path)
   assert not (tmp_path / writers.RESULT).exists()
 
 
 def test_a_config_without_a_build_is_told_where_it_belongs(tmp_path):
-  with pytest.raises(UserError, match="config=_Count: .* beside which a build.py lies.*'"):
+  with refuses("config"):
     loop.train(_Count(), tmp_path)

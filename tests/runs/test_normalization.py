@@ -30,7 +30,7 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
 _SMALL = {
@@ -230,9 +230,7 @@ def test_a_run_whose_statistics_come_out_otherwise_does_not_go_on(loaded, tmp_pa
   released = normalization.released
   with (
     mock.patch.object(normalization, "released", other),
-    pytest.raises(
-      UserError, match="released before the first step is not what this machine"
-    ),
+    refuses("checkpoint"),
   ):
     loop.run(build.build(config, loaded), tmp_path)
   assert loop.run(build.build(config, loaded), tmp_path)["num_steps"] == 4
@@ -358,32 +356,35 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
 
 
 @pytest.mark.parametrize(
-  ("changes", "word"),
+  ("changes", "field"),
   [
     (
       {"privacy__method": "sgd", "privacy__epsilon": None},
-      "privacy.normalization=.*must be 'per_example' with privacy.method='sgd'",
+      "privacy.normalization",
     ),
-    ({"model__name": "scatter_linear", "model__options": {"num_groups": 27}}, "num_groups"),
+    (
+      {"model__name": "scatter_linear", "model__options": {"num_groups": 27}},
+      "model.options.num_groups",
+    ),
     (
       {"privacy__normalization": {**_PRIVATE, "median_epsilon": 0.3}},
-      "median_epsilon=0.3: would be ignored",
+      "privacy.normalization.median_epsilon",
     ),
     (
       {"privacy__normalization": {**_PRIVATE, "noise_multiplier": -1.0}},
-      "privacy.normalization.noise_multiplier=-1.0",
+      "privacy.normalization.noise_multiplier",
     ),
   ],
 )
-def test_what_does_not_go_together_is_one_line(changes, word, loaded):
-  with pytest.raises(UserError, match=word) as caught:
+def test_what_does_not_go_together_is_one_line(changes, field, loaded):
+  with refuses(field) as caught:
     build.assemble(_config(**changes), loaded)
   assert "\n" not in str(caught.value)
 
 
 def test_attacks_whose_models_share_a_function_are_refused():
   config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
-  with pytest.raises(UserError, match="train.privacy.normalization"):
+  with refuses("train.privacy.normalization"):
     check_attack(config)
 
 

@@ -13,7 +13,7 @@ from dpjax.data import from_arrays
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import loop
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
@@ -155,30 +155,30 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, field",
   [
-    ({"release": True, "data_dependent": True}, "data_dependent=True: must be false"),
+    ({"release": True, "data_dependent": True}, "data_dependent"),
     (
       {"aggregator": "confident_gnmax", "max_answers": 5, "publish_cost": True},
-      "publish_cost=True: is proved for aggregator='gnmax' alone",
+      "publish_cost",
     ),
-    ({"publish_cost": True, "cost_beta": 0.2}, "cost_order=14.0: must be between"),
-    ({"num_queries": 61}, "num_queries=61: must be at most num_pool=60"),
-    ({"num_pool": 90}, "num_pool=90: must leave some of the 90 public"),
-    ({"threshold": 3.0}, "threshold=3.0: would be ignored, it needs aggregator"),
-    ({"std": 3.0, "epsilon": 2.0}, "epsilon=2.0: would be ignored, it needs std=None"),
-    ({"neighboring_relation": "replace_special"}, "neighboring_relation="),
-    ({"epsilon": math.nan}, "epsilon=nan"),
-    ({"epsilon_budget": 1.0}, "^epsilon_budget=1.0: the budget"),
-    ({"data_dir": "/nowhere"}, "data_dir='/nowhere': would be ignored"),
-    ({"teacher_penalty": 1e-320}, "teacher_penalty=1e-320: .* float32"),
+    ({"publish_cost": True, "cost_beta": 0.2}, "cost_order"),
+    ({"num_queries": 61}, "num_queries"),
+    ({"num_pool": 90}, "num_pool"),
+    ({"threshold": 3.0}, "threshold"),
+    ({"std": 3.0, "epsilon": 2.0}, "epsilon"),
+    ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
+    ({"epsilon": math.nan}, "epsilon"),
+    ({"epsilon_budget": 1.0}, "epsilon_budget"),
+    ({"data_dir": "/nowhere"}, "data_dir"),
+    ({"teacher_penalty": 1e-320}, "teacher_penalty"),
     (
       {"aggregator": "confident_gnmax", "max_answers": 21},
-      "max_answers=21: must be at most num_queries=20",
+      "max_answers",
     ),
   ],
 )
-def test_what_a_run_refuses(sides, tmp_path, changes, message):
-  with pytest.raises(UserError, match=message):
+def test_what_a_run_refuses(sides, tmp_path, changes, field):
+  with refuses(field):
     _run(_config(**changes), sides, tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()

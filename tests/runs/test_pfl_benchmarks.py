@@ -7,8 +7,8 @@ from configs.fed import flair, stackoverflow, stackoverflow_blt
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.run import loop
-from dpjax.validate import UserError
 from tests.data import client_files
+from tests.refuses import refuses
 
 pytest.importorskip("h5py", reason="needs the extra 'h5'")
 
@@ -99,18 +99,18 @@ def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("overrides", "says"),
+  ("overrides", "field"),
   [
-    ({"data.num_classes": None}, "num_classes: must be declared"),
-    ({"partition.image_size": 5}, "image_size=5: must divide the 16 pixels"),
-    ({"partition.test_split": "train"}, "test_split='train': must be"),
-    ({"data.num_users": None}, "data.num_users=None: "),
-    ({"data.name": "none.hdf5"}, "no file"),
-    ({"model.name": "transformer"}, "model.name='transformer': needs text"),
+    ({"data.num_classes": None}, "data.num_classes"),
+    ({"partition.image_size": 5}, "data.name"),
+    ({"partition.test_split": "train"}, "partition.test_split"),
+    ({"data.num_users": None}, "data.num_users"),
+    ({"data.name": "none.hdf5"}, "data.name"),
+    ({"model.name": "transformer"}, "model.name"),
   ],
 )
-def test_a_wrong_field_is_one_line(tmp_path, overrides, says):
+def test_a_wrong_field_is_one_line(tmp_path, overrides, field):
   config = fields.replace_all(flair.get_config(), {**_photographs(tmp_path), **overrides})
-  with pytest.raises(UserError, match=says) as error:
+  with refuses(field) as error:
     loop.train(config, tmp_path / "run")
   assert "\n" not in str(error.value)

@@ -17,6 +17,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.relevance import Paper, Rigorous, rigorous
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _DATA = bytes(32)  # a digest
 _PNG = b"\x89PNG"
@@ -116,7 +117,7 @@ def test_a_claimed_run_writes_what_the_contract_wants(tmp_path):
   before = (tmp_path / "run" / "params.npz").stat().st_mtime_ns
   assert experiment.run_all(config, tmp_path / "run") == [writers.plain(result)]
   assert (tmp_path / "run" / "params.npz").stat().st_mtime_ns == before
-  with pytest.raises(UserError, match="another config"):
+  with refuses("workdir"):
     experiment.run_all(_config(epsilons=[3.0]), tmp_path / "run")
 
 
@@ -158,7 +159,7 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
   config = _config(method="no_dp")
   owner.claim(tmp_path / "run", config)
   busy = writers.alone_in(tmp_path / "run", checkpoint.FOLDER)
-  with busy, pytest.raises(UserError, match="another process is at work"):
+  with busy, refuses("workdir"):
     experiment.run_all(config, tmp_path / "run")
   assert {p.name for p in (tmp_path / "run").iterdir()} == {
     "config.json",
@@ -168,7 +169,7 @@ def test_a_folder_where_another_process_works_is_left_alone(tmp_path):
 
 def test_data_that_are_not_there_do_not_claim_the_folder(tmp_path):
   wrong = _config(data=DataConfig(name="dgits"))
-  with pytest.raises(UserError, match="did you mean 'digits'"):
+  with refuses("data.name"):
     experiment.run_all(wrong, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
@@ -191,29 +192,28 @@ def test_a_run_that_is_refused_is_a_row_and_the_others_go_on(tmp_path):
 def test_the_folder_of_a_single_run_takes_no_experiment(tmp_path):
   experiment.run_all(_config(method="no_dp"), tmp_path)
   before = sorted(path.name for path in tmp_path.iterdir())
-  with pytest.raises(UserError, match="holds a single run"):
+  with refuses("workdir"):
     experiment.run_all(_config(method="no_dp", num_seeds=2), tmp_path)
   assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
-  ("change", "words"),
+  ("change", "field"),
   [
-    ({"epsilons": [1.0, 2.0]}, "epsilons=[1.0, 2.0]: must be one for a single run"),
-    ({"num_seeds": 2}, "num_seeds=2: would be ignored"),
-    ({"title": "mine"}, "title='mine': would be ignored"),
-    ({"weight_decay": 0.5}, "weight_decay=0.5: would be ignored"),
-    ({"num_epochs": 0}, "num_epochs=0"),
+    ({"epsilons": [1.0, 2.0]}, "epsilons"),
+    ({"num_seeds": 2}, "num_seeds"),
+    ({"title": "mine"}, "title"),
+    ({"weight_decay": 0.5}, "weight_decay"),
+    ({"num_epochs": 0}, "num_epochs"),
     (
       {"method": "dpsgd", "audit": RelevanceAuditConfig(True, canary_runs=False)},
-      "audit.enabled=True: would be ignored",
+      "audit.enabled",
     ),
   ],
 )
-def test_a_single_run_refuses_what_only_an_experiment_reads(change, words):
-  with pytest.raises(UserError) as error:
+def test_a_single_run_refuses_what_only_an_experiment_reads(change, field):
+  with refuses(field):
     loop.job_of(_config(**change))
-  assert words in str(error.value)
 
 
 @pytest.mark.long
@@ -228,7 +228,7 @@ def test_an_experiment_may_get_more_seeds_in_its_folder(tmp_path):
   assert [r["params_sha256"] for r in results[:2]] == [r["params_sha256"] for r in first]
   text = (tmp_path / "sweep.json").read_text()
   assert json.loads(text)["config"]["num_seeds"] == 2
-  with pytest.raises(UserError, match="another config"):
+  with refuses("workdir"):
     experiment.run_all(dataclasses.replace(more, num_seeds=3, num_epochs=9), tmp_path)
   assert (tmp_path / "sweep.json").read_text() == text
   assert experiment.run_all(config, tmp_path) == results[:2]  # fewer, and none runs again

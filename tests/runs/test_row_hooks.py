@@ -11,7 +11,7 @@ from configs.fed import quickstart as fed_quickstart
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import config_names, loop, row_hooks, writers
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs import stops
 
 _ROWS = []
@@ -144,24 +144,24 @@ def test_a_service_that_cannot_begin_costs_no_run(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  ("changes", "field"),
   [
-    ({"writer": "wandb"}, "needs the package wandb: pip install wandb"),
+    ({"writer": "wandb"}, "writer"),
     (
       {"writer": "wandbb"},
-      "one of wandb, mlflow, package.module:name .did you mean 'wandb'",
+      "writer",
     ),
     (
       {"writer": "mlflow", "release": True, "diagnostics": False},
-      "times follow from the data",
+      "writer",
     ),
-    ({"writer": f"{__name__}:nothing"}, "has no 'nothing'"),
-    ({"writer": f"{__name__}:of_one_argument"}, "is called with .step, row."),
+    ({"writer": f"{__name__}:nothing"}, "writer"),
+    ({"writer": f"{__name__}:of_one_argument"}, "writer"),
   ],
 )
-def test_a_writer_that_cannot_be_used_is_one_line(changes, message, monkeypatch):
+def test_a_writer_that_cannot_be_used_is_one_line(changes, field, monkeypatch):
   monkeypatch.setitem(sys.modules, "wandb", None)
-  with pytest.raises(UserError, match=message) as refused:
+  with refuses(field) as refused:
     build.check(_config(**changes))
   assert str(refused.value).startswith("writer=") and "\n" not in str(refused.value)
 

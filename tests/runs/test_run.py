@@ -10,7 +10,7 @@ from dpjax import data
 from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import checkpoint, loop, writers
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs import small_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_sgd_has_no_epsilon_and_says_so(tmp_path):
 @pytest.mark.slow
 def test_shuffled_batches_prove_nothing(tmp_path):
   overrides = {"privacy.sampler": "shuffled"}
-  with pytest.raises(UserError, match="ShuffledSampler: has no event"):
+  with refuses("sampler"):
     loop.train(small_run.config(**overrides), tmp_path / "run")
   overrides |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
   assert (
@@ -83,34 +83,34 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
 
 @pytest.mark.cases(long=[4])
 @pytest.mark.parametrize(
-  ("overrides", "match"),
+  ("overrides", "field"),
   [
-    ({"privacy.epsilon": 0.0}, "privacy.epsilon=0.0"),
-    ({"privacy.epsilon": -1.0}, "privacy.epsilon=-1.0"),
-    ({"privacy.sampling_prob": 1.5}, r"privacy.sampling_prob=1.5: must be in \[1e-09, 1\]"),
-    ({"privacy.delta": 0.0}, "delta=0.0"),
-    ({"privacy.capacity": 90}, "capacity=90"),
-    ({"privacy.noise_multiplier": 1.0}, "not both"),
-    ({"privacy.epsilon": None}, "give privacy.epsilon or"),
-    ({"privacy.neighboring_relation": "replace_one"}, "proved only under"),
-    ({"privacy.sampler": "poison"}, "did you mean 'poisson'"),
-    ({"optimizer.rule": "sgdd"}, "did you mean 'sgd'"),
-    ({"optimizer.learning_rate": 0.0}, "learning_rate=0.0"),
-    ({"model.name": "cnnn"}, "model.name='cnnn'"),
-    ({"model.options": {"depth": 3}}, "depth"),
-    ({"data.name": "digit"}, "digit"),
-    ({"data.limit": 0}, "data.limit=0"),
-    ({"data.limit": 1438}, "data.limit=1438: must be at most"),
-    ({"data.num_classes": 11}, "num_classes=11: 'digits' declares 10"),
-    ({"num_steps": 0}, "num_steps=0"),
-    ({"augmult": 4}, "augmult=4"),
-    ({"ema_decay": 1.5}, "ema_decay=1.5"),
-    ({"microbatch_size": 0}, "microbatch_size=0"),
-    ({"grad_method": "fast"}, "method='fast'"),
+    ({"privacy.epsilon": 0.0}, "privacy.epsilon"),
+    ({"privacy.epsilon": -1.0}, "privacy.epsilon"),
+    ({"privacy.sampling_prob": 1.5}, "privacy.sampling_prob"),
+    ({"privacy.delta": 0.0}, "privacy.delta"),
+    ({"privacy.capacity": 90}, "privacy.capacity"),
+    ({"privacy.noise_multiplier": 1.0}, "privacy.noise_multiplier"),
+    ({"privacy.epsilon": None}, "privacy.epsilon"),
+    ({"privacy.neighboring_relation": "replace_one"}, "privacy.neighboring_relation"),
+    ({"privacy.sampler": "poison"}, "privacy.sampler"),
+    ({"optimizer.rule": "sgdd"}, "config.optimizer.rule"),
+    ({"optimizer.learning_rate": 0.0}, "optimizer.learning_rate"),
+    ({"model.name": "cnnn"}, "model.name"),
+    ({"model.options": {"depth": 3}}, "model.options.depth"),
+    ({"data.name": "digit"}, "data.name"),
+    ({"data.limit": 0}, "data.limit"),
+    ({"data.limit": 1438}, "data.limit"),
+    ({"data.num_classes": 11}, "data.num_classes"),
+    ({"num_steps": 0}, "num_steps"),
+    ({"augmult": 4}, "augmult"),
+    ({"ema_decay": 1.5}, "ema_decay"),
+    ({"microbatch_size": 0}, "microbatch_size"),
+    ({"grad_method": "fast"}, "grad_method"),
   ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, field):
+  with refuses(field) as caught:
     loop.train(small_run.config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
@@ -160,7 +160,7 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   config = small_run.config(
     **{"model.name": "transformer", "model.options": options, "num_steps": 4}
   )
-  with pytest.raises(UserError, match="needs text"):
+  with refuses("model.name"):
     loop.train(config, tmp_path / "images")
   tokens = data.encode_text(["the cat sat", "a dog ran off"] * 40, max_length=12)
   dataset = data.from_arrays(

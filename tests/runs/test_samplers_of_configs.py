@@ -14,7 +14,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.privacy import make_plan, sampler
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _N = 1000
 
@@ -38,7 +38,7 @@ def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():
   assert small.accounted_delta(1e-5) == 1e-5  # nothing overflows, nothing is set aside
   poisson = _plan(neighboring_relation="replace_special")
   assert plan.epsilon() >= poisson.epsilon() * 0.98  # which pays overflow from delta
-  with pytest.raises(UserError, match="only under replace_special"):
+  with refuses("privacy.neighboring_relation"):
     _plan(sampler="truncated_poisson")
 
 
@@ -73,14 +73,14 @@ def test_p13_without_a_relation_that_makes_the_size_public_nothing_is_proved():
   plan = _plan(sampler="shuffled")
   assert plan.epsilon() == math.inf and not plan.is_private
   config = TrainConfig(privacy=PrivacyConfig(sampler="shuffled"))
-  with pytest.raises(UserError, match="no event"):
+  with refuses("sampler"):
     make_plan(config, _N)
   plain = dataclasses.replace(config, privacy=PrivacyConfig("sgd", sampler="shuffled"))
   assert not make_plan(plain, _N).is_private
 
 
 def test_less_noise_later_in_an_epoch_that_was_paid_at_its_start_is_refused():
-  with pytest.raises(UserError, match="noise_levels"):
+  with refuses("privacy.noise_levels"):
     _plan(
       sampler="shuffled", neighboring_relation="replace_special", noise_levels=[2.0, 1.0]
     )
@@ -95,14 +95,14 @@ def test_random_allocation_passes_through_the_data_as_its_probability_says():
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, field",
   [
-    ({"sampling_prob": 0.3}, "sampling_prob=0.3: must be 1 / a whole number"),
-    ({"noise_levels": [1.0, 2.0]}, "noise_levels=.*random_allocation"),
+    ({"sampling_prob": 0.3}, "privacy.sampling_prob"),
+    ({"noise_levels": [1.0, 2.0]}, "privacy.noise_levels"),
   ],
 )
-def test_random_allocation_refuses_half_steps_and_changing_noise(changes, message):
-  with pytest.raises(UserError, match=message):
+def test_random_allocation_refuses_half_steps_and_changing_noise(changes, field):
+  with refuses(field):
     _plan(sampler="random_allocation", **changes)
 
 
@@ -129,26 +129,26 @@ def test_one_step_of_a_pass_is_random_allocation_bit_by_bit():
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, field",
   [
-    ({}, "privacy.num_selected=None: must be an integer >= 1"),
-    ({"num_selected": 0}, "privacy.num_selected=0"),
+    ({}, "privacy.num_selected"),
+    ({"num_selected": 0}, "privacy.num_selected"),
     (
       {"num_selected": 2, "sampling_prob": 0.3},
-      "privacy.sampling_prob=0.3: must be 2 / a whole number, .*; 0.2857142857142857 is near",
+      "privacy.sampling_prob",
     ),
-    ({"num_selected": 2, "noise_levels": [1.0, 2.0]}, "noise_levels=.*k_out_of_t"),
-    ({"num_selected": 2, "sampler": "poisson"}, "privacy.num_selected=2: would be ignored"),
-    ({"num_selected": 2, "sampler": "builtins:dict"}, "num_selected=2: would be ignored"),
+    ({"num_selected": 2, "noise_levels": [1.0, 2.0]}, "privacy.noise_levels"),
+    ({"num_selected": 2, "sampler": "poisson"}, "privacy.num_selected"),
+    ({"num_selected": 2, "sampler": "builtins:dict"}, "privacy.num_selected"),
     (
       {"num_selected": 2, "method": "dp_ftrl", "sampler": "poisson"},
-      "num_selected=2: would be ignored",
+      "privacy.num_selected",
     ),
   ],
 )
-def test_what_k_out_of_t_cannot_be_is_one_line_before_data_are_read(changes, message):
+def test_what_k_out_of_t_cannot_be_is_one_line_before_data_are_read(changes, field):
   privacy = PrivacyConfig(**{"sampler": "k_out_of_t", **changes})
-  with pytest.raises(UserError, match=message) as caught:
+  with refuses(field) as caught:
     config = TrainConfig(privacy=privacy)
     build.check(config)
     make_plan(config, _N)
@@ -177,21 +177,21 @@ def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, field",
   [
-    ({"accountant": "rdp"}, "^privacy.accountant='rdp': .*'pld'$"),
-    ({"neighboring_relation": "replace_special"}, "^privacy.neighboring_relation="),
-    ({"capacity": 60}, "privacy.capacity=60: would be ignored"),
-    ({"sampling_prob": 1.0}, "batch_size=1000: must be <= num_examples=1000 - 1"),
+    ({"accountant": "rdp"}, "privacy.accountant"),
+    ({"neighboring_relation": "replace_special"}, "privacy.neighboring_relation"),
+    ({"capacity": 60}, "privacy.capacity"),
+    ({"sampling_prob": 1.0}, "batch_size"),
   ],
 )
-def test_what_is_not_proved_of_copies_is_one_line(changes, message):
-  with pytest.raises(UserError, match=message):
+def test_what_is_not_proved_of_copies_is_one_line(changes, field):
+  with refuses(field):
     _plan(sampler="with_replacement", **changes)
 
 
 def test_half_a_step_of_a_pass_is_refused_before_any_data_are_read():
   """So also by a sweep, before its first run."""
   privacy = PrivacyConfig(sampler="random_allocation", sampling_prob=0.3)
-  with pytest.raises(UserError, match="privacy.sampling_prob=0.3: must be 1 / a whole"):
+  with refuses("privacy.sampling_prob", value=0.3):
     build.check(TrainConfig(privacy=privacy))

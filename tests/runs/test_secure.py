@@ -32,6 +32,7 @@ from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.sums import SecAgg, primitives
 from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 _SUM = {"task.num_clients": 4, "task.length": 20}
@@ -216,16 +217,16 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure, intersect
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  ("changes", "field"),
   [
-    ({"first_columns": 30}, "task.first_columns=30: must be below 30"),
-    ({"first_columns": 0}, "task.first_columns=0: must be"),
-    ({"shared": 0.001}, "task.shared=0.001: must be at least 1 / 457"),
-    ({"shared": 1.0}, "task.shared=1.0: must be"),
+    ({"first_columns": 30}, "task.first_columns"),
+    ({"first_columns": 0}, "config.task.first_columns"),
+    ({"shared": 0.001}, "task.shared"),
+    ({"shared": 1.0}, "config.task.shared"),
   ],
 )
-def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
-  with pytest.raises(UserError, match=message) as caught:
+def test_columns_that_leave_a_party_nothing_are_refused(changes, field):
+  with refuses(field) as caught:
     aligned_columns.load_data(_point(task={**_COLUMNS, **changes}))
   assert len(str(caught.value).splitlines()) == 1
 
@@ -235,17 +236,14 @@ _TRANSFER = {"name": "transfer", "num_shared": 200, "num_steps": 120}
 
 def test_a_norm_that_leaves_a_party_zeros_alone_is_refused():
   parts = [np.ones((2, 1)), np.ones((2, 3))]
-  message = "feature_norm=1e-06: leaves 5e-07 to a party with 1 of 4 columns"
-  with pytest.raises(UserError, match=message):
+  with refuses("feature_norm"):
     aligned_columns.clipped_apart(parts, 1e-6, frac_bits=18)
 
 
 @pytest.mark.parametrize("changes", [{"learning_rate": 1e30}, {"alignment": 1e38}])
 def test_a_transfer_that_diverges_is_no_result(changes, tmp_path, intersection):
   config = _point(task=_TRANSFER | changes | {"num_steps": 3})
-  with pytest.raises(
-    UserError, match=r"task.learning_rate=.*: diverges, with task.alignment"
-  ):
+  with refuses("task.learning_rate"):
     loop.train(config, tmp_path)
 
 
@@ -284,18 +282,18 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
 
 
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  ("changes", "field"),
   [
-    ({"num_source": 1430}, "num_source=1430: must be at most 1417: 'digits' has 1437"),
+    ({"num_source": 1430}, "task.num_source"),
     (
       {"num_labelled": 2000},
-      "num_labelled=2000: must be at most 1435, as 'digits' has 1437",
+      "task.num_labelled",
     ),
   ],
 )
-def test_more_people_than_the_data_hold_are_refused(changes, message, intersection):
+def test_more_people_than_the_data_hold_are_refused(changes, field, intersection):
   config = _point(task=_TRANSFER | changes)
-  with pytest.raises(UserError, match=message):
+  with refuses(field):
     shared_people.prepare(config, shared_people.load_data(config), None)
 
 
@@ -393,72 +391,75 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"protocol": "zip"}, "protocol='zip': must be one of plain,"),
-    ({"task": "regress", "protocol": "plain"}, "protocol='plain': would be ignored"),
-    ({"train.num_steps": 3}, "train.num_steps=3: would be ignored, it needs task='infer'"),
-    ({"task": "infer"}, "train.model.options.activation=None: must be 'square'"),
-    ({"task.entry_bits": 40}, "task.entry_bits=40: must be at most 32"),
-    ({"task.silent": 10}, "task.silent=10"),
+    ({"protocol": "zip"}, "config.protocol"),
+    ({"task": "regress", "protocol": "plain"}, "protocol"),
+    ({"train.num_steps": 3}, "train.num_steps"),
+    ({"task": "infer"}, "train.model.options.activation"),
+    ({"task.entry_bits": 40}, "task.entry_bits"),
+    ({"task.silent": 10}, "config.task.silent"),
     # Bounds of the protocols and of the mechanism, not of configs in general.
-    ({"task.num_clients": 10_001}, r"task.num_clients=10001: .* in \[2, 10000\]"),
-    ({"task": {"name": "noisy_model", "num_steps": 10**7}}, r"in \[1, 1000000\]"),
-    ({"task": {"name": "regress", "table": "wine"}}, "table='wine': must be one of"),
-    ({"rows": {"a": {"title": "b"}}}, r"rows\['a'\].title: would be ignored"),
-    ({"rows": {"a": {}, "A": {}}}, "two labels give runs of the same name"),
-    ({"rows": {"a": {"task": "regress", "seed": -1}}}, "seed=-1"),
-    ({"seed": -1}, "seed=-1"),
-    ({"task": {"name": "transfer", "num_shared": 901}}, r"num_shared=901: .* \[1, 900\]"),
-    ({"task": {"name": "transfer", "alignment": 0.0}}, "alignment=0.0: must be"),
-    ({"task": {"name": "transfer", "alignment": 1e39}}, "alignment=1e.39: must be in"),
-    ({"task": {"name": "noisy_model", "l2_penalty": 0.0}}, "l2_penalty=0.0"),
-    ({"task": {"name": "noisy_model", "dataset": "mnist"}}, "dataset='mnist': must be one"),
+    ({"task.num_clients": 10_001}, "config.task.num_clients"),
+    ({"task": {"name": "noisy_model", "num_steps": 10**7}}, "config.task.num_steps"),
+    ({"task": {"name": "regress", "table": "wine"}}, "config.task.table"),
+    ({"rows": {"a": {"title": "b"}}}, "rows['a'].title"),
+    ({"rows": {"a": {}, "A": {}}}, "rows"),
+    ({"rows": {"a": {"task": "regress", "seed": -1}}}, "rows['a']"),
+    ({"seed": -1}, "seed"),
+    ({"task": {"name": "transfer", "num_shared": 901}}, "config.task.num_shared"),
+    ({"task": {"name": "transfer", "alignment": 0.0}}, "config.task.alignment"),
+    ({"task": {"name": "transfer", "alignment": 1e39}}, "config.task.alignment"),
+    ({"task": {"name": "noisy_model", "l2_penalty": 0.0}}, "config.task.l2_penalty"),
+    ({"task": {"name": "noisy_model", "dataset": "mnist"}}, "config.task.dataset"),
   ],
 )
-def test_a_mistake_is_one_line_before_anything_runs(changes, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_a_mistake_is_one_line_before_anything_runs(changes, field):
+  with refuses(field) as caught:
     secure_table.points(fields.replace_all(SecureConfig(), changes))
   assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"train.model.options": {"activation": "square", "features": (3, 3)}}, "one hidden"),
-    ({"train.model.name": "linear", "train.model.options": {}}, "must be 'mlp'"),
-    ({"train.audit.enabled": True}, "train.audit.enabled=True: must be false"),
-    ({"train.seed": 3}, "train.seed=3: would be ignored"),
+    (
+      {"train.model.options": {"activation": "square", "features": (3, 3)}},
+      "train.model.options.features",
+    ),
+    ({"train.model.name": "linear", "train.model.options": {}}, "train.model.name"),
+    ({"train.audit.enabled": True}, "train.audit.enabled"),
+    ({"train.seed": 3}, "train.seed"),
   ],
 )
-def test_a_model_that_no_ciphertext_is_put_through(changes, words):
-  with pytest.raises(UserError, match=words):
+def test_a_model_that_no_ciphertext_is_put_through(changes, field):
+  with refuses(field):
     _point(task="infer", **_MODEL, **changes)
 
 
 @pytest.mark.parametrize(
-  ("task", "words"),
+  ("task", "field"),
   [
-    ({"name": "regress", "num_features": 20}, "task.num_features=20: must be at most 10"),
+    ({"name": "regress", "num_features": 20}, "task.num_features"),
     (
       {"name": "regress", "num_predicted": 9000},
-      "task.num_predicted=9000: must be at most",
+      "task.num_predicted",
     ),
-    ({"name": "regress", "most_refreshes": 0}, "task.most_refreshes=0: .* need"),
-    ({"name": "train", "batch_size": 512}, "task.batch_size=512"),
-    (_TRAIN | {"activation": "square", "output": "linear"}, "diverges in float64, too"),
-    ({"name": "train", "learning_rate": 0.3}, "task.learning_rate=0.3: .* power of two"),
-    ({"name": "infer", "num_images": 9000}, "task.num_images=9000: must be at most"),
+    ({"name": "regress", "most_refreshes": 0}, "task.most_refreshes"),
+    ({"name": "train", "batch_size": 512}, "task.batch_size"),
+    (_TRAIN | {"activation": "square", "output": "linear"}, "task.learning_rate"),
+    ({"name": "train", "learning_rate": 0.3}, "task.learning_rate"),
+    ({"name": "infer", "num_images": 9000}, "task.num_images"),
     (
       {"name": "noisy_model", "learning_rate": 0.3},
-      "task.learning_rate=0.3: over num_rows",
+      "task.learning_rate",
     ),
-    ({"name": "noisy_model", "learning_rate": 457 / 512}, "task.learning_rate=.*contract"),
+    ({"name": "noisy_model", "learning_rate": 457 / 512}, "task.learning_rate"),
   ],
 )
-def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, words):
+def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, field):
   model = _MODEL if task["name"] == "infer" else {}
-  with pytest.raises(UserError, match=words):
+  with refuses(field):
     loop.train(_point(task=task, **model), tmp_path / "run")
   assert not (tmp_path / "run" / "result.json").exists()
 

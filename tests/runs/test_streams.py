@@ -32,6 +32,7 @@ from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import die, stop_after
 
 _ROWS = 120
@@ -291,7 +292,7 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
   for change in list(_changes().values())[:2]:
     _write(tmp_path, **change)
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"data.name='mine.npz': .*nothing was") as caught:
+    with refuses("data.name", value="mine.npz") as caught:
       _run(kind, make(), workdir, tmp_path)
     assert str(workdir) in str(caught.value) and "\n" not in str(caught.value)
     assert not any(s.hex()[:12] in str(caught.value) for s in (digest,))
@@ -327,7 +328,7 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
   _cut_off(kind, config, workdir, tmp_path, monkeypatch)
   held = owner.remembered(workdir)
   _write(tmp_path, **_changes()["one label"])
-  with pytest.raises(UserError, match=r"are not the data of the run in workdir="):
+  with refuses("data.name"):
     _run(kind, config, workdir, tmp_path)
   _write(tmp_path)
   result = _run(kind, config, workdir, tmp_path)
@@ -383,7 +384,7 @@ def test_points_on_changed_data_do_not_join_an_experiment(tmp_path):
   _run("relevance", config, tmp_path / "run", tmp_path)
   _write(tmp_path, **_changes()["one label"])
   more = dataclasses.replace(config, num_seeds=2)
-  with pytest.raises(UserError, match="are not the data of the run"):
+  with refuses("data.name"):
     _run("relevance", more, tmp_path / "run", tmp_path)
   assert not list((tmp_path / "run" / "points").glob("*seed1"))
 

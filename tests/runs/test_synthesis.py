@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.synthesis.config import (
 from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.training.synthesis import Embedding
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
 
@@ -127,14 +127,13 @@ def test_updates_of_the_generator_are_charged_as_nothing():
 )
 def test_it_refuses_in_one_line(changes, field):
   settings = {"length_scale": 3.0} | changes
-  with pytest.raises(UserError) as caught:
+  with refuses(field):
     check(_config(**settings))
-  assert field in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp_path):
   rows = from_arrays(np.zeros((4, 3), np.float32), [0, 1, 0, 1], num_classes=2)
-  with pytest.raises(UserError, match="must hold images"):
+  with refuses("dataset"):
     loop.train(_config(), tmp_path / "rows", data=(rows, rows))
   with pytest.raises(ValueError, match="epsilon_budget"):
     loop.train(_config(epsilon_budget=1.0), tmp_path / "budget", data=sides)
@@ -177,14 +176,14 @@ def test_a_release_without_an_epsilon_is_refused():
   config = _config(noise_multiplier=1e-9)
   assert build.promised(config, config.mechanism(3), 600).kind == "none"
   config = dataclasses.replace(config, release=True)
-  with pytest.raises(UserError, match="release=True: needs an epsilon"):
+  with refuses("release", value=True):
     build.promised(config, config.mechanism(3), 600)
 
 
 def test_a_narrow_chunk_is_refused():
   # It was added to each of 10,000 columns: one record moved the sums by 100.
   chunks = [np.zeros((1, 10_000)), np.ones((1, 1))]
-  with pytest.raises(UserError, match="must have 10000 features in every chunk, not 1"):
+  with refuses("rows"):
     ClassSums(1.0, 2).exact(chunks, np.zeros(2, int))
 
 
@@ -194,7 +193,7 @@ def test_nobodys_data_are_noise_around_zero():
   chunks = embedding.chunks(nobody)
   sums = ClassSums(1.0, 2).exact(chunks, [])
   assert sums.shape == (2, embedding.width) and not np.any(sums)
-  with pytest.raises(UserError, match="one chunk or more"):
+  with refuses("rows"):
     ClassSums(1.0, 2).exact([], np.zeros(0, int))
 
 
@@ -267,25 +266,25 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"release": True}, "release=True: must be false with method='wgan_gp'"),
-    ({"num_frequencies": 9}, "num_frequencies=9: would be ignored"),
-    ({"noise_multiplier": 1.0}, "noise_multiplier=1.0: would be ignored"),
-    ({"num_steps": 7}, "num_steps=7: would be ignored"),
+    ({"release": True}, "release"),
+    ({"num_frequencies": 9}, "num_frequencies"),
+    ({"noise_multiplier": 1.0}, "noise_multiplier"),
+    ({"num_steps": 7}, "num_steps"),
     (
       {"neighboring_relation": "replace_one"},
-      "^neighboring_relation='replace_one': must be 'add_or_remove_one' with method='wgan_gp'",
+      "neighboring_relation",
     ),
   ],
 )
-def test_what_two_networks_do_not_read_is_refused(changes, words):
-  with pytest.raises(UserError, match=words):
+def test_what_two_networks_do_not_read_is_refused(changes, field):
+  with refuses(field):
     check(_two_networks(**changes))
 
 
 def test_what_the_data_show_to_be_wrong_names_the_field_of_the_config(sides, tmp_path):
   config = _two_networks()
   config.method = dataclasses.replace(config.method, batch_size=10**6)
-  with pytest.raises(UserError, match="^method.batch_size=1000000: must be <="):
+  with refuses("method.batch_size", value=1000000):
     loop.train(config, tmp_path, data=sides)

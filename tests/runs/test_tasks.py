@@ -26,7 +26,7 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.types import Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _RNG = np.random.default_rng(0)
 _X = _RNG.uniform(0, 1, (60, 3)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_the_loss_of_several_labels_is_the_mean_of_binary_ones():
 @pytest.mark.parametrize("labels", [[1, 0, 1], 1, [[1, 0]]])
 def test_labels_of_another_shape_are_refused_not_broadcast(labels):
   loss = losses.sigmoid_cross_entropy(linear)
-  with pytest.raises(UserError, match=r"example\.y: must hold 0 or 1 for each of 2 logits"):
+  with refuses("example.y"):
     loss(_WEIGHTS, Example(_X[0], jnp.array(labels)))
 
 
@@ -99,18 +99,18 @@ def test_numbers_that_are_all_equal_have_no_r2():
 
 
 @pytest.mark.parametrize(
-  "y, target, says",
+  "y, target, field",
   [
-    ([[0, 2]] * 2, data.Labels(("a", "b")), "must hold 0 and 1 alone"),
-    ([[0], [1]], data.Labels(("a", "b")), "y: must be a int32 array"),
-    ([np.nan, 1.0], data.Interval(0, 1), "y: every value must be finite"),
-    (["a", "b"], data.Interval(0, 1), "y: must hold numbers"),
-    ([[1], [1, 2]], data.Interval(0, 1), "y: is not a rectangular array"),
-    ([[1.0], [2.0]], data.Interval(0, 1), "y: must be a float32 array"),
+    ([[0, 2]] * 2, data.Labels(("a", "b")), "y"),
+    ([[0], [1]], data.Labels(("a", "b")), "y"),
+    ([np.nan, 1.0], data.Interval(0, 1), "y"),
+    (["a", "b"], data.Interval(0, 1), "y"),
+    ([[1], [1, 2]], data.Interval(0, 1), "y"),
+    ([[1.0], [2.0]], data.Interval(0, 1), "y"),
   ],
 )
-def test_wrong_targets_are_refused(y, target, says):
-  with pytest.raises(UserError, match=says):
+def test_wrong_targets_are_refused(y, target, field):
+  with refuses(field):
     data.from_arrays(_X[:2], y, target=target)
 
 
@@ -187,15 +187,15 @@ def test_a_private_run_of_several_labels(tmp_path):
 @pytest.mark.slow
 def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
   for change in ({"audit.enabled": True}, {"audit.enabled": True, "audit.kind": "random"}):
-    with pytest.raises(UserError, match=r"audit\.enabled=True: needs data with one class"):
+    with refuses("audit.enabled"):
       build.assemble(_config("diabetes", **change))
   spied = AttackConfig(train=_config("diabetes"))
-  with pytest.raises(UserError, match=r"launch\.attack: needs data with one class"):
+  with refuses("launch.attack"):
     attack.load_data(spied)
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
   for rule in federated.loading.BY_CLASS:
     dealt = fields.replace_all(fed, {"partition": rule, "partition.num_clients": 5})
-    with pytest.raises(UserError, match=f"partition='{rule}': needs data with one class"):
+    with refuses("partition"):
       federated.load_data(dealt)
 
 
@@ -218,7 +218,7 @@ def test_numbers_are_learnt_by_clients_too(tmp_path):
   assert result["rounds_to_accuracy"] == {"0.97": None, "0.99": None}
   assert "heterogeneity" not in result
   early = fields.replace(config, "stop_at_accuracy", 0.5)
-  with pytest.raises(UserError, match=r"stop_at_accuracy=0\.5: needs data with one class"):
+  with refuses("stop_at_accuracy"):
     loop.train(early, tmp_path / "early")
 
 

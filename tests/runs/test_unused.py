@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig, FedOptimizerConf
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.sweeps import experiment, grid
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _with(config, **changes):
@@ -25,27 +25,27 @@ def _with(config, **changes):
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
     (
       {"optimizer__rule__momentum": 1.5},
-      r"optimizer.rule.momentum=1.5: must be in \[0, 1\)",
+      "optimizer.rule.momentum",
     ),
-    ({"privacy__ftrl__strategy__bands": 3}, "privacy.ftrl.strategy.bands=3.*'dp_ftrl'"),
-    ({"audit__score": "gradient"}, "audit.score='gradient'.*audit.enabled"),
-    ({"data__data_dir": "here"}, "data.data_dir='here'"),
-    ({"data__max_length": 9}, "data.max_length=9"),
-    ({"data__name": "tokens/", "data__max_length": 9}, "data.max_length=9"),
-    ({"release": True, "diagnostics": False}, "diagnostics=False.*release=False"),
-    ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon=3.0"),
+    ({"privacy__ftrl__strategy__bands": 3}, "privacy.ftrl.strategy.bands"),
+    ({"audit__score": "gradient"}, "audit.score"),
+    ({"data__data_dir": "here"}, "data.data_dir"),
+    ({"data__max_length": 9}, "data.max_length"),
+    ({"data__name": "tokens/", "data__max_length": 9}, "data.max_length"),
+    ({"release": True, "diagnostics": False}, "diagnostics"),
+    ({"privacy__method": "sgd", "privacy__epsilon": 3.0}, "privacy.epsilon"),
     (
       {"privacy__clip_schedule_final": 0.5, "audit__kind": "random"},
-      "privacy.clip_schedule_final=0.5.*; audit.kind='random'",
+      "privacy.clip_schedule_final",
     ),
   ],
 )
-def test_a_central_run_names_all_that_it_would_ignore(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_a_central_run_names_all_that_it_would_ignore(changes, field):
+  with refuses(field) as caught:
     build.check(_with(TrainConfig(), **changes))
   assert "\n" not in str(caught.value)
 
@@ -64,45 +64,45 @@ def test_a_default_of_another_method_is_not_a_setting():
 
 
 def test_dp_adam_without_noise_is_adam_and_refused():
-  with pytest.raises(UserError, match="use 'adam'"):
+  with refuses("optimizer.rule"):
     build.check(_with(TrainConfig(), optimizer__rule="dp_adam", privacy__method="sgd"))
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"client_optimizer__schedule": "cosine"}, "client_optimizer.schedule='cosine'"),
+    ({"client_optimizer__schedule": "cosine"}, "client_optimizer.schedule"),
     (
       {"client_optimizer__rule__momentum": 1.5},
-      r"client_optimizer.rule.momentum=1.5: .*\[0, 1\)",
+      "client_optimizer.rule.momentum",
     ),
     (
       {"algorithm": "fed_sgd", "client_optimizer__learning_rate": 0.7},
-      "client_optimizer.learning_rate=0.7.*local steps",
+      "local.epochs",
     ),
-    ({"algorithm": "fed_sgd", "local__epochs": 3}, "local.epochs=3"),
+    ({"algorithm": "fed_sgd", "local__epochs": 3}, "local.epochs"),
     (
       {"algorithm": "scaffold", "client_optimizer__rule": "adam"},
-      "must be 'sgd' for algorithm='scaffold'",
+      "client_optimizer.rule",
     ),
     (
       {"algorithm": "fed_nova", "client_optimizer__rule": "yogi"},
-      "must be 'sgd' for algorithm='fed_nova'",
+      "client_optimizer.rule",
     ),
     (
       {"algorithm": "scaffold", "client_optimizer__rule__momentum": 0.5},
-      "client_optimizer.rule.momentum=0.5: must be 0",
+      "client_optimizer.rule.momentum",
     ),
     (
       {"algorithm": "scaffold", "weighting": "capped"},
-      "weighting='capped'",
+      "weighting",
     ),
-    ({"privacy__local_noise_multiplier": 2.0}, "local_noise_multiplier=2.0.*'both'"),
-    ({"privacy__method": "local", "privacy__accountant": "rdp"}, "accountant='rdp'"),
+    ({"privacy__local_noise_multiplier": 2.0}, "privacy.local_noise_multiplier"),
+    ({"privacy__method": "local", "privacy__accountant": "rdp"}, "privacy.accountant"),
   ],
 )
-def test_a_run_over_clients_names_what_it_would_ignore(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_a_run_over_clients_names_what_it_would_ignore(changes, field):
+  with refuses(field) as caught:
     federate_build.check(_with(federated.get_config(), **changes))
   assert "\n" not in str(caught.value)
 
@@ -133,34 +133,39 @@ def test_every_field_of_a_training_comes_from_the_experiment_by_name():
 
 
 @pytest.mark.parametrize(
-  ("curves", "match"),
+  ("curves", "field"),
   [
     (
       {"DPSGD": {"method": "dpsgd", "weight_decay": 0.1}},
-      r"curves\['DPSGD'\].weight_decay",
+      "curves['DPSGD'].weight_decay",
     ),
-    ({"A": {"private.kappa": 0.9}}, r"curves\['A'\].private.kappa=0.9"),
-    ({"A": {"title": "mine"}}, "of the whole experiment"),
-    ({"A": {"rigorous.clip": 0.3}}, "rigorous.clip=0.3.*mode='rigorous'"),
+    ({"A": {"private.kappa": 0.9}}, "curves['A'].private.kappa"),
+    ({"A": {"title": "mine"}}, "curves['A'].title"),
+    ({"A": {"rigorous.clip": 0.3}}, "curves['A'].rigorous.clip"),
   ],
 )
-def test_a_curve_names_what_it_would_ignore(curves, match):
+def test_a_curve_names_what_it_would_ignore(curves, field):
   config = common.on("mnist", curves=curves)
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     experiment.points(config)
 
 
 def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
   config = proved_mnist.get_config()
   experiment.points(config)
-  with pytest.raises(UserError, match="paper.preset='P5': would be ignored"):
+  with refuses("paper.preset"):
     experiment.points(_with(config, paper__preset="P5"))
-  with pytest.raises(UserError, match="weight_decay=0.3: would be ignored"):
+  with refuses("weight_decay"):
     claimed = {**common.paper("mnist"), "curves": common.COMPARED}
     experiment.points(common.on("mnist", **claimed, weight_decay=0.3))
   for section in ("model", "rigorous_model"):
     for name, value in (("mirrored", True), ("colours", "opponent")):
-      with pytest.raises(UserError, match=f"{section}.{name}={value!r}: would be ignored"):
+      with refuses(
+        "model.colours",
+        "model.mirrored",
+        "rigorous_model.colours",
+        "rigorous_model.mirrored",
+      ):
         experiment.points(_with(config, **{f"{section}__{name}": value}))
   vectors = _with(test4_gaussian.get_config(), weight_decay=0.3)
   assert experiment.points(vectors)[-1].config.weight_decay == 0.3
@@ -169,12 +174,12 @@ def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
 def test_a_sweep_refuses_what_no_run_keeps_and_what_a_run_ignores():
   config = mnist_algorithms.get_config()
   assert len(grid.points(config)) == 12
-  with pytest.raises(UserError, match="base.privacy.epsilon=3.5: would be ignored"):
+  with refuses("base.privacy.epsilon"):
     grid.points(_with(config, base__privacy__epsilon=3.5))
-  with pytest.raises(UserError, match="base.seed=4: would be ignored"):
+  with refuses("base.seed"):
     grid.points(_with(config, base__seed=4))
   ignored = fields.replace(config, "grid", {"optimizer.rule.weight_decay": [0.1, 0.2]})
-  with pytest.raises(UserError, match="weight_decay: 'sgd' has no .* belongs to adamw"):
+  with refuses("grid.optimizer.rule.weight_decay"):
     grid.points(ignored)
-  with pytest.raises(UserError, match="selection.mean_trials=3.0.*selection.enabled"):
+  with refuses("selection.mean_trials"):
     grid.points(_with(config, selection__mean_trials=3.0))

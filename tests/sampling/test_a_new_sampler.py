@@ -13,6 +13,7 @@ from dpjax import accounting
 from dpjax.accounting import Ledger
 from dpjax.auditing.games import play, registry, samplers
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _FILE = '''
 import dataclasses
@@ -77,7 +78,7 @@ def test_plan_and_ledger_take_it_as_it_is(halves):
   rows = list(plan.batches(dpjax.data.load("digits")[0].subset(slice(0, 8)), rng=1))
   assert [batch.mask.sum() for batch in rows] == [4, 4, 4]
   assert "Unit: one example" in plan.statement(8)
-  with pytest.raises(UserError, match="HalvesSampler is proved only under"):
+  with refuses("neighboring_relation"):
     _plan(halves(8), neighboring_relation="add_or_remove_one")
   ledger = Ledger().charge(
     plan.step_event(),

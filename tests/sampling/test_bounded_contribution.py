@@ -15,7 +15,7 @@ from scipy import stats
 from dpjax import accounting, sampling
 from dpjax.plan import Plan
 from dpjax.sampling import BoundedContributionSampler, bound_contributions
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _OWNERS = st.lists(st.frozensets(st.integers(0, 6), max_size=3), max_size=20)
 
@@ -125,16 +125,16 @@ def test_a_plan_protects_users_and_trains_on_examples():
 
 
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: BoundedContributionSampler(0.1, 8, 0), "max_contribution=0"),
-    (lambda: bound_contributions([("a",)], max_contribution=0), "max_contribution=0"),
+    (lambda: BoundedContributionSampler(0.1, 8, 0), "max_contribution"),
+    (lambda: bound_contributions([("a",)], max_contribution=0), "max_contribution"),
     (
       lambda: bound_contributions([3], max_contribution=1),
-      r"owners\[0\]=3: must be a coll",
+      "owners[0]",
     ),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()

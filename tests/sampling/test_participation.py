@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpjax import sampling
 from dpjax.types import NeighboringRelation
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _INNER = dp_accounting.GaussianDpEvent(1.0)
 _N = 60
@@ -166,7 +166,7 @@ def test_p12_a_draw_above_capacity_raises_and_its_chance_is_known():
     sampling.CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=3),
     sampling.MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=3),
   ):
-    with pytest.raises(UserError, match="capacity=3: .* never cut") as caught:
+    with refuses("capacity", value=3) as caught:
       sampler.draw(_N, seed=0, step=0)
     assert "\n" not in str(caught.value)
     exact = stats.binom.logsf(3, _N, 0.5)
@@ -200,22 +200,22 @@ def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float
 
 @pytest.mark.cases(long=[7, 8])
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: sampling.CyclicSampler(0, 4), "steps_per_pass=0"),
-    (lambda: sampling.CyclicSampler(5, 4), "steps_per_pass=5: must be <= num_examples=4"),
-    (lambda: sampling.CyclicSampler(2, 4).draw(5, seed=0, step=0), "the data have 5"),
-    (lambda: sampling.BallsInBinsSampler(0, 4), "num_bins=0"),
-    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "prob=1.5"),
-    (lambda: sampling.CyclicPoissonSampler(0.5, 0, 4), "num_groups=0"),
-    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "prob=0.0"),
-    (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "min_sep=0"),
+    (lambda: sampling.CyclicSampler(0, 4), "steps_per_pass"),
+    (lambda: sampling.CyclicSampler(5, 4), "steps_per_pass"),
+    (lambda: sampling.CyclicSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
+    (lambda: sampling.BallsInBinsSampler(0, 4), "num_bins"),
+    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "sampling_prob"),
+    (lambda: sampling.CyclicPoissonSampler(0.5, 0, 4), "num_groups"),
+    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "sampling_prob"),
+    (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "min_sep"),
     (
       lambda: sampling.MinSepSampler(0.5, 2, 4, 4).draw(4, seed=0, step=4),
-      "step=4: must be < num_steps=4",
+      "step",
     ),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()

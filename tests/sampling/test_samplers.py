@@ -12,6 +12,7 @@ from scipy import stats
 from dpjax import sampling
 from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _INNER = dp_accounting.GaussianDpEvent(1.0)
 
@@ -87,7 +88,7 @@ def test_p13_each_sampler_declares_its_event_or_none():
 
 def test_p12_a_draw_above_capacity_raises_and_is_never_cut():
   sampler = sampling.PoissonSampler(prob=1.0, capacity=3)
-  with pytest.raises(UserError, match="capacity=3") as caught:
+  with refuses("capacity", value=3) as caught:
     sampler.draw(4, seed=0, step=0)
   assert "\n" not in str(caught.value)
 
@@ -118,19 +119,19 @@ def test_p42_the_data_size_is_an_argument_not_a_field():
 
 
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: sampling.PoissonSampler(1.5, 4), r"prob=1.5: must be in \(0, 1\]"),
-    (lambda: sampling.PoissonSampler(0, 4), "prob=0"),
-    (lambda: sampling.PoissonSampler(0.1, 0), "capacity=0"),
-    (lambda: sampling.FixedSizeSampler(5, 4), "batch_size=5: must be <= num_examples=4"),
-    (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "the data have 5"),
-    (lambda: sampling.ShuffledSampler(2.5), "batch_size=2.5"),
-    (lambda: sampling.ShuffledSampler(9).draw(5, seed=0, step=0), "only 5"),
+    (lambda: sampling.PoissonSampler(1.5, 4), "sampling_prob"),
+    (lambda: sampling.PoissonSampler(0, 4), "sampling_prob"),
+    (lambda: sampling.PoissonSampler(0.1, 0), "capacity"),
+    (lambda: sampling.FixedSizeSampler(5, 4), "batch_size"),
+    (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
+    (lambda: sampling.ShuffledSampler(2.5), "batch_size"),
+    (lambda: sampling.ShuffledSampler(9).draw(5, seed=0, step=0), "batch_size"),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()
 
 

@@ -20,6 +20,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.mark.parametrize(
@@ -47,24 +48,23 @@ def test_override_reads_text_by_annotation(path, text, value):
 
 
 @pytest.mark.parametrize(
-  "path, text, says",
+  "path, text, field",
   [
-    ("privacy.epsilom", "1", "did you mean 'epsilon'"),
-    ("privacy.epsilon", "two", "config.privacy.epsilon='two': must be a number or none"),
-    ("privacy.epsilon", "nan", "must be a number"),
-    ("privacy.delta", "none", "config.privacy.delta=None: must be a number"),
-    ("num_steps", "2.5", "config.num_steps=2.5: must be an integer"),
-    ("num_steps", "true", "must be an integer"),
-    ("data.center", "1", "must be true or false"),
-    ("privacy", "1", "PrivacyConfig (set its fields one by one)"),
-    ("seed.x", "1", "config.seed.x: config.seed holds 0, which has no fields"),
-    ("model.options", "[1]", "config.model.options=[1]: must be"),
+    ("privacy.epsilom", "1", "config.privacy.epsilom"),
+    ("privacy.epsilon", "two", "config.privacy.epsilon"),
+    ("privacy.epsilon", "nan", "config.privacy.epsilon"),
+    ("privacy.delta", "none", "config.privacy.delta"),
+    ("num_steps", "2.5", "config.num_steps"),
+    ("num_steps", "true", "config.num_steps"),
+    ("data.center", "1", "config.data.center"),
+    ("privacy", "1", "config.privacy"),
+    ("seed.x", "1", "config.seed.x"),
+    ("model.options", "[1]", "config.model.options"),
   ],
 )
-def test_wrong_override_is_one_line_that_names_the_field(path, text, says):
-  with pytest.raises(UserError) as error:
+def test_wrong_override_is_one_line_that_names_the_field(path, text, field):
+  with refuses(field):
     fields.override(TrainConfig(), path, text)
-  assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_containers_of_a_sweep():
@@ -75,7 +75,7 @@ def test_containers_of_a_sweep():
   assert sweep.seeds == [3, 4] and sweep.grid == {"privacy.epsilon": [1, 2.5]}
   assert sweep.references == [("a", 1.0, 0.9)] and sweep.base.privacy.delta == 1e-7
   for path, text in [("seeds", "[0, 'x']"), ("references", "[('a', 1)]"), ("grid", "3")]:
-    with pytest.raises(UserError, match=path):
+    with refuses("config.grid", "config.references[0]", "config.seeds[1]"):
       fields.override(SweepConfig(), path, text)
 
 
@@ -90,7 +90,7 @@ def test_nested_dict_keys_descend():
 def test_check_finds_an_ill_typed_field_anywhere():
   config = TrainConfig()
   config.privacy.sampling_prob = "0.1"  # type: ignore[assignment]
-  with pytest.raises(UserError, match=r"base\.privacy\.sampling_prob='0\.1'"):
+  with refuses("sweep.base.privacy.sampling_prob"):
     fields.check(SweepConfig(base=config), SweepConfig, "sweep")
   assert fields.check(TrainConfig(), TrainConfig, "config") == TrainConfig()
 
@@ -121,44 +121,43 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
 
 
 @pytest.mark.parametrize(
-  "path, text, says",
+  "path, text, field",
   [
-    ("compression", "quantise", "compression='quantise': must be one of none, quantize, "),
-    ("compression", "quantise", "(did you mean 'quantize'?)"),
-    ("compression", "3", "compression='3': must be one of"),
-    ("compression", '{"bits": 3}', "must be one of"),
+    ("compression", "quantise", "config.compression"),
+    ("compression", "quantise", "config.compression"),
+    ("compression", "3", "config.compression"),
+    ("compression", '{"bits": 3}', "config.compression"),
     (
       "compression",
       '{"name": "top_k", "bits": 3}',
-      "compression.bits: 'top_k' has no such",
+      "config.compression.bits",
     ),
     (
       "compression",
       '{"name": "top_k", "share": "x"}',
-      "compression.share='x': must be a num",
+      "config.compression.share",
     ),
-    ("compression.bits", "4", "'none' has no such field; it belongs to quantize, rotated"),
-    ("compression.bit", "4", "'none' has no such field (did you mean 'bits'?)"),
+    ("compression.bits", "4", "config.compression.bits"),
+    ("compression.bit", "4", "config.compression.bit"),
     (
       "algorithm",
       "absent:nothing",
-      "algorithm='absent:nothing': there is no module 'absent'",
+      "config.algorithm",
     ),
-    ("algorithm.mu.x", "1", "'fed_avg' has no such field; it belongs to fed_prox"),
-    ("compression.", "quantize", "no such field; must not end in a dot"),
-    ("partition.alpha", "0.1", "'iid' has no such field; it belongs to dirichlet, "),
-    ("momentum", "0.9", "optimizer.rule.momentum'"),
+    ("algorithm.mu.x", "1", "config.algorithm.mu"),
+    ("compression.", "quantize", "config.compression."),
+    ("partition.alpha", "0.1", "config.partition.alpha"),
+    ("momentum", "0.9", "config.momentum"),
   ],
 )
-def test_what_the_chosen_value_has_not_is_one_line(path, text, says):
-  with pytest.raises(UserError) as error:
+def test_what_the_chosen_value_has_not_is_one_line(path, text, field):
+  with refuses(field):
     fields.override(FedConfig(), path, text)
-  assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_value_of_no_row_is_refused_where_it_is_checked():
   config = TrainConfig(privacy=PrivacyConfig(clipping=3))  # type: ignore[arg-type]
-  with pytest.raises(UserError, match="config.privacy.clipping=3: must be one of flat, "):
+  with refuses("config.privacy.clipping", value=3):
     fields.check(config, TrainConfig, "config")
 
 
@@ -190,20 +189,20 @@ class _Own(Automatic):
 @pytest.mark.parametrize("odd", [Flat, _Own(factor=9.0), None, ["flat"], {"gamma": 1.0}])
 def test_a_class_or_a_rule_of_ones_own_is_one_line(odd):
   config = TrainConfig(privacy=PrivacyConfig(clipping=odd))
-  with pytest.raises(UserError, match="config.privacy.clipping=.*: must be one of flat, "):
+  with refuses("config.privacy.clipping"):
     build.check(config)
   assert fields.replace(config, "privacy.clipping", "flat") == TrainConfig()
 
 
 @pytest.mark.parametrize(
-  "text, says",
+  "text, field",
   [
-    ('{"name": ["flat"]}', "must be one of flat, "),
-    ('{"name": "automatic", 1: 2}', "privacy.clipping.1: 'automatic' has no such field"),
+    ('{"name": ["flat"]}', "config.privacy.clipping"),
+    ('{"name": "automatic", 1: 2}', "config.privacy.clipping.1"),
   ],
 )
-def test_odd_json_of_a_choice_is_one_line(text, says):
-  with pytest.raises(UserError, match=says):
+def test_odd_json_of_a_choice_is_one_line(text, field):
+  with refuses(field):
     fields.override(TrainConfig(), "privacy.clipping", text)
 
 
@@ -225,7 +224,7 @@ def test_an_option_that_config_json_would_not_hold_is_refused(odd):
   """Two of them could have one digest, and so one noise."""
   config = TrainConfig()
   config.model.options = {"features": odd}
-  with pytest.raises(UserError, match="model.options.features.*must be a number, text"):
+  with refuses("model.options.features", "model.options.features[0]"):
     build.check(config)
 
 
@@ -242,7 +241,11 @@ def test_a_typo_in_a_config_file_is_not_dropped(config, room, typo):
   """`config.relase = True` is an assignment that Python takes; its run was no release."""
   made = config()
   setattr(getattr(made, room) if room else made, typo, 1)
-  with pytest.raises(UserError, match=f"{typo}: no such field.*did you mean"):
+  with refuses(
+    "config.privacy.neighbouring_relation",
+    "config.privacy.noise_multipler",
+    "config.relase",
+  ):
     fields.check(made, config, "config")
 
 
@@ -279,14 +282,14 @@ def test_fields_are_checked_against_each_other_when_all_are_set(kind, chosen, fi
 def test_what_contradicts_itself_is_refused_in_any_order():
   texts = {"secure_sum.num_members": "3", "secure_sum.colluding": "3"}
   for order in itertools.permutations(texts.items()):
-    with pytest.raises(UserError, match="config.secure_sum.colluding=3"):
+    with refuses("config.secure_sum.colluding", value=3):
       fields.override_all(FedConfig(), {"secure_sum": "committee", **dict(order)})
   for texts, message in (
-    ({"seed": "1", "num_rounds": "x"}, "config.num_rounds='x': must be an integer"),
-    ({"secure_sum.colluding": "1", "secure_sum.": "2"}, "must not end in a dot"),
-    ({"secure_sum.nothing": "1"}, "config.secure_sum.nothing: 'none' has no such field"),
+    ({"seed": "1", "num_rounds": "x"}, "config.num_rounds"),
+    ({"secure_sum.colluding": "1", "secure_sum.": "2"}, "config.secure_sum."),
+    ({"secure_sum.nothing": "1"}, "config.secure_sum.nothing"),
   ):
-    with pytest.raises(UserError, match=message):
+    with refuses(message):
       fields.override_all(FedConfig(), texts)
 
 

@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table
 from dpjax.secure.encoding import from_vector, to_vector
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _config(**changes):
@@ -97,7 +97,7 @@ def test_the_adversary_simulates_the_mean_of_as_many_clients():
 
 def test_clients_that_are_in_no_sum_are_refused(tmp_path):
   changes = {"federate.secure_sum": "secagg", "federate.clients_per_round": 3.0}
-  with pytest.raises(UserError, match="clients_per_round=3: must divide"):
+  with refuses("federate.clients_per_round"):
     _ran(tmp_path, **changes)
 
 

@@ -7,6 +7,7 @@ from dpjax.secure.homomorphic import ckks
 from dpjax.secure.homomorphic.ckks import Chain, SecretKeys, SlotEvaluator
 from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _CHAIN = Chain(levels=3, scale_bits=36, end_bits=50)
 
@@ -90,57 +91,57 @@ def test_weights_of_zero_make_zeros(keys, server):
 
 
 @pytest.mark.parametrize(
-  ("call", "words"),
+  ("call", "field"),
   [
-    (lambda k, s: k.encrypt(np.ones(5000)), "values=5000 numbers: must be at most 4096"),
-    (lambda k, s: k.encrypt(np.array([np.nan])), "hold NaN or infinity"),
-    (lambda k, s: s.load(b"no ciphertext"), "message=13 bytes: are no Ciphertext"),
-    (lambda k, s: s.weighted([]), "weights: are none"),
-    (lambda k, s: k.encrypt(np.array([1e300])), "ckks: encoded values are too large"),
+    (lambda k, s: k.encrypt(np.ones(5000)), "values"),
+    (lambda k, s: k.encrypt(np.array([np.nan])), "values"),
+    (lambda k, s: s.load(b"no ciphertext"), "message"),
+    (lambda k, s: s.weighted([]), "weights"),
+    (lambda k, s: k.encrypt(np.array([1e300])), "ckks"),
     (
       lambda k, s: k.encrypt(np.ones(1), level=4),
-      r"level=4: must be an integer in \[0, 3\]",
+      "level",
     ),
-    (lambda k, s: k.encrypt(np.ones(1), level=-1), "level=-1"),
-    (lambda k, s: k.encrypt(np.ones((2, 2))), r"values: are of shape \(2, 2\)"),
+    (lambda k, s: k.encrypt(np.ones(1), level=-1), "level"),
+    (lambda k, s: k.encrypt(np.ones((2, 2))), "values"),
     (
       lambda k, s: s.rotate(s.load(k.encrypt(np.ones(1))), 5),
-      "ckks: Galois key not present",
+      "ckks",
     ),
     (
       lambda k, s: s.add(*(s.load(k.encrypt(np.ones(1), level=n)) for n in (0, 1))),
-      "ckks: encrypted1 and encrypted2 parameter mismatch",
+      "ckks",
     ),
-    (lambda k, s: s.load(None), "message: must be bytes, not NoneType"),
+    (lambda k, s: s.load(None), "message"),
     (
       lambda k, s: s.products([(s.load(k.encrypt(np.ones(1), level=0)),) * 2]),
-      "levels=3: are used up",
+      "levels",
     ),
   ],
 )
-def test_what_cannot_be_is_one_line(keys, server, call, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_what_cannot_be_is_one_line(keys, server, call, field):
+  with refuses(field) as caught:
     call(keys, server)
   assert "\n" not in str(caught.value)
 
 
 def test_a_ciphertext_of_another_chain_is_refused(keys, server):
   other = SecretKeys(Chain(levels=2, scale_bits=36, end_bits=50))
-  with pytest.raises(UserError, match="are no Ciphertext of these parameters"):
+  with refuses("message"):
     server.load(other.encrypt(np.ones(3)))
 
 
 @pytest.mark.parametrize(
-  ("numbers", "words"),
+  ("numbers", "field"),
   [
-    ({"levels": 9}, "levels=9: needs 470 bits"),
-    ({"levels": 0}, "levels=0"),
-    ({"levels": 3, "scale_bits": 60}, "scale_bits=60"),
-    ({"levels": 3, "end_bits": 42}, "end_bits=42"),
+    ({"levels": 9}, "levels"),
+    ({"levels": 0}, "levels"),
+    ({"levels": 3, "scale_bits": 60}, "scale_bits"),
+    ({"levels": 3, "end_bits": 42}, "end_bits"),
   ],
 )
-def test_a_chain_that_is_not_secure_or_holds_no_number_is_refused(numbers, words):
-  with pytest.raises(UserError, match=words):
+def test_a_chain_that_is_not_secure_or_holds_no_number_is_refused(numbers, field):
+  with refuses(field):
     Chain(**numbers)
 
 

@@ -15,7 +15,7 @@ from dpjax import accounting, federated, secure
 from dpjax.accounting import discrete as curves
 from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
 from dpjax.secure.sums import AdditiveServers, BfvSum, PlainSum
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _KEY = jax.random.key(3)
 _DELTA = 1e-5
@@ -91,20 +91,20 @@ def test_replacing_costs_twice_the_sensitivity():
 
 
 @pytest.mark.parametrize(
-  ("asked", "words"),
+  ("asked", "field"),
   [
-    ({"neighboring_relation": "add_or_remove_one", "accountant": "rdp"}, "accounted under"),
-    ({"neighboring_relation": "replace_special", "accountant": "pld"}, "no such analysis"),
+    ({"neighboring_relation": "add_or_remove_one", "accountant": "rdp"}, "sampler"),
+    ({"neighboring_relation": "replace_special", "accountant": "pld"}, "sampler"),
   ],
 )
-def test_what_nobody_has_proved_is_refused(asked, words):
-  with pytest.raises(UserError, match=words):
+def test_what_nobody_has_proved_is_refused(asked, field):
+  with refuses(field):
     accounting.epsilon(_sized().event, delta=_DELTA, **asked)
 
 
 def test_no_sampling_amplifies_it():
   event = accounting.poisson_sampled_event(_sized().event, sampling_prob=0.1)
-  with pytest.raises(UserError, match="what is sampled must be one Gaussian"):
+  with refuses("event"):
     accounting.epsilon(
       event, delta=_DELTA, neighboring_relation="replace_special", accountant="rdp"
     )
@@ -258,39 +258,39 @@ def test_p37_with_too_few_survivors_nothing_is_released():
     state, info = _trained(PlainSum(min_survivors=4), _sized(), clients=clients)
     assert bool(np.any(np.asarray(state.params))) == (clients == 4)
     assert int(state.round) == 3 and info.num_clients == (clients if clients == 4 else 0)
-  with pytest.raises(UserError, match="survivors=3: must be >= min_survivors=4"):
+  with refuses("survivors", value=3):
     _mean(PlainSum(min_survivors=4), _sized(), _messages(3))
 
 
 @pytest.mark.parametrize(
-  ("make", "words"),
+  ("make", "field"),
   [
     (
       lambda: skellam_mean(PlainSum(min_survivors=3), _sized(), seed=0),
-      "min_survivors=3: must be >= 4",
+      "min_survivors",
     ),
     (
       lambda: skellam_mean(BfvSum(min_survivors=4), _sized(), seed=0),
-      "protocol='bfv': must be another one: a client decrypts the sum before it is reduced",
+      "protocol",
     ),
-    (lambda: _sized(bits=40), "bits=40"),
-    (lambda: _sized(bits=8, max_clients=200), "bits=8"),
-    (lambda: _sized(max_clients=3), "max_clients=3"),
-    (lambda: _sized(noise_multiplier=0.0), "noise_multiplier=0.0"),
+    (lambda: _sized(bits=40), "bits"),
+    (lambda: _sized(bits=8, max_clients=200), "bits"),
+    (lambda: _sized(max_clients=3), "max_clients"),
+    (lambda: _sized(noise_multiplier=0.0), "noise_multiplier"),
     (
       lambda: dataclasses.replace(
         _sized(), noise=curves.DistributedNoise(1.0, 4, "discrete_gaussian")
       ),
-      "must be 'skellam'",
+      "noise",
     ),
     (
       lambda: skellam_mean(PlainSum(min_survivors=4), _sized(), seed=0).init(jnp.zeros(3)),
-      "dim=50: a message holds 3 numbers",
+      "dim",
     ),
   ],
 )
-def test_what_cannot_be_kept_is_refused_in_one_line(make, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_what_cannot_be_kept_is_refused_in_one_line(make, field):
+  with refuses(field) as caught:
     make()
   assert "\n" not in str(caught.value)
 
@@ -337,7 +337,7 @@ def test_messages_beyond_floats_send_zeros_and_say_nothing(recwarn):
 
 def test_more_clients_than_the_modulus_has_room_for_are_refused():
   mean = skellam_mean(PlainSum(min_survivors=4), _sized(dim=2), seed=1)
-  with pytest.raises(UserError, match=r"num_clients=9: must be an integer in \[1, 8\]"):
+  with refuses("num_clients", value=9):
     mean.update(jnp.ones((9, 2)), np.ones(9, bool), jnp.int32(0))
 
 

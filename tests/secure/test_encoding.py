@@ -11,7 +11,7 @@ import pytest
 
 from dpjax.secure import Encoding
 from dpjax.secure.encoding import from_vector, to_vector
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _VALUES = st.floats(-20, 20, width=32)
 
@@ -131,14 +131,14 @@ def test_a_vector_and_its_tree_are_the_same(bits):
 
 @pytest.mark.cases(long=[2, 3])
 @pytest.mark.parametrize(
-  ("arguments", "words"),
+  ("arguments", "field"),
   [
-    ({"max_clients": 0}, "max_clients=0"),
-    ({"max_clients": 200, "bits": 8}, "bits=8: .* must be > max_clients=200"),
-    ({"max_clients": 2, "bits": 64}, "bits=64"),
-    ({"max_clients": 2, "largest_value": 0.0}, "largest_value=0.0"),
+    ({"max_clients": 0}, "max_clients"),
+    ({"max_clients": 200, "bits": 8}, "bits"),
+    ({"max_clients": 2, "bits": 64}, "bits"),
+    ({"max_clients": 2, "largest_value": 0.0}, "largest_value"),
   ],
 )
-def test_what_is_wrong_is_one_line(arguments, words):
-  with pytest.raises(UserError, match=words):
+def test_what_is_wrong_is_one_line(arguments, field):
+  with refuses(field):
     Encoding(**arguments)

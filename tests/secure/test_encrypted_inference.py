@@ -5,7 +5,7 @@ import pytest
 
 from dpjax.secure.homomorphic import inference
 from dpjax.secure.homomorphic.inference import ImageOwner, ModelOwner, SquareNetwork
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -55,29 +55,29 @@ def test_the_bound_on_logits_holds_and_is_asked_of_the_model():
   corners = np.stack(np.meshgrid(*[[-1, 1]] * 6), -1).reshape(-1, 6)
   assert np.abs(net.logits(corners)).max() <= net.largest_logit
   owner = ImageOwner(6, 4, 3)
-  with pytest.raises(UserError, match="a logit may reach .*; must be at most 131072"):
+  with refuses("network"):
     ModelOwner(_network(6, 4, 3, scale=100.0), owner.public)
-  with pytest.raises(UserError, match="a logit may reach nan"):
+  with refuses("network"):
     ModelOwner(net._replace(bias=net.bias * np.nan), owner.public)
 
 
 @pytest.mark.parametrize(
-  ("images", "words"),
+  ("images", "field"),
   [
-    (np.ones((1000, 6)), "images=1000: must be 1 to 256 at a time"),
-    (2 * np.ones((1, 6)), r"must be in \[-1, 1\]"),
-    (np.full((1, 6), np.nan), r"must be in \[-1, 1\]"),
+    (np.ones((1000, 6)), "images"),
+    (2 * np.ones((1, 6)), "images"),
+    (np.full((1, 6), np.nan), "images"),
   ],
 )
-def test_questions_that_cannot_be_asked(images, words):
-  with pytest.raises(UserError, match=words):
+def test_questions_that_cannot_be_asked(images, field):
+  with refuses(field):
     ImageOwner(6, 4, 3).encrypt(images)
 
 
 def test_sizes_that_no_ciphertext_holds():
-  with pytest.raises(UserError, match="num_inputs=5000: with 64 hidden units"):
+  with refuses("num_inputs", value=5000):
     ImageOwner(5000, 64, 10)
-  with pytest.raises(UserError, match="layout='rows': must be one of packed, pixels"):
+  with refuses("layout", value="rows"):
     ImageOwner(6, 4, 3, layout="rows")
 
 
@@ -85,7 +85,7 @@ def test_the_parameters_of_another_network_are_refused():
   layer = {"kernel": np.ones((2, 2)), "bias": np.ones(2)}
   net = inference.network_of({"params": {"dense_0": layer, "head": layer}})
   assert net.logits(np.ones((1, 2))).tolist() == [[19.0, 19.0]]
-  with pytest.raises(UserError, match="must have dense_0 and head"):
+  with refuses("params"):
     inference.network_of({"params": {"dense_0": layer, "dense_1": layer, "head": layer}})
 
 
@@ -107,17 +107,17 @@ def test_images_and_questions_of_another_size_are_refused(layout):
   net, x = _network(6, 4, 3), np.zeros((2, 6))
   owner = ImageOwner(6, 4, 3, layout=layout)
   for images in (x[:, :1], x[:, :5], x.reshape(2, 3, 2), x[0]):
-    with pytest.raises(UserError, match=r"images: of shape .*; must be \[n, 6\]"):
+    with refuses("images"):
       owner.encrypt(images)
   model = ModelOwner(net, owner.public, layout=layout)
   question = owner.encrypt(x)
   for wrong in ([], question * 2):
-    with pytest.raises(UserError, match=r"question=\d+ ciphertexts: must be"):
+    with refuses("question"):
       model.answer(wrong)
   answer = model.answer(question)
-  with pytest.raises(UserError, match="num_images=-1"):
+  with refuses("num_images", value=-1):
     owner.logits(answer, -1)
-  with pytest.raises(UserError, match="answer=0 parts"):
+  with refuses("answer"):
     owner.logits([], 2)
 
 
@@ -127,5 +127,5 @@ def test_layers_too_unlike_in_size_are_refused():
   for scale in (1e-4, 1e5, 1e8):
     kernel, bias = net.kernel * scale, net.bias * scale
     unlike = SquareNetwork(kernel, bias, net.head / scale**2, net.head_bias)
-    with pytest.raises(UserError, match="network: a logit would be off by about"):
+    with refuses("network"):
       ModelOwner(unlike, ImageOwner(6, 4, 3).public)

@@ -13,6 +13,7 @@ from dpjax.secure.homomorphic.regression import (
 )
 from dpjax.secure.homomorphic.regression_plan import MOST_ERROR
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SMALL = Chain(levels=3, scale_bits=36, end_bits=50)  # degree 8192: a few seconds
 
@@ -72,24 +73,24 @@ def test_a_server_that_asks_too_often_is_refused():
   ciphers = owner.upload().x
   for _ in range(owner.plan.refreshes):
     owner.refresh(ciphers, 1)
-  with pytest.raises(UserError, match="refreshes=3: planned are 2"):
+  with refuses("refreshes", value=3):
     owner.refresh(ciphers, 1)
 
 
 @pytest.mark.parametrize(
-  ("numbers", "words"),
+  ("numbers", "field"),
   [
-    ({"most_refreshes": 1}, "most_refreshes=1: 9 products in a row need 2"),
-    ({"ridge": 0.0}, "ridge=0.0"),
+    ({"most_refreshes": 1}, "most_refreshes"),
+    ({"ridge": 0.0}, "ridge"),
     (
       {"chain": Chain(levels=2, scale_bits=36, end_bits=50)},
-      "levels=2: must be at least 3",
+      "levels",
     ),
-    ({"ridge": 0.001, "most_refreshes": 9}, "scale_bits=36: the weights would be off by"),
+    ({"ridge": 0.001, "most_refreshes": 9}, "scale_bits"),
   ],
 )
-def test_what_the_chain_cannot_hold_is_refused_before_anything_is_encrypted(numbers, words):
-  with pytest.raises(UserError, match=words):
+def test_what_the_chain_cannot_hold_is_refused_before_anything_is_encrypted(numbers, field):
+  with refuses(field):
     _plan(**numbers)
 
 
@@ -141,17 +142,17 @@ def test_columns_without_a_scale_are_refused(column, words):
 
 @pytest.mark.cases(quick=[4], long=...)
 @pytest.mark.parametrize(
-  ("new", "words"),
+  ("new", "field"),
   [
-    (lambda x: x[:, :1], r"new.shape=\(50, 1\): must be \[n, 3\]"),  # would be broadcast
+    (lambda x: x[:, :1], "new.shape"),  # would be broadcast
     (lambda x: x[:0], "new.shape"),
     (lambda x: x[0], "new.shape"),
-    (lambda x: x * 1e6, "standard deviations away"),  # would wrap around
-    (lambda x: x * np.nan, "standard deviations away"),
-    (lambda x: "abc", "new: must be an array"),
+    (lambda x: x * 1e6, "new"),  # would wrap around
+    (lambda x: x * np.nan, "new"),
+    (lambda x: "abc", "new"),
   ],
 )
-def test_new_rows_that_cannot_be_predicted_are_refused(new, words):
+def test_new_rows_that_cannot_be_predicted_are_refused(new, field):
   x, y = _data()
-  with pytest.raises(UserError, match=words):
+  with refuses(field):
     DataOwner(x, y, _plan()).rows(new(x))

@@ -11,7 +11,7 @@ from dpjax.experiments.kinds.federated import build, distributed
 from dpjax.experiments.kinds.federated.secure_sums import in_words
 from dpjax.experiments.run import loop, run_keys
 from dpjax.secure import sums
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SMALL = {
   "privacy.method": "none",
@@ -54,23 +54,23 @@ def test_a_protocol_runs_in_every_round_where_it_is_asked_to(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"aggregator": "median"}, "aggregator='median': must be 'mean' with a secure_sum"),
-    ({"compression": "quantize"}, "compression='quantize': must be 'none'"),
-    ({"weighting": "examples"}, "weighting='examples': must be 'uniform' or 'capped'"),
-    ({"privacy.method": "central"}, "privacy.method='central': must be 'none'"),
-    ({"secure_sum.simulated": False, "execution": "pmap"}, "execution='pmap': must be"),
-    ({"secure_sum.bits": 64}, "secure_sum.bits=64: must be an integer in \\[8, 32\\]"),
-    ({"secure_sum.threshold": 0.0}, "secure_sum.threshold=0.0: must be in"),
-    ({"secure_sum.dropout_prob": 1.0}, "secure_sum.dropout_prob=1.0: must be in"),
-    ({"secure_sum.largest_value": 0.0}, "secure_sum.largest_value=0.0: must be"),
-    ({"clients_per_round": 1.0}, "clients_per_round=1.0: must be >= 2 with a secure_sum"),
-    ({"algorithm": "optax:sgd"}, "algorithm='optax:sgd': must be"),
+    ({"aggregator": "median"}, "aggregator"),
+    ({"compression": "quantize"}, "compression"),
+    ({"weighting": "examples"}, "weighting"),
+    ({"privacy.method": "central"}, "privacy.method"),
+    ({"secure_sum.simulated": False, "execution": "pmap"}, "execution"),
+    ({"secure_sum.bits": 64}, "config.secure_sum.bits"),
+    ({"secure_sum.threshold": 0.0}, "config.secure_sum.threshold"),
+    ({"secure_sum.dropout_prob": 1.0}, "config.secure_sum.dropout_prob"),
+    ({"secure_sum.largest_value": 0.0}, "config.secure_sum.largest_value"),
+    ({"clients_per_round": 1.0}, "clients_per_round"),
+    ({"algorithm": "optax:sgd"}, "algorithm"),
   ],
 )
-def test_what_does_not_go_together_is_one_line(changes, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_what_does_not_go_together_is_one_line(changes, field):
+  with refuses(field) as caught:
     build.check(_config(**{"secure_sum": "additive_servers", **changes}))
   assert "\n" not in str(caught.value)
 
@@ -83,12 +83,12 @@ def test_a_committee_is_drawn_from_the_clients_of_a_round():
   assert protocol == sums.Committee(num_members=4, colluding=1, min_survivors=4)
   build.check(config)
   chosen = {**chosen, "num_members": 7}
-  with pytest.raises(UserError, match="secure_sum.num_members=7: must be <= clients_per"):
+  with refuses("secure_sum.num_members", value=7):
     build.check(_config(secure_sum=chosen))
 
 
 def test_what_only_a_secure_sum_has_is_no_field_without_one():
-  with pytest.raises(UserError, match="secure_sum.bits"):
+  with refuses("config.secure_sum.bits"):
     fields.replace(_config(), "secure_sum.bits", 16)
 
 
@@ -150,24 +150,24 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  ("changes", "field"),
   [
-    ({"secure_sum": "none"}, "privacy.method='distributed': needs a secure_sum"),
-    ({"secure_sum": "bfv"}, "secure_sum='bfv': must be another one"),
+    ({"secure_sum": "none"}, "privacy.method"),
+    ({"secure_sum": "bfv"}, "secure_sum"),
     (
       {"secure_sum": {"name": "secagg_plus", "corrupt": 0.9, "dropout_prob": 0.5}},
-      "secure_sum.corrupt=0.9: with secure_sum.dropout_share=0.2 fewer than two",
+      "secure_sum.corrupt",
     ),
-    ({"privacy.sampler": "poisson"}, "privacy.sampler='poisson': must be 'fixed_size'"),
-    ({"algorithm": "scaffold"}, "algorithm='scaffold': must be 'fed_avg' or"),
-    ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value=2.0: would be ignored"),
-    ({"privacy.accountant": "pld"}, "privacy.accountant='pld': would be ignored"),
-    ({"privacy.clipping": "automatic"}, "privacy.clipping='automatic'"),
-    ({"privacy.epsilon": 5.0}, "privacy.epsilon=5.0"),
+    ({"privacy.sampler": "poisson"}, "privacy.sampler"),
+    ({"algorithm": "scaffold"}, "algorithm"),
+    ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value"),
+    ({"privacy.accountant": "pld"}, "privacy.accountant"),
+    ({"privacy.clipping": "automatic"}, "privacy.clipping"),
+    ({"privacy.epsilon": 5.0}, "privacy.epsilon"),
   ],
 )
-def test_what_noise_in_shares_does_not_cover_is_refused(changes, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_what_noise_in_shares_does_not_cover_is_refused(changes, field):
+  with refuses(field) as caught:
     build.check(_config(**{**_PRIVATE, **changes}))
   assert "\n" not in str(caught.value)
 
@@ -178,7 +178,7 @@ def test_a_grid_that_is_too_coarse_is_told_by_its_bits():
     "privacy.epsilon": 0.001,
     "privacy.noise_multiplier": None,
   }
-  with pytest.raises(UserError, match="secure_sum.bits=8: so coarse a grid cannot reach"):
+  with refuses("secure_sum.bits", value=8):
     build.assemble(_config(**{**_PRIVATE, **changes}))
 
 
@@ -195,5 +195,5 @@ def test_a_release_says_where_its_seeds_are_from():
 def test_a_protocol_of_several_processes_is_refused_before_it_begins(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   build.check(_config(secure_sum="secagg"))
-  with pytest.raises(UserError, match="secure_sum.simulated=False: must be run by one"):
+  with refuses("secure_sum.simulated", value=False):
     build.check(_config(secure_sum={"name": "secagg", "simulated": False}))

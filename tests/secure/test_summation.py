@@ -13,7 +13,7 @@ from dpjax import federated, secure
 from dpjax.secure import sums
 from dpjax.secure.summation import check_survivors, uploading
 from dpjax.secure.sums import NO_DROPS, AdditiveServers, Drops, PlainSum
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 _ROWS = [[0.5, 1.0], [-3.0, 2.5], [7.0, -1.0], [0.25, 0.0], [2.0, 2.0]]
@@ -159,7 +159,7 @@ def test_a_client_that_sends_nan_is_left_out():
 
 def test_more_clients_than_the_modulus_was_sized_for_are_refused():
   aggregator = secure.secure_mean(PlainSum(), secure.Encoding(4))
-  with pytest.raises(UserError, match="max_clients=4: must be >= the 5 clients"):
+  with refuses("max_clients", value=4):
     _rounds(aggregator)
 
 
@@ -168,7 +168,7 @@ def test_an_encoding_wider_than_the_modulus_is_refused():
     bits: int = 16
     name: str = "narrow"
 
-  with pytest.raises(UserError, match="bits=32: must be <= 16 of narrow"):
+  with refuses("bits", value=32):
     secure.secure_mean(Narrow(), _ENCODING)
 
 
@@ -178,7 +178,7 @@ def test_a_protocol_that_sums_others_is_found_out():
       found = super().sum(vectors, drops)
       return found._replace(survivors=found.survivors[:-1])
 
-  with pytest.raises(UserError, match="must be those who uploaded"):
+  with refuses("survivors"):
     _rounds(_secure(Wrong()))
 
 

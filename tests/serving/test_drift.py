@@ -11,6 +11,7 @@ from dpjax.serving import drift, references
 from dpjax.serving.drift import Bins
 from dpjax.serving.journal import ServiceJournal
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def _inputs(**changes):
@@ -128,11 +129,11 @@ def test_columns_of_a_table_have_their_declared_bins():
   assert sex.of(x, x).tolist() == [1, 0, 1] and age.of(x, x).tolist() == [0, 1, 2]
   assert drift.bins_of("age", inputs).size == 10
   for text, words in (
-    ("agee", "did you mean 'age'"),
-    ("sex:1", "no edges"),
-    ("age:2,1", "increas"),
+    ("agee", "drift_inputs"),
+    ("sex:1", "drift_inputs"),
+    ("age:2,1", "drift_inputs"),
   ):
-    with pytest.raises(UserError, match=words):
+    with refuses(words):
       drift.bins_of(text, inputs)
 
 
@@ -142,9 +143,8 @@ def test_columns_of_a_table_have_their_declared_bins():
 )
 def test_bins_that_are_not_public_or_not_there_are_refused(text):
   """`x[0]` and `mean` have no public bounds here, so they need edges."""
-  with pytest.raises(UserError) as raised:
+  with refuses("drift_inputs"):
     drift.bins_of(text, _inputs())
-  assert "\n" not in str(raised.value)
 
 
 def test_answers_of_a_regression_are_in_its_units():
@@ -152,7 +152,7 @@ def test_answers_of_a_regression_are_in_its_units():
     _inputs(target=data.Interval(0, 100), num_classes=1, labels=())
   )
   assert bins.of(np.zeros((3, 4)), np.array([5.0, 55.0, 100.0])).tolist() == [0, 5, 9]
-  with pytest.raises(UserError, match="one answer"):
+  with refuses("drift"):
     drift.predicted_bins(_inputs(target=data.Labels(("a", "b", "c"))))
 
 
@@ -186,13 +186,13 @@ def test_exact_training_counts_are_refused_unless_they_are_asked_for(
 ):
   bins = _bins(runs[0])
   with ServiceJournal(tmp_path) as journal:
-    with pytest.raises(UserError, match="training rows are private"):
+    with refuses("reference"):
       references.make("training", runs[0], bins, journal)
-    with pytest.raises(UserError, match="training rows are private"):
+    with refuses("reference"):
       references.make("training", runs[0], bins, journal, epsilon=1.0, exact=True)
-    with pytest.raises(UserError, match="would be ignored"):
+    with refuses("reference_epsilon"):
       references.make("stream", runs[0], bins, journal, epsilon=1.0)
-    with pytest.raises(UserError, match="must be stream"):
+    with refuses("reference"):
       references.make("train", runs[0], bins, journal)
     exact = references.make("training", runs[0], bins, journal, exact=True)
   assert "does not hold" in capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_references_of_users_are_refused(runs, tmp_path):
     run.result = before | {"unit": "user"}
     with (
       ServiceJournal(tmp_path) as journal,
-      pytest.raises(UserError, match="a user has many rows"),
+      refuses("reference"),
     ):
       references.make("training", run, _bins(run), journal, epsilon=1.0)
   finally:
@@ -258,7 +258,7 @@ def test_public_data_and_released_counts_are_free(runs, tmp_path):
     held = references.make(str(path), runs[0], bins, journal)
     assert references.make("stream", runs[0], bins, journal) is None
     path.write_text('{"predicted": [1, 2]}')
-    with pytest.raises(UserError, match="must have the keys predicted, mean"):
+    with refuses("reference"):
       references.make(str(path), runs[0], bins, journal)
   assert (public.epsilon, held.epsilon) == (0.0, 0.0)
   assert sum(public.counts["predicted"]) == 1437 and held.counts["predicted"][9] == 10

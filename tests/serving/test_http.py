@@ -24,7 +24,7 @@ from dpjax import data
 from dpjax.serving import Predictor, Service, ServiceSettings, StageRule, drift
 from dpjax.serving import http as web
 from dpjax.serving.journal import ServiceJournal
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _TOKEN = "sixteen letters.."
 _ROW = np.full((8, 8, 1), 0.5).tolist()
@@ -198,7 +198,7 @@ def test_wrong_feedback_is_one_line(served, body, words):
 
 def test_an_address_of_another_machine_is_one_line(served):
   application = web.Web(served.service)
-  with pytest.raises(UserError, match="192.0.2.1:8080.*cannot be listened at"):
+  with refuses("port"):
     web.server(application, host="192.0.2.1", port=8080)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpjax import pictures
 from dpjax.experiments.sweeps import curve, curve_picture
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _EPSILONS = (0.5, 1.0, 8.0)
 
@@ -159,5 +159,5 @@ def test_every_line_of_a_small_picture_is_inside_of_it(tmp_path):
 
 def test_a_series_that_a_run_lacks_is_one_line():
   rows = [{"e": 1.0, "a": 0.5, "name": "x"}, {"e": 1.0, "a": 0.5}]
-  with pytest.raises(UserError, match="series='name': is no column of every run"):
+  with refuses("series", value="name"):
     curve.summarize(rows, x="e", y="a", series="name")

@@ -29,6 +29,7 @@ from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Flat
 from dpjax.validate import UserError
 from launch import app
+from tests.refuses import refuses
 
 _PUBLISHED = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 _SWEEPS = sorted(set(_PUBLISHED.glob("*.py")) - {_PUBLISHED / "__init__.py"})
@@ -119,7 +120,7 @@ def test_finished_points_never_run_twice(tmp_path):
 
 def test_two_processes_do_not_work_on_one_sweep(tmp_path):
   fake = Fake()
-  with writers.alone_in(tmp_path), pytest.raises(UserError, match="another process"):
+  with writers.alone_in(tmp_path), refuses("workdir"):
     sweep.run_sweep(_config(), tmp_path, fake)
   assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
@@ -193,7 +194,7 @@ def test_a_run_that_diverged_keeps_its_row_and_the_sweep_goes_on(tmp_path, capsy
 
 
 def test_a_y_that_is_no_number_is_one_line(tmp_path):
-  with pytest.raises(UserError, match="unit='example': must be a number"):
+  with refuses("unit", value="example"):
     sweep.run_sweep(_config(y="unit"), tmp_path, Fake())
 
 
@@ -382,7 +383,7 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path):
 
 def test_a_selection_is_not_run_as_a_grid(tmp_path):
   config = _config(selection=sweep.SelectionConfig(enabled=True))
-  with pytest.raises(UserError, match="^selection.enabled=True: its runs are chosen by"):
+  with refuses("selection.enabled", value=True):
     sweep.run_sweep(config, tmp_path / "run", Fake())
   assert not (tmp_path / "run").exists()
 
@@ -391,7 +392,7 @@ def test_a_selection_is_not_run_as_a_grid(tmp_path):
 @pytest.mark.parametrize("only", ["", "wide", "Plain*", "*z", "[", " "])
 def test_a_pattern_of_no_run_is_refused_before_anything_runs(tmp_path, only):
   config = _config(grid={}, variants=_LINES, seeds=[0], series="variant")
-  with pytest.raises(UserError, match="^only=.*must be a pattern of one of plain @ 0.5, "):
+  with refuses("only"):
     sweep.run_sweep(config, tmp_path / "run", Fake(), only=only)
   assert not (tmp_path / "run").exists()
 
@@ -434,7 +435,7 @@ def test_a_run_without_privacy_stands_beside_the_curve_without_a_position(tmp_pa
   rows = sweep.run_sweep(config, tmp_path, Fake())
   assert [row["privacy.epsilon"] for row in rows] == [2.0] * 2 + [None] * 2
   config.variants["not private"] = {"privacy.noise_multiplier": 1.0}
-  with pytest.raises(UserError, match="x='privacy.epsilon': must be a number in every run"):
+  with refuses("x", value="privacy.epsilon"):
     sweep.run_sweep(config, tmp_path / "b", Fake())
 
 
@@ -460,7 +461,7 @@ def test_an_infinite_epsilon_is_the_run_without_noise(base):
 def test_an_infinite_epsilon_of_the_base_is_refused():
   config = _config(grid={"optimizer.learning_rate": [0.1, 0.2]})
   config.base.privacy.epsilon = math.inf
-  with pytest.raises(UserError, match="base.privacy.epsilon=inf: must be a finite number"):
+  with refuses("base.privacy.epsilon", value=float("inf")):
     sweep.points(config)
 
 
@@ -564,29 +565,29 @@ def test_variants_set_fields_together_and_are_a_series(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "field"),
   [
-    ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "which the grid varies"),
-    ({"variants": {"a": {"seed": 1}}}, "which the grid varies"),
+    ({"variants": {"a": {"privacy.epsilon": 1.0}}}, "variants['a']"),
+    ({"variants": {"a": {"seed": 1}}}, "variants['a']"),
     (
       {
         "base": TrainConfig(privacy=PrivacyConfig(clipping="automatic")),
         "variants": {"a": {"privacy.clipping.gamma": 0.5}},
         "grid": {"privacy.clipping": ["automatic", "flat"]},
       },
-      "'privacy.clipping.gamma', which the grid varies",
+      "variants['a']",
     ),
-    ({"grid": {"privacy.clipping": ["flat", Flat()]}}, "are the same run"),
+    ({"grid": {"privacy.clipping": ["flat", Flat()]}}, "grid"),
     (
       {"x": "privacy.epsilon.deep"},
-      "x.privacy.epsilon.deep: .* holds 2.0, which has no fields",
+      "x.privacy.epsilon.deep",
     ),
-    ({"variants": {"a": {"optimizer.speed": 1.0}}}, r"variants\['a'\]"),
-    ({"series": "variant"}, "there are no variants"),
+    ({"variants": {"a": {"optimizer.speed": 1.0}}}, "variants['a'].optimizer.speed"),
+    ({"series": "variant"}, "series"),
   ],
 )
-def test_a_wrong_variant_is_refused(changes, says):
-  with pytest.raises(UserError, match=says):
+def test_a_wrong_variant_is_refused(changes, field):
+  with refuses(field):
     sweep.points(_config(**changes))
 
 
@@ -599,14 +600,14 @@ def test_the_users_of_a_base_are_kept_where_a_grid_deals_them_otherwise():
   found = sweep.points(SweepConfig(base=base, grid=dealt, x="num_rounds"))
   assert [point.config.partition.num_clients for point in found] == [500, 500]
   lost = {"partition": [{"name": "shards"}]}
-  with pytest.raises(UserError, match="base.partition.num_clients=500: would be ignored"):
+  with refuses("base.partition.num_clients"):
     sweep.points(SweepConfig(base=base, grid=lost, x="num_rounds"))
 
 
 def test_p17_how_private_runs_are_executed_is_not_varied():
   """Sums that are rounded otherwise, with one noise: their difference is exact."""
   grid = {"execution": ["loop", "vmap"]}
-  with pytest.raises(UserError, match="and share their noise"):
+  with refuses("grid"):
     sweep.points(SweepConfig(base=FedConfig(), grid=grid, x="num_rounds"))
   public = FedConfig()
   public.privacy.method = "none"
@@ -700,7 +701,13 @@ def test_x_may_be_the_rounds_of_a_result(tmp_path):
   ],
 )
 def test_a_wrong_federated_sweep_is_refused(changes, says):
-  with pytest.raises(UserError, match=re.escape(says)):
+  with refuses(
+    "grid.optimizer",
+    "grid.partition.alhpa",
+    "selection.enabled",
+    "variant",
+    "x.privacy.sampling_prob",
+  ):
     sweep.points(_federated(**changes))
 
 
@@ -766,7 +773,7 @@ def test_p44_a_simulated_epsilon_is_never_added_up_as_a_proof(tmp_path):
 def test_a_wrong_field_of_a_federated_base_is_named():
   wrong: Any = "many"
   config = _federated(base=FedConfig(num_rounds=wrong))
-  with pytest.raises(UserError, match="config.base.num_rounds='many': must be an integer"):
+  with refuses("config.base.num_rounds"):
     fields.check(config, SweepConfig, "config")
 
 

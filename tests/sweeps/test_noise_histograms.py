@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpjax.experiments.sweeps import noise_histograms
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_the_noise_of_a_record_is_counted_by_its_own_norm():
 
 
 def test_wrong_arguments_are_one_line(tmp_path):
-  with pytest.raises(UserError, match="num_draws=1"):
+  with refuses("num_draws", value=1):
     noise_histograms.run(tmp_path, num_draws=1)
-  with pytest.raises(UserError, match="num_features=0"):
+  with refuses("num_features", value=0):
     noise_histograms.figure_noises(0)

@@ -15,6 +15,7 @@ from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.sweeps import grid, rehearsal
 from dpjax.validate import UserError
 from tests import commands
+from tests.refuses import refuses
 
 _TINY = {
   "num_steps": 3,
@@ -89,7 +90,7 @@ def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
   plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))
   assert seen == [(False, 1437)] and list(tmp_path.iterdir()) == []
   assert plan["no-dp-eps8-seed0"].startswith("not private, 28 steps, about ")
-  with pytest.raises(UserError, match="data.limit=99999"):
+  with refuses("data.limit", value=99999):
     rehearsal.report_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
 
 
@@ -112,7 +113,7 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
     if match is None:
       assert "CLAIMED" in rehearsal.report_relevance(config, tmp_path / "new")
       continue
-    with pytest.raises(UserError, match=match):
+    with refuses("public"):
       rehearsal.report_relevance(config, tmp_path / "new")
 
 

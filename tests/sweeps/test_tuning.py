@@ -14,6 +14,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps import tuning
 from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
 
@@ -126,10 +127,10 @@ def test_p40_the_budget_is_that_of_the_choice(tmp_path):
     if budget == cost["epsilon"]:
       assert _run(tmp_path / "paid", sweep)[0]["epsilon"] == budget
       continue
-    with pytest.raises(UserError, match="privacy.epsilon_budget=.* choice among runs"):
+    with refuses("privacy.epsilon_budget"):
       _run(tmp_path / "refused", sweep)
   varied = _sweep(grid={"privacy.epsilon_budget": [None, cost["epsilon_of_one_run"]]})
-  with pytest.raises(UserError, match="privacy.epsilon_budget=.* choice among runs"):
+  with refuses("privacy.epsilon_budget"):
     _run(tmp_path / "varied", varied)
 
 
@@ -216,7 +217,7 @@ def test_smaller_may_be_better(tmp_path):
 
 def test_a_score_that_is_missing_is_said_after_the_first_run(tmp_path):
   train = _Train()
-  with pytest.raises(UserError, match="test_recall=None: must be a number"):
+  with refuses("test_recall", value=None):
     _run(tmp_path, _sweep(y="test_recall", law={"mean_trials": 99.0}), train)
   assert len(train.configs) == 1
 
@@ -238,25 +239,25 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"y": "train_loss"}, "a further query"),
-    ({"y": "not_private/loss"}, "a further query"),
-    ({"seeds": [0, 1]}, "must be one seed"),
-    ({"law": {"mean_trials": 0.5}}, "mean_trials=0.5"),
-    ({"law": {"shape": -1.0}}, "selection.shape=-1.0"),
-    ({"law": {"better": "best"}}, "selection.better='best'"),
-    ({"grid": {"audit.enabled": [True]}}, "audit.enabled=True: must be false"),
+    ({"y": "train_loss"}, "y"),
+    ({"y": "not_private/loss"}, "y"),
+    ({"seeds": [0, 1]}, "seeds"),
+    ({"law": {"mean_trials": 0.5}}, "selection.mean_trials"),
+    ({"law": {"shape": -1.0}}, "selection.shape"),
+    ({"law": {"better": "best"}}, "selection.better"),
+    ({"grid": {"audit.enabled": [True]}}, "audit.enabled"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
-      "does not cost the same event",
+      "grid",
     ),
-    ({"grid": {"data.name": ["mnist", "digits"]}}, "must not vary the data"),
+    ({"grid": {"data.name": ["mnist", "digits"]}}, "grid"),
   ],
 )
-def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, match):
+def test_what_has_no_proof_is_refused_before_anything_runs(tmp_path, changes, field):
   train = _Train()
-  with pytest.raises(UserError, match=match) as caught:
+  with refuses(field) as caught:
     _run(tmp_path, _sweep(**changes), train)
   assert not train.configs and "\n" not in str(caught.value)
   assert not (tmp_path / tuning.TRIALS).exists()
@@ -273,8 +274,8 @@ def test_samplers_without_rdp_or_without_proof_are_refused(tmp_path):
     sampler = sampling.ShuffledSampler(batch_size=50)
     return dataclasses.replace(_plan(config, data), sampler=sampler)
 
-  for plan_fn, match in ((cut, "truncated_poisson"), (shuffled, "no proved epsilon")):
-    with pytest.raises(UserError, match=match):
+  for plan_fn, match in ((cut, "sampler"), (shuffled, "grid")):
+    with refuses(match):
       tuning.run_selection(_sweep(), tmp_path, _Train(), lambda _: None, _promised(plan_fn))
 
 
@@ -300,7 +301,7 @@ def test_p40_one_setting_may_overflow_where_another_of_the_same_event_cannot(tmp
   for order in ([0.1, 0.2], [0.2, 0.1]):
     of = _promised(functools.partial(plan_of, order=order))
     sweep = _sweep(grid={"optimizer.learning_rate": [0.1, 0.2]})
-    with pytest.raises(UserError, match="does not cost the same event"):
+    with refuses("grid"):
       tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, of)
 
 
@@ -310,28 +311,28 @@ def test_p40_settings_have_one_accountant(tmp_path, order):
   plan_of = lambda config, data: dataclasses.replace(
     _plan(config, data), accountant=config.privacy.accountant
   )
-  with pytest.raises(UserError, match="does not cost the same event"):
+  with refuses("grid"):
     sweep = _sweep(grid={"privacy.accountant": order})
     tuning.run_selection(sweep, tmp_path, _Train(), lambda _: None, _promised(plan_of))
 
 
 @pytest.mark.cases(quick=[2], long=...)
 @pytest.mark.parametrize(
-  ("noise_multiplier", "law", "match"),
+  ("noise_multiplier", "law", "field"),
   [
-    (0.01, {}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
-    (0.05, {}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
-    (1e-8, {}, "no finite epsilon"),
-    (2.0, {"shape": 1e6}, "selection.mean_trials=6.0: must be less, .* and all of delta"),
+    (0.01, {}, "selection.mean_trials"),
+    (0.05, {}, "selection.mean_trials"),
+    (1e-8, {}, "grid"),
+    (2.0, {"shape": 1e6}, "selection.mean_trials"),
   ],
 )
 def test_p40_a_choice_that_costs_all_of_delta_is_refused(
-  tmp_path, noise_multiplier, law, match
+  tmp_path, noise_multiplier, law, field
 ):
   def plan_of(config, data):
     return dataclasses.replace(_plan(config, data), noise_multiplier=noise_multiplier)
 
-  with pytest.raises(UserError, match=match) as caught:
+  with refuses(field) as caught:
     tuning.run_selection(
       _sweep(law=law), tmp_path, _Train(), lambda _: None, _promised(plan_of)
     )

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from dpjax import Batch, Plan, PoissonSampler, training
-from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.training import plans
 
 # What is folded into the noise key for the keys of pairs.
@@ -101,9 +101,9 @@ def test_steps_beyond_the_plan_leave_no_generator():
 
 
 def test_what_is_not_proved_is_refused():
-  with pytest.raises(UserError, match="plan.slices=2: must be 1"):
+  with refuses("plan.slices", value=2):
     _both(plans.of_three(slices=2))
-  with pytest.raises(UserError, match="public_key"):
+  with refuses("public_key"):
     training.adversarial(
       _critic_loss,
       _generator_loss,
@@ -165,7 +165,7 @@ def test_the_public_key_moves_no_pair():
 
 def test_a_public_key_that_follows_from_the_noise_key_is_refused():
   for key in (jax.random.key(0), jax.random.fold_in(jax.random.key(0), 3)):
-    with pytest.raises(UserError, match="public_key: must not follow from noise_key"):
+    with refuses("public_key"):
       training.adversarial(
         _critic_loss,
         _generator_loss,
@@ -188,7 +188,7 @@ def test_a_pair_that_sees_other_examples_is_refused():
     return x - jnp.mean(x, axis=0), True
 
   both = _linear(lambda generator, key, x: centred(x))
-  with pytest.raises(UserError, match="pair: 'custom_vmap_call' has a batching rule"):
+  with refuses("pair"):
     both.step(both.init(0.0, 0.0), Batch(jnp.ones(16), jnp.ones(16, bool)))
 
 
@@ -207,7 +207,7 @@ def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
   )
   state = late.init(0.0, jnp.zeros(3))
   holder[0] = secret
-  with pytest.raises(UserError, match="student_loss: reads an array"):
+  with refuses("student_loss"):
     late.student_step(state)
   keeps = optax.GradientTransformation(
     lambda params: secret, lambda updates, state, params=None: (updates + state, state)
@@ -222,5 +222,5 @@ def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
     noise_key=jax.random.key(0),
     public_key=jax.random.key(1),
   )
-  with pytest.raises(UserError, match="generator_loss: reads an array"):
+  with refuses("generator_loss"):
     both.init(_CRITIC, _GENERATOR)

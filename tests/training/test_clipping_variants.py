@@ -16,7 +16,7 @@ from dpjax.gradients import Automatic, Clip
 from dpjax.noise import NoiseShape
 from dpjax.transforms import AdaptiveClipping
 from dpjax.types import Batch, Example
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones(3) / 3, "b": jnp.zeros(())}
 _KEY = jax.random.key(0)
@@ -202,7 +202,7 @@ def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
     assert int(before.step) == step and int(got.step) == step + 1
     assert int(training.noise_state(before).draws) == step
   assert int(training.noise_state(states[-1][0]).draws) == 3
-  with pytest.raises(UserError, match="slices of one logical batch"):
+  with refuses("updates"):
     _run(plan, _batches(1))
 
 
@@ -241,38 +241,38 @@ def test_noise_std_is_that_of_the_private_mean_gradient():
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    (lambda: {"l2_clip_norm": Clip(0.5, "median")}, "clipping='median'"),
-    (lambda: _adaptive({"w": 1.0, "b": 1.0}), "l2_clip_norm=.*: not with adaptive"),
-    (lambda: _adaptive(float("inf")), "l2_clip_norm=inf: must be a finite"),
-    (lambda: _adaptive(slices=2), "slices=2: not with adaptive"),
-    (lambda: {"l2_clip_norm": Clip(0.5, AdaptiveClipping(), _ONES)}, "not with adaptive"),
-    (lambda: {"l2_clip_norm": Clip(0.5, schedule=(1.0,))}, "has 1 factors"),
-    (lambda: {"l2_clip_norm": Clip(0.5, "automatic", _ONES)}, "not with a clip schedule"),
+    (lambda: {"l2_clip_norm": Clip(0.5, "median")}, "clipping"),
+    (lambda: _adaptive({"w": 1.0, "b": 1.0}), "l2_clip_norm"),
+    (lambda: _adaptive(float("inf")), "l2_clip_norm"),
+    (lambda: _adaptive(slices=2), "slices"),
+    (lambda: {"l2_clip_norm": Clip(0.5, AdaptiveClipping(), _ONES)}, "clip_schedule"),
+    (lambda: {"l2_clip_norm": Clip(0.5, schedule=(1.0,))}, "clip_schedule"),
+    (lambda: {"l2_clip_norm": Clip(0.5, "automatic", _ONES)}, "clipping"),
     (
       lambda: {"noise_shape": NoiseShape(shares={"w": 1.0})},
-      "noise_shares: must be a tree",
+      "noise_shares",
     ),
-    (lambda: {"slices": 0}, "slices=0"),
+    (lambda: {"slices": 0}, "slices"),
     (
       lambda: _adaptive(noise_shape=NoiseShape(_ONES)),
-      "noise_schedule=.*not with adaptive",
+      "noise_schedule",
     ),
     (
       lambda: {"l2_clip_norm": {"w": 0.0, "b": 1.0}, "noise_shape": NoiseShape(_ONES)},
-      "l2_clip_norm=.*not with a noise schedule",
+      "l2_clip_norm",
     ),
     (
       lambda: _adaptive(sampler=sampling.CyclicSampler(steps_per_pass=4, num_examples=8)),
-      "CyclicSampler.*not with adaptive",
+      "sampler",
     ),
-    (lambda: {"noise_shape": NoiseShape((1e-46,) * 6)}, r"noise_schedule\[0\]=1e-46"),
-    (lambda: {"noise_shape": NoiseShape((1e39,) * 6)}, r"noise_schedule\[0\]=1e"),
+    (lambda: {"noise_shape": NoiseShape((1e-46,) * 6)}, "noise_schedule[0]"),
+    (lambda: {"noise_shape": NoiseShape((1e39,) * 6)}, "noise_schedule[0]"),
   ],
 )
-def test_what_has_no_analysis_is_refused_in_one_line(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_what_has_no_analysis_is_refused_in_one_line(changes, field):
+  with refuses(field) as caught:
     _plan(**changes())
   assert "\n" not in str(caught.value)
 
@@ -281,7 +281,7 @@ def test_what_has_no_analysis_is_refused_in_one_line(changes, match):
   "clip", [Clip(0.5, AdaptiveClipping()), Clip(0.5, schedule=(1.0,) * 6)]
 )
 def test_noise_std_is_refused_where_it_changes_by_step(clip):
-  with pytest.raises(UserError, match="noise_std differ by step"):
+  with refuses("clip_schedule", "clipping"):
     _ = _plan(l2_clip_norm=clip).noise_std
 
 
@@ -298,16 +298,16 @@ def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale(
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),
-    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "l2_clip_norm=inf"),
-    ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "l2_clip_norm=5e-324"),
+    ({"l2_clip_norm": float("inf")}, "noise_std"),
+    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "noise_std"),
+    ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "l2_clip_norm"),
   ],
 )
-def test_a_plan_whose_noise_is_none_in_floats_promises_no_epsilon(changes, match):
+def test_a_plan_whose_noise_is_none_in_floats_promises_no_epsilon(changes, field):
   """Each had a finite epsilon, "proved": unbounded examples, or noise that float32 loses."""
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     _plan(**changes)
 
 
@@ -319,5 +319,5 @@ def test_fewer_steps_of_a_plan_without_a_finite_epsilon_still_pay_for_overflow()
     num_steps=200_000,
   )
   assert plan.epsilon() == float("inf")
-  with pytest.raises(UserError, match="delta"):
+  with refuses("delta"):
     plan.epsilon(steps=1)  # (1 + e^625) times the chance of an abort is more than delta

@@ -10,6 +10,7 @@ from dpjax.gradients.ghost.explain import explain
 from dpjax.training import lora
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
 _SIZE = 3
@@ -159,28 +160,28 @@ def test_half_precision_weights_have_float32_adapters():
 
 
 @pytest.mark.parametrize(
-  ("params", "options", "match"),
+  ("params", "options", "field"),
   [
-    ({"w": jnp.ones((4, 3))}, dict(pattern="v*"), "pattern='v\\*': must match a path, such as 'w'"),
+    ({"w": jnp.ones((4, 3))}, dict(pattern="v*"), "pattern"),
     (
       {"b": jnp.ones(3), "w": jnp.ones((4, 3))},
       dict(pattern="v*"),
-      "must match a path, such as 'w'",
+      "pattern",
     ),
-    ({"w": jnp.ones((4, 3))}, dict(rank=4), "rank=4: must be <= 3, a dimension of 'w'"),
-    ({"w": jnp.ones((4, 3))}, dict(rank=0), "rank=0: must be"),
-    ({"w": jnp.ones((4, 3))}, dict(alpha=0.0), "alpha=0.0: must be"),
-    ({"w": jnp.ones((4, 3, 2))}, {}, "'w' of shape \\(4, 3, 2\\) must be a matrix"),
-    ({"w": jnp.ones((4, 3), jnp.int32)}, {}, "int32 must be real floating point"),
-    ({"w": jnp.ones((4, 3), jnp.complex64)}, {}, "complex64 must be real floating point"),
-    ({}, {}, "params: must hold at least one array"),
-    ({"w": jnp.ones((4, 3))}, dict(pattern=None), "pattern=None: must be a string"),
-    ({"w": {"k": jnp.ones((4, 3))}, "w/k": jnp.ones((2, 2))}, {}, "'w/k' must be the path of one"),
+    ({"w": jnp.ones((4, 3))}, dict(rank=4), "rank"),
+    ({"w": jnp.ones((4, 3))}, dict(rank=0), "rank"),
+    ({"w": jnp.ones((4, 3))}, dict(alpha=0.0), "alpha"),
+    ({"w": jnp.ones((4, 3, 2))}, {}, "params"),
+    ({"w": jnp.ones((4, 3), jnp.int32)}, {}, "params['w']"),
+    ({"w": jnp.ones((4, 3), jnp.complex64)}, {}, "params['w']"),
+    ({}, {}, "params"),
+    ({"w": jnp.ones((4, 3))}, dict(pattern=None), "pattern"),
+    ({"w": {"k": jnp.ones((4, 3))}, "w/k": jnp.ones((2, 2))}, {}, "params"),
   ],
 )  # fmt: skip
-def test_mistakes_are_one_line(params, options, match):
+def test_mistakes_are_one_line(params, options, field):
   options = dict(pattern="*", rank=1, alpha=1.0) | options
-  with pytest.raises(UserError, match=match) as error:
+  with refuses(field) as error:
     lora(params, options.pop("pattern"), **options, key=_KEY)
   assert "\n" not in str(error.value)
 
@@ -195,7 +196,7 @@ def test_adapters_of_other_names_or_shapes_are_refused(change):
     "one missing": {"w": {"a": pair["a"]}},
   }[change]
   for use in (adapted.merge, lambda t: adapted.apply(lambda p, x: p["w"].sum())(t, 1.0)):
-    with pytest.raises(UserError, match="adapters: must have the names and shapes"):
+    with refuses("adapters"):
       use(wrong)
 
 

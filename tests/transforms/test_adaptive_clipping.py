@@ -17,7 +17,7 @@ from dpjax.gradients import Clip
 from dpjax.transforms import adaptive_clipping, beside_noise
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.types import ClippedSum
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _NORMS = np.random.default_rng(0).lognormal(1.0, 0.7, 400)
 
@@ -257,22 +257,22 @@ def test_p33_one_compilation_with_donated_state():
 
 @pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: AdaptiveClipping(target_quantile=1.0), "target_quantile=1.0"),
-    (lambda: AdaptiveClipping(learning_rate=float("nan")), "^learning_rate=nan"),
-    (lambda: AdaptiveClipping(count_noise_std=0.0), "count_noise_std=0.0"),
-    (lambda: AdaptiveClipping(min_factor=2.0), "min_factor=2.0"),
-    (lambda: AdaptiveClipping(max_factor=1e308), "^max_factor=1e\\+308: must be in .1, "),
-    (lambda: AdaptiveClipping(max_factor=1e9), "max_factor=1000000000.0"),
-    (lambda: _tx(l2_clip_norm={"w": 1.0}), "l2_clip_norm="),
-    (lambda: _tx(key=0), "typed key"),
+    (lambda: AdaptiveClipping(target_quantile=1.0), "target_quantile"),
+    (lambda: AdaptiveClipping(learning_rate=float("nan")), "learning_rate"),
+    (lambda: AdaptiveClipping(count_noise_std=0.0), "count_noise_std"),
+    (lambda: AdaptiveClipping(min_factor=2.0), "min_factor"),
+    (lambda: AdaptiveClipping(max_factor=1e308), "max_factor"),
+    (lambda: AdaptiveClipping(max_factor=1e9), "max_factor"),
+    (lambda: _tx(l2_clip_norm={"w": 1.0}), "l2_clip_norm"),
+    (lambda: _tx(key=0), "key"),
     (
       lambda: _tx().update(dpjax.stacked(jnp.ones((2, 1))), _tx().init(None)),
-      "mask=batch.mask",
+      "mask",
     ),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field):
     make()

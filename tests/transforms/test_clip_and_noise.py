@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import dpjax
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
 _MASK = jnp.array([True, True, False, True])
@@ -61,22 +61,22 @@ def test_stacked_gradients_and_clipped_sum_are_one_route():
 def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
   chain = optax.chain(_tx(), optax.sgd(0.1))
   for tx in (_tx(), chain):
-    with pytest.raises(UserError, match="mask=batch.mask"):
+    with refuses("mask"):
       tx.update(_grads(), tx.init(_PARAMS), _PARAMS)
 
 
 def test_gradients_without_a_batch_axis_are_refused():
   mean = dpjax.stacked(jax.tree.map(lambda leaf: leaf.mean(0), _grads().arrays))
-  with pytest.raises(UserError, match="per example"):
+  with refuses("updates"):
     _tx().update(mean, _tx().init(_PARAMS), _PARAMS, mask=_MASK)
   square = {"w": jnp.ones((4, 4))}  # a mean whose first axis happens to be the batch size
-  with pytest.raises(UserError, match="per-example"):
+  with refuses("updates"):
     _tx().update(dpjax.stacked(square), _tx().init(square), square, mask=_MASK)
 
 
 def test_a_sum_clipped_to_a_larger_bound_is_refused():
   summed = dpjax.clipped_grad(_loss, l2_clip_norm=2.0)(_PARAMS, _BATCH, _MASK)
-  with pytest.raises(UserError, match="clipped to 2.0"):
+  with refuses("l2_clip_norm"):
     _tx().update(summed, _tx().init(_PARAMS), _PARAMS)
   tighter = dpjax.clipped_grad(_loss, l2_clip_norm=0.5)(_PARAMS, _BATCH, _MASK)
   _tx().update(tighter, _tx().init(_PARAMS), _PARAMS)  # more noise than needed is sound
@@ -191,19 +191,19 @@ def test_half_precision_parameters_get_float32_noise():
 
 @pytest.mark.cases(quick=[0, 1, 2], long=...)
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"l2_clip_norm": 0.0}, "l2_clip_norm=0.0"),
-    ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
-    ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
-    ({"normalize_by": 0}, "normalize_by=0"),
-    ({"key": 0}, "key=0: must be a typed key"),
-    ({"key": jax.random.PRNGKey(0)}, "typed key"),
-    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "noise_std=inf"),
+    ({"l2_clip_norm": 0.0}, "l2_clip_norm"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier"),
+    ({"noise_multiplier": float("nan")}, "noise_multiplier"),
+    ({"normalize_by": 0}, "normalize_by"),
+    ({"key": 0}, "key"),
+    ({"key": jax.random.PRNGKey(0)}, "key"),
+    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "noise_std"),
   ],
 )
-def test_p18_wrong_arguments_are_named_and_no_key_is_assumed(changes, match):
-  with pytest.raises(UserError, match=match):
+def test_p18_wrong_arguments_are_named_and_no_key_is_assumed(changes, field):
+  with refuses(field):
     _tx(**changes)
   with pytest.raises(TypeError):
     dpjax.clip_and_noise(l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=1.0)  # no key

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import noise, transforms
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _SCALES = (1.0, 0.5, 2.0)
 
@@ -77,5 +77,5 @@ def test_named_schedules_go_from_one_to_the_final_factor():
 @pytest.mark.cases(quick=[0, 1], long=...)
 @pytest.mark.parametrize("scales", [(), (0.0,), (1.0, -1.0), (float("nan"),), (1e7,)])
 def test_wrong_schedules_are_refused(scales):
-  with pytest.raises(UserError, match="clip_schedule"):
+  with refuses("clip_schedule", "clip_schedule[0]", "clip_schedule[1]"):
     transforms.with_clip_schedule(_inner(), scales)

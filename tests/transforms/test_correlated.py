@@ -12,7 +12,7 @@ import dpjax
 from dpjax import transforms
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
 _MASK = jnp.array([True, True, False, True])
@@ -105,28 +105,28 @@ def test_it_chains_under_jit_with_donated_state_and_one_compilation(optimizer):
 
 
 def test_a_forgotten_mask_is_an_error():
-  with pytest.raises(UserError, match="mask=batch.mask"):
+  with refuses("mask"):
     _tx().update(_grads(), _tx().init(_PARAMS), _PARAMS)
 
 
 @pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0"),
-    ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
-    ({"normalize_by": 0}, "normalize_by=0"),
-    ({"key": 0}, "key=0: must be a typed key"),
-    ({"num_steps": 0}, "num_steps=0"),
-    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "l2_clip_norm=.*not with correlated noise"),
-    ({"noise_shape": NoiseShape((1.0, 2.0))}, "has 2 factors, must have num_steps=6"),
-    ({"l2_clip_norm": Clip(1.0, "automatic")}, "not with correlated noise"),
+    ({"l2_clip_norm": -1.0}, "l2_clip_norm"),
+    ({"noise_multiplier": float("nan")}, "noise_multiplier"),
+    ({"normalize_by": 0}, "normalize_by"),
+    ({"key": 0}, "key"),
+    ({"num_steps": 0}, "num_steps"),
+    ({"l2_clip_norm": {"w": 1.0, "b": 0.0}}, "l2_clip_norm"),
+    ({"noise_shape": NoiseShape((1.0, 2.0))}, "noise_schedule"),
+    ({"l2_clip_norm": Clip(1.0, "automatic")}, "clipping"),
     (
       {"noise_shape": NoiseShape(shares=1.0)},
-      "noise_shares=1.0: not with correlated noise",
+      "noise_shares",
     ),
   ],
 )
-def test_wrong_arguments_are_named(changes, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_arguments_are_named(changes, field):
+  with refuses(field):
     _tx(**changes)

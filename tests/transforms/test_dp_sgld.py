@@ -8,7 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import transforms
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 def test_step_size_temperature_and_noise_multiplier_are_one_relation():
@@ -26,7 +26,7 @@ def test_step_size_temperature_and_noise_multiplier_are_one_relation():
   assert transforms.sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
   assert transforms.sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
   for num_examples in (0, -5):
-    with pytest.raises(UserError, match=f"num_examples={num_examples}"):
+    with refuses("num_examples"):
       transforms.sgld_step_size(temperature=tau, noise_std=0.1, num_examples=num_examples)
 
 
@@ -77,22 +77,22 @@ def test_it_adds_no_noise_of_its_own_and_refuses_to_run_without_the_plans():
   zero = jnp.zeros(3)
   np.testing.assert_array_equal(tx.update(zero, tx.init(zero), zero)[0], 0)
   for bad in (0.0, -1.0, float("nan"), {"w": 1.0}):
-    with pytest.raises(UserError, match="noise_std=.*the plan's"):
+    with refuses("noise_std"):
       transforms.dp_sgld(0.1, noise_std=bad, num_examples=5)
-  with pytest.raises(UserError, match="params=None"):
+  with refuses("params", value=None):
     tx.update(zero, tx.init(zero))
 
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"step_size": 0.0}, "step_size=0.0"),
-    ({"num_examples": 0}, "num_examples=0"),
-    ({"temperature": float("inf")}, "temperature=inf"),
+    ({"step_size": 0.0}, "step_size"),
+    ({"num_examples": 0}, "num_examples"),
+    ({"temperature": float("inf")}, "temperature"),
   ],
 )
-def test_wrong_arguments_are_named(changes, match):
+def test_wrong_arguments_are_named(changes, field):
   options = dict(
     temperature=1.0,
     step_size=1.0,
@@ -100,5 +100,5 @@ def test_wrong_arguments_are_named(changes, match):
     l2_clip_norm=1.0,
     expected_batch_size=1.0,
   )
-  with pytest.raises(UserError, match=match):
+  with refuses(field):
     transforms.sgld_noise_multiplier(**{**options, **changes})

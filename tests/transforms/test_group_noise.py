@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dpjax
 from dpjax import transforms
 from dpjax.noise import NoiseShape
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _BOUNDS = {"a": 3.0, "b": 4.0, "frozen": 0.0}
 _SHARES = {"a": 1.0, "b": 3.0, "frozen": 5.0}
@@ -80,20 +80,20 @@ def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
   _tx().update(right, _tx().init(params), params)
   flat = dpjax.clipped_grad(loss, l2_clip_norm=5.0)(params, jnp.ones(2), True)
   assert flat.l2_bound == right.l2_bound  # the same bound on the whole is not enough
-  with pytest.raises(UserError, match="group bounds"):
+  with refuses("noise_shares"):
     _tx().update(flat, _tx().init(params), params)
 
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("shares", "match"),
+  ("shares", "field"),
   [
-    ({"a": 1.0, "b": 1.0}, "must be a tree of numbers like l2_clip_norm"),
-    ({"a": 0.0, "b": 1.0, "frozen": 1.0}, "noise_shares=0.0: must be > 0"),
-    ({"a": -1.0, "b": 1.0, "frozen": 1.0}, "noise_shares=-1.0"),
-    ({"a": float("nan"), "b": 1.0, "frozen": 1.0}, "noise_shares=nan"),
+    ({"a": 1.0, "b": 1.0}, "noise_shares"),
+    ({"a": 0.0, "b": 1.0, "frozen": 1.0}, "noise_shares"),
+    ({"a": -1.0, "b": 1.0, "frozen": 1.0}, "noise_shares"),
+    ({"a": float("nan"), "b": 1.0, "frozen": 1.0}, "noise_shares"),
   ],
 )
-def test_wrong_shares_are_refused(shares, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_shares_are_refused(shares, field):
+  with refuses(field):
     _tx(noise_shape=NoiseShape(shares=shares))

@@ -14,7 +14,7 @@ from dpjax.noise.correlated import BandedToeplitz
 from dpjax.transforms import beside_noise
 from dpjax.transforms.scale_then_privatize import _scales
 from dpjax.types import Batch, ClippedSum
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _NUMBERS = {"l2_clip_norm": 1.0, "normalize_by": 2.0}
 _MASK = jnp.array([True, True])
@@ -108,15 +108,15 @@ def test_what_is_refused():
   tx = _tx()
   state = tx.init(jnp.zeros(2))
   total = ClippedSum.__new__(ClippedSum)
-  with pytest.raises(UserError, match="a ClippedSum was clipped before"):
+  with refuses("updates"):
     tx.update(total, state, mask=_MASK)
   # Below float32's normal numbers a scale is 0, and a quotient by it infinite.
   for floor in (0.0, 1e-320, 1e-40, 1e-30, 1.5, float("nan")):
-    with pytest.raises(UserError, match=r"floor=\S+: must be in \[1e-06, 1\]"):
+    with refuses("floor"):
       _tx(floor=floor)
   # 1 - 1e-9 is 1 in float32: an average that forgets nothing and learns nothing.
   for b2 in (0.0, 1e-320, 1 - 1e-9, 1.0):
-    with pytest.raises(UserError, match=r"b2=\S+: must be in \[1e-06, 0.999999\]"):
+    with refuses("b2"):
       _tx(b2=b2)
 
 
@@ -225,49 +225,47 @@ def test_scaling_costs_nothing_and_is_stated():
   other = dataclasses.replace(_PLAN, scaling=transforms.CoordinateScaling())
   state = _PLAN.transform(jax.random.key(0)).init(jnp.zeros(2))
   for wrong in (plain, other):
-    with pytest.raises(UserError, match="another plan|checksum|changed|not the state"):
+    with refuses("state.draws"):
       wrong.spent(state)
 
 
 @pytest.mark.parametrize(
-  ("changes", "match"),
+  ("changes", "field"),
   [
-    ({"slices": 2}, "slices=2: not with scaled coordinates"),
-    ({"l2_clip_norm": gradients.Clip(1.0, "automatic")}, "Automatic.*not with scaled"),
-    ({"l2_clip_norm": gradients.Clip(1.0, transforms.AdaptiveClipping())}, "not with"),
-    ({"l2_clip_norm": gradients.Clip(1.0, schedule=(1.0,) * 6)}, "not with scaled"),
-    ({"l2_clip_norm": {"a": 1.0, "b": 2.0}}, "not with scaled"),
-    ({"noise_shape": noise.NoiseShape(shares={"a": 1.0})}, "shares.*not with scaled"),
+    ({"slices": 2}, "slices"),
+    ({"l2_clip_norm": gradients.Clip(1.0, "automatic")}, "clipping"),
+    ({"l2_clip_norm": gradients.Clip(1.0, transforms.AdaptiveClipping())}, "clipping"),
+    ({"l2_clip_norm": gradients.Clip(1.0, schedule=(1.0,) * 6)}, "clip_schedule"),
+    ({"l2_clip_norm": {"a": 1.0, "b": 2.0}}, "l2_clip_norm"),
+    ({"noise_shape": noise.NoiseShape(shares={"a": 1.0})}, "noise_shares"),
     (
       {
         "noise_shape": noise.NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
         "sampler": sampling.CyclicSampler(2, 8),
       },
-      "BandedToeplitz: not with scaled",
+      "correlation",
     ),
-    ({"sampler": sampling.CyclicSampler(2, 8)}, "CyclicSampler.*not with scaled"),
-    ({"scaling": 0.1}, "scaling=0.1: must be a dpjax.transforms.CoordinateScaling"),
-    ({"scaling": True}, "scaling=True: must be"),
+    ({"sampler": sampling.CyclicSampler(2, 8)}, "sampler"),
+    ({"scaling": 0.1}, "scaling"),
+    ({"scaling": True}, "scaling"),
   ],
 )
-def test_what_is_not_proved_beside_scaling_is_refused(changes, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_what_is_not_proved_beside_scaling_is_refused(changes, field):
+  with refuses(field) as caught:
     dataclasses.replace(_PLAN, **changes)
   assert "\n" not in str(caught.value)
 
 
 def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
   params, _ = _network()
-  with pytest.raises(UserError, match="loss_fn=.*must be a dpjax.transforms.ScaledLoss"):
+  with refuses("loss_fn"):
     _PLAN.clipped_grad(_loss)
-  with pytest.raises(UserError, match="makes noise_std differ by step"):
+  with refuses("scaling"):
     _ = _PLAN.noise_std
-  with pytest.raises(UserError, match="scaling=.*must be None for clients"):
+  with refuses("scaling"):
     federated.central(_PLAN, jax.random.key(0))
   aggregator = federated.dp_mean(_PLAN.transform(jax.random.key(0)), l2_clip_norm=0.5)
-  with pytest.raises(
-    UserError, match="l2_clip_norm=0.5: must be None for a transform that"
-  ):
+  with refuses("l2_clip_norm", value=0.5):
     aggregator.init(params)
 
 
@@ -298,7 +296,7 @@ def test_a_state_of_a_plan_without_scaling_is_one_line():
   )
   state = make(plain).init(jnp.ones(3))
   rows = jnp.ones((40, 3))
-  with pytest.raises(UserError, match="state: must be of a plan with scaling"):
+  with refuses("state"):
     make(scaled).step(state, Batch(rows, jnp.ones(40, bool)))
 
 

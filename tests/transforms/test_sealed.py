@@ -23,6 +23,7 @@ from dpjax import sampling, sealed, training, transforms
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 _KEY = jax.random.key(1)
@@ -333,7 +334,7 @@ def test_float64_keeps_its_bits():
 
 def test_they_have_no_derivative_rather_than_a_derivative_of_zero():
   moved = lambda scale: dpjax.stacked(scale * jnp.ones((2, 3))).arrays.sum()
-  with pytest.raises(UserError, match="no derivative"):
+  with refuses("gradients"):
     jax.grad(moved)(1.0)
 
 
@@ -349,7 +350,7 @@ def test_closing_and_opening_cost_nothing_under_jit():
 def test_bare_arrays_are_refused_and_the_line_names_the_call():
   arrays = _gradients("stacked").arrays
   tx = _private()
-  with pytest.raises(UserError, match=r"dpjax\.stacked\(grads\)") as caught:
+  with refuses("updates") as caught:
     tx.update(arrays, tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
   assert _one_line(caught.value)
   out, _ = tx.update(dpjax.stacked(arrays), tx.init(_PARAMS), _PARAMS, mask=_BATCH.mask)
@@ -368,9 +369,9 @@ def test_gradients_of_a_batch_know_its_mask_and_a_second_one_is_joined():
     update(dpjax.stacked(without.arrays, mask=True), mask=_BATCH.mask),
   ):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-  with pytest.raises(UserError, match="mask=None"):
+  with refuses("mask"):
     update(without)
-  with pytest.raises(UserError, match="grads: every leaf needs the same leading axis"):
+  with refuses("grads"):
     dpjax.stacked({"a": jnp.ones((2, 1)), "b": jnp.ones(3)}, mask=True)
 
 
@@ -386,7 +387,7 @@ def test_a_mask_that_is_no_array_is_one_line(mask):
     lambda: _plan().clipped_grad(_loss)(_PARAMS, _BATCH.examples, mask),
     lambda: dpjax.stacked(without.arrays, mask=mask),
   ):
-    with pytest.raises(UserError, match=r"^mask") as caught:
+    with refuses("mask") as caught:
       call()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
@@ -409,11 +410,11 @@ def _all_private():
 )
 def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
   part = {"w": _PARAMS["w"], "b": optax.MaskedNode()}
-  with pytest.raises(UserError, match="MaskedNode") as caught:
+  with refuses("params") as caught:
     tx.init(part)
   assert _one_line(caught.value)
   arrays = _gradients("stacked").arrays | {"b": optax.MaskedNode()}
-  with pytest.raises(UserError, match="MaskedNode"):
+  with refuses("updates"):
     tx.update(dpjax.stacked(arrays, mask=True), tx.init(_PARAMS), _PARAMS)
 
 
@@ -421,9 +422,9 @@ def test_a_part_of_a_tree_is_refused_by_every_private_transform(tx):
 def test_one_key_means_one(number):
   keys = jax.random.split(jax.random.key(0), number)
   for make in (_plan().transform, lambda key: _plan(1.0).transform(key)):
-    with pytest.raises(UserError, match=rf"key.shape=\({number},\): must be \(\)"):
+    with refuses("key.shape"):
       make(keys)
-  with pytest.raises(UserError, match=r"^example_key.*must be .*typed key"):
+  with refuses("example_key.shape"):
     training.dp_sgd(_loss, _plan(), optax.sgd(0.1), noise_key=_KEY, example_key=keys)
 
 
@@ -431,7 +432,7 @@ def test_a_gradient_that_is_looked_at_is_a_plain_array():
   grads = _gradients("stacked")
   assert grads.arrays["w"].shape == (8, 3, 2) and "float32[8, 3, 2]" in repr(grads)
   spoilt = sealed.PerExampleGrads(grads.arrays, None, grads.dtypes)
-  with pytest.raises(UserError, match="must stand first in optax.chain"):
+  with refuses("gradients"):
     _ = spoilt.arrays
 
 
@@ -487,9 +488,7 @@ def test_a_row_that_is_given_twice_is_one_line_or_nan(name, known):
   tx = _private()
   mask = {} if known else {"mask": True}
   update = lambda g: tx.update(g, tx.init(_PARAMS), _PARAMS, **mask)[0]
-  with pytest.raises(
-    UserError, match=r"comes twice.*dpjax\.stacked\(grads\.arrays\)"
-  ) as caught:
+  with refuses("updates") as caught:
     update(grads)
   assert len(str(caught.value)) < 300
   out = jax.jit(update)(grads)
@@ -535,7 +534,7 @@ def test_numbers_that_are_left_out_or_exchanged_are_one_line():
     dataclasses.replace(grads, rows=jnp.arange(8)),
     dataclasses.replace(grads, leaves=_TWICE["repeated"](grads.leaves), mask=None),
   ):
-    with pytest.raises(UserError, match=r"rows with .* numbers") as caught:
+    with refuses("gradients") as caught:
       tx.update(wrong, tx.init(_PARAMS), _PARAMS, mask=True)
     assert len(str(caught.value)) < 300
 
@@ -546,7 +545,7 @@ def test_several_sums_in_one_are_one_line(change):
   several = jax.tree.map(change, _gradients("sum"))
   tx = _private()
   for params in (_PARAMS, None):
-    with pytest.raises(UserError, match="must be one sum"):
+    with refuses("updates"):
       tx.update(several, tx.init(_PARAMS), params)
 
 
@@ -626,9 +625,7 @@ def test_a_sum_under_the_bounds_of_another_is_one_line_or_nan(name):
   tx = _plan_with().transform(_KEY)
   update = lambda summed: tx.update(summed, tx.init(_PARAMS), _PARAMS)[0]
   forged = _EXCHANGED[name](big, small)
-  with pytest.raises(
-    UserError, match="is not the bound that this ClippedSum was made with"
-  ):
+  with refuses("updates.l2_bound"):
     update(forged)
   assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(jax.jit(update)(forged)))
   whole = pickle.loads(pickle.dumps(small))

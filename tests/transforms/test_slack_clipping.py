@@ -15,6 +15,7 @@ from dpjax.plan import Plan
 from dpjax.transforms import SlackClipping, adaptive_clip_and_noise
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _FLAT = {"noise_multiplier": 0.0, "normalize_by": 4.0}
 
@@ -169,18 +170,18 @@ def test_it_costs_what_a_constant_norm_costs_and_says_so():
 
 
 @pytest.mark.parametrize(
-  ("numbers", "match"),
+  ("numbers", "field"),
   [
-    ({"num_slots": 0}, r"num_slots=0: must be an integer in \[1, 4096\]"),
-    ({"clipped_share": 1.0}, "clipped_share=1.0"),
-    ({"learning_rate": -1.0}, "learning_rate=-1.0"),
-    ({"expected_batch_size": 0.0}, "expected_batch_size=0.0"),
-    ({"min_factor": 2.0}, "min_factor=2.0"),
-    ({"max_factor": 0.5}, "max_factor=0.5"),
+    ({"num_slots": 0}, "num_slots"),
+    ({"clipped_share": 1.0}, "clipped_share"),
+    ({"learning_rate": -1.0}, "learning_rate"),
+    ({"expected_batch_size": 0.0}, "expected_batch_size"),
+    ({"min_factor": 2.0}, "min_factor"),
+    ({"max_factor": 0.5}, "max_factor"),
   ],
 )
-def test_wrong_numbers_are_named(numbers, match):
-  with pytest.raises(UserError, match=match):
+def test_wrong_numbers_are_named(numbers, field):
+  with refuses(field):
     SlackClipping(**numbers)
 
 
@@ -193,7 +194,7 @@ def test_what_is_not_proved_beside_it_is_refused(norms, changes):
 
 
 def test_a_transform_takes_no_other_rule():
-  with pytest.raises(UserError, match="AdaptiveClipping or another AdaptingClip"):
+  with refuses("l2_clip_norm"):
     adaptive_clip_and_noise(
       l2_clip_norm=gradients.Clip(1.0), key=jax.random.key(0), **_FLAT
     )

@@ -17,6 +17,7 @@ from dpjax.noise import correlated, state
 from dpjax.noise.correlated import strategies, toeplitz
 from dpjax.validate import UserError
 from tests import test_plan_spent
+from tests.refuses import refuses
 
 _PARAMS = test_plan_spent._PARAMS
 _NAMES = ("white", "correlated", "clip schedule", "adaptive", "slices", "release")
@@ -68,7 +69,7 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
     "slices",
     "checksum=0",
   ):  # `optax.tree.set` takes the outermost alone
-    with pytest.raises(UserError, match=r"checksum|must be one integer") as caught:
+    with refuses("opt_state", "state.draws") as caught:
       plan.spent(changed)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
   released = []
@@ -85,9 +86,7 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
 def test_a_changed_state_raises_where_it_can_be_looked_at(change):
   _, tx, _, opt_state = _after("white")
   summed = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
-  with pytest.raises(
-    UserError, match=r"state\.draws=-?\d+: does not belong to its checksum"
-  ):
+  with refuses("state.draws"):
     tx.update(summed, _CHANGES[change](opt_state), _PARAMS)
 
 
@@ -97,7 +96,7 @@ def test_slices_of_two_steps_never_add_up(slices):
   """A count that is set back in the middle of a step would hold an example twice."""
   _, tx, update, opt_state = _after("slices", 3 if slices != 1 else 2)
   changed = optax.tree.set(opt_state, slices=jnp.int32(slices))
-  with pytest.raises(UserError, match=rf"state\.slices={slices}: does not belong"):
+  with refuses("state.slices"):
     tx.update(dpjax.stacked(_PARAMS), changed, _PARAMS)
   for _ in range(4):
     updates, changed = update(changed)
@@ -134,10 +133,10 @@ def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change
   """The size of the noise would tell them. Until 2026-11-27 they were taken in silence."""
   plan, tx, update, opt_state = _after(name)
   changed = _beside_noise(change, field)(opt_state)
-  with pytest.raises(UserError, match=r"state\.draws=1: does not belong to its checksum"):
+  with refuses("state.draws", value=1):
     plan.spent(changed)
   stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
-  with pytest.raises(UserError, match=r"state\.draws=1: does not belong to its checksum"):
+  with refuses("state.draws", value=1):
     tx.update(stacked, changed, _PARAMS)
   if field == "mean_squares" and change(jnp.ones(2)).dtype != jnp.float32:
     return
@@ -154,7 +153,7 @@ def test_numbers_of_another_run_beside_the_noise_are_refused():
     later[0]._replace(mean_squares=opt_state[0].mean_squares),
     *later[1:],
   )
-  with pytest.raises(UserError, match="does not belong to its checksum"):
+  with refuses("state.draws"):
     plan.spent(mixed)
 
 
@@ -352,7 +351,7 @@ def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
     opt_state = tx.init(params)
     update = wrapped(lambda s, tx=tx: tx.update(summed, s, params))
     if reset:
-      with pytest.raises(UserError, match="reset_state=False") as caught:
+      with refuses("state") as caught:
         update(opt_state)
       assert len(str(caught.value)) < 300
       continue
@@ -370,7 +369,7 @@ def test_sums_under_vmap_do_not_share_the_noise_of_one_state(name):
   several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), grads)
   update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
   for mapped in (jax.vmap(update, (0, None)), jax.jit(jax.vmap(update, (0, None)))):
-    with pytest.raises(UserError, match="^key: one for 2 models under jax.vmap"):
+    with refuses("key"):
       mapped(several, opt_state)
   keys = jax.random.split(jax.random.key(0), 2)
   states = jax.vmap(lambda key: plan.transform(key).init(_PARAMS))(keys)
@@ -387,7 +386,7 @@ def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
   grads = dpjax.stacked(jax.tree.map(lambda p: jnp.stack([p, 2 * p]), _PARAMS), mask=True)
   stacked = lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), tree)
   update = lambda g, s: tx.update(g, s, _PARAMS)[0]["w"]
-  with pytest.raises(UserError, match="^state: the same for several models"):
+  with refuses("state"):
     jax.vmap(update)(stacked(grads), stacked(opt_state))
   traced = jax.jit(jax.vmap(update))(stacked(grads), stacked(opt_state))
   assert np.isnan(traced).all()

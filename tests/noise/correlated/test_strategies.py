@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpjax.noise import correlated
 from dpjax.noise.correlated import series
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _STRATEGIES = {
   "independent": correlated.Independent(),
@@ -207,29 +207,29 @@ def test_coefficients_are_float32_numbers_so_that_c_is_what_runs():
 
 @pytest.mark.cases(long=[9, 10, 11])
 @pytest.mark.parametrize(
-  ("make", "match"),
+  ("make", "field"),
   [
-    (lambda: correlated.Tree(restart_every=0), "restart_every=0"),
-    (lambda: correlated.BandedToeplitz(()), "the first must be 1"),
-    (lambda: correlated.BandedToeplitz((2.0, 1.0)), "the first must be 1"),
-    (lambda: correlated.BandedToeplitz((1.0, -0.5)), r"coefficients\[1\]=-0.5"),
-    (lambda: correlated.BandedToeplitz((1.0, float("nan"))), r"coefficients\[1\]=nan"),
-    (lambda: correlated.BufferedToeplitz((0.1,), (0.1, 0.2)), "as many as scales"),
-    (lambda: correlated.BufferedToeplitz((0.1,), (1.5,)), "at most 1"),
-    (lambda: correlated.BandedToeplitz.optimized(num_steps=0, bands=1), "num_steps=0"),
-    (lambda: correlated.BandedToeplitz.optimized(num_steps=4, bands=0), "bands=0"),
+    (lambda: correlated.Tree(restart_every=0), "restart_every"),
+    (lambda: correlated.BandedToeplitz(()), "coefficients"),
+    (lambda: correlated.BandedToeplitz((2.0, 1.0)), "coefficients"),
+    (lambda: correlated.BandedToeplitz((1.0, -0.5)), "coefficients[1]"),
+    (lambda: correlated.BandedToeplitz((1.0, float("nan"))), "coefficients[1]"),
+    (lambda: correlated.BufferedToeplitz((0.1,), (0.1, 0.2)), "decays"),
+    (lambda: correlated.BufferedToeplitz((0.1,), (1.5,)), "decays"),
+    (lambda: correlated.BandedToeplitz.optimized(num_steps=0, bands=1), "num_steps"),
+    (lambda: correlated.BandedToeplitz.optimized(num_steps=4, bands=0), "bands"),
     (
       lambda: correlated.BandedToeplitz.optimized(num_steps=4, bands=2, objective="avg"),
-      "objective='avg'",
+      "objective",
     ),
     (
       lambda: correlated.BufferedToeplitz.optimized(num_steps=4, buffers=0, min_sep=1),
-      "buffers=0",
+      "buffers",
     ),
-    (lambda: correlated.matrix(correlated.Independent(), 0), "num_steps=0"),
+    (lambda: correlated.matrix(correlated.Independent(), 0), "num_steps"),
   ],
 )
-def test_wrong_arguments_are_named(make, match):
-  with pytest.raises(UserError, match=match) as caught:
+def test_wrong_arguments_are_named(make, field):
+  with refuses(field) as caught:
     make()
   assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpjax.secure import mpc
 from dpjax.secure.mpc import comparison
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -102,19 +102,19 @@ def test_the_normalized_relu_is_that_of_secureml():
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("program", "line"),
+  ("program", "field"),
   [
-    (lambda party, x: comparison.argmax(party, x[:, :0]), "argmax: shape"),
+    (lambda party, x: comparison.argmax(party, x[:, :0]), "argmax"),
     (
       lambda party, x: comparison.reciprocal(party, x, low=0.0, high=1.0),
-      "low=0.0: must be",
+      "low",
     ),
     (
       lambda party, x: comparison.reciprocal(party, x, low=2.0, high=1.0),
-      "low=2: must be in",
+      "low",
     ),
   ],
 )
-def test_what_makes_no_sense_is_one_line(program, line):
-  with pytest.raises(UserError, match=line):
+def test_what_makes_no_sense_is_one_line(program, field):
+  with refuses(field):
     _values(np.ones((2, 2)), program)

@@ -11,6 +11,7 @@ import pytest
 from dpjax.secure import mpc
 from dpjax.secure.mpc import links, tls
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -110,7 +111,7 @@ def test_who_lacks_the_token_or_has_another_topic_or_name_cannot_take_part():
   with pytest.raises(mpc.PeerFailed, match="message 0 is not"):
     _link(ours, 0)
   thread.join()
-  with pytest.raises(UserError, match="token: has 3 bytes, must have at least 16"):
+  with refuses("token"):
     _link(ours, 0, token=b"abc")
 
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_waited_for_is_one_line(monkeypatch):
     _link(ours, 0)
   first, *_ = _pair(timeout=1e300)
   first.send(b"abc")
-  with pytest.raises(UserError, match="token: must be bytes, is str"):
+  with refuses("token"):
     _link(_sockets()[0], 0, token="sixteen letters or more")
 
   def none_left():

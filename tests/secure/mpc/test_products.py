@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dpjax.secure import mpc
 from dpjax.secure.mpc import products, ring64
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.secure.mpc import programs
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
@@ -145,11 +146,11 @@ def test_a_triple_of_another_shape_and_operands_that_do_not_fit_are_one_line():
     return products.beaver(party, x, x, party.supply.deal("elementwise", (3,)), np.multiply)
 
   for program, line in (
-    (other, "triple: is for"),
-    (lambda party, x: mpc.multiply(party, x, x[:1]), "multiply: shapes"),
-    (lambda party, x: mpc.matmul(party, x[None], x[None]), "matmul: shapes"),
+    (other, "triple"),
+    (lambda party, x: mpc.multiply(party, x, x[:1]), "multiply"),
+    (lambda party, x: mpc.matmul(party, x[None], x[None]), "matmul"),
   ):
-    with pytest.raises(UserError, match=line) as error:
+    with refuses(line) as error:
       _run(program, np.ones(2))
     assert "\n" not in str(error.value)
 
@@ -162,9 +163,9 @@ def test_what_is_no_share_is_refused_before_it_is_sent():
       lambda party, x: mpc.relu(party, wrong),
       lambda party, x: mpc.reveal(party, wrong, to=0),
     ):
-      with pytest.raises(UserError, match="shares: must be uint64 words, not (float|uint)"):
+      with refuses("shares"):
         _run(program, np.ones(2))
-  with pytest.raises(UserError, match="shares: must be uint64 words"):
+  with refuses("shares"):
     mpc.join(np.ones(2), np.ones(2))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure.mpc import ring64
-from dpjax.validate import UserError
+from tests.refuses import refuses
 
 _M = 2**64
 _EXTREMES = st.sampled_from(
@@ -62,24 +62,24 @@ def test_what_is_encoded_is_decoded_to_half_a_unit(x, frac_bits):
 
 @pytest.mark.parametrize("x", [131072.0, -131072.0, np.nan, [0.0, np.inf], 1e300])
 def test_numbers_whose_products_would_leave_the_ring_are_refused(x):
-  with pytest.raises(UserError, match=r"x: holds .*must be below 131072 .*frac_bits=18"):
+  with refuses("x"):
     ring64.encode(x)
 
 
 @pytest.mark.parametrize(
-  ("call", "line"),
+  ("call", "field"),
   [
-    (lambda: ring64.encode("a"), "must be real numbers"),
-    (lambda: ring64.encode(1j), "must be real numbers"),
-    (lambda: ring64.encode(1.0, 25), r"frac_bits=25: must be an integer in \[0, 24\]"),
+    (lambda: ring64.encode("a"), "x"),
+    (lambda: ring64.encode(1j), "x"),
+    (lambda: ring64.encode(1.0, 25), "frac_bits"),
     (
       lambda: ring64.matmul(np.zeros((2, 3), np.uint64), np.zeros((2, 3), np.uint64)),
-      "shapes",
+      "matmul",
     ),
   ],
 )
-def test_what_makes_no_sense_is_one_line(call, line):
-  with pytest.raises(UserError, match=line) as error:
+def test_what_makes_no_sense_is_one_line(call, field):
+  with refuses(field) as error:
     call()
   assert "\n" not in str(error.value)
 

@@ -7,6 +7,7 @@ import pytest
 from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
 pytest.importorskip("Crypto", reason="needs the extra 'secure'")
@@ -153,13 +154,13 @@ def test_what_does_not_fit_is_one_line(change, line):
 
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize(
-  ("setting", "line"),
+  ("setting", "field"),
   [
-    ({"hidden": "tanh"}, "hidden='tanh': must be one of relu, square"),
-    ({"output": "softmax"}, "output='softmax': must be one of"),
-    ({"learning_rate": 0.0}, "learning_rate=0.0: must be"),
+    ({"hidden": "tanh"}, "hidden"),
+    ({"output": "softmax"}, "output"),
+    ({"learning_rate": 0.0}, "learning_rate"),
   ],
 )
-def test_a_setting_that_nobody_has_is_one_line(setting, line):
-  with pytest.raises(UserError, match=line):
+def test_a_setting_that_nobody_has_is_one_line(setting, field):
+  with refuses(field):
     secureml.Recipe(**setting)

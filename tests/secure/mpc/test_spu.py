@@ -13,6 +13,7 @@ from sklearn import datasets
 from dpjax.secure.mpc import secure_jit, spu_program
 from dpjax.secure.mpc.spu_jit import reveal, share
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 if spu_program.missing():
   pytest.skip(f"needs spu: {spu_program.INSTALL}", allow_module_level=True)
@@ -171,9 +172,9 @@ def test_bytes_are_counted_for_what_crosses():
 def test_a_public_argument_is_not_shared():
   scaled = secure_jit(lambda x, rate: rate * x, public_argnums=(1,))
   assert _error(scaled(X, 0.5), 0.5 * X) < 1e-5
-  with pytest.raises(UserError, match="public_argnums=2: must be an integer in"):
+  with refuses("public_argnums", value=2):
     secure_jit(lambda x, rate: rate * x, public_argnums=(2,))(X, 0.5)
-  with pytest.raises(UserError, match="is a Secret; must not be in public_argnums"):
+  with refuses("args[1]"):
     scaled(X, share(0.5))
 
 
@@ -186,49 +187,49 @@ def _endless(x):
 
 
 @pytest.mark.parametrize(
-  ("fn", "words"),
+  ("fn", "field"),
   [
-    (jnp.sort, "fn: uses sort"),
-    (lambda x: x[jnp.argsort(x[:, 0])], "fn: uses sort"),
-    (_draws, "fn: uses random_seed; its key or its numbers would be known"),
-    (lambda x: x.astype(jnp.bfloat16), "fn: computes in bf16"),
-    (lambda x: jnp.linalg.cholesky(x.T @ x), "fn: uses cholesky"),
-    (lambda x: jax.nn.gelu(x, approximate=False), "fn: uses erfc"),
-    (lambda x: x @ W, r"fn: closes over an array of shape \(10,\)"),
+    (jnp.sort, "fn"),
+    (lambda x: x[jnp.argsort(x[:, 0])], "fn"),
+    (_draws, "fn"),
+    (lambda x: x.astype(jnp.bfloat16), "fn"),
+    (lambda x: jnp.linalg.cholesky(x.T @ x), "fn"),
+    (lambda x: jax.nn.gelu(x, approximate=False), "fn"),
+    (lambda x: x @ W, "fn"),
     (
       lambda x: jax.jit(lambda z: z * W[None])(x),
-      r"fn: closes over an array of shape \(1, 10\)",
+      "fn",
     ),
-    (_endless, "spu: While with secret condition is not supported"),
+    (_endless, "spu"),
   ],
 )
-def test_what_spu_cannot_do_is_one_line(fn, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_what_spu_cannot_do_is_one_line(fn, field):
+  with refuses(field) as caught:
     secure_jit(fn)(np.abs(X) + 1)
   assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ("value", "words"),
+  ("value", "field"),
   [
-    (np.ones(3), r"args\[0\]: float64; must be one of float32, .*: cast it"),
-    (np.ones(3, np.int64), r"args\[0\]: int64"),
-    (jax.random.key(0), r"args\[0\]: key<fry>"),
-    ("text", r"args\[0\]: str"),
-    (np.float32([1, np.nan]), r"args\[0\]: holds nan; must be finite"),
-    (np.float32([-2e5]), r"args\[0\]: holds 200000; must be finite and within \+-131072"),
-    (share(X, protocol="ABY3"), r"args\[0\]: shared for ABY3 among 3; must be for SEMI2K"),
+    (np.ones(3), "args[0]"),
+    (np.ones(3, np.int64), "args[0]"),
+    (jax.random.key(0), "args[0]"),
+    ("text", "args[0]"),
+    (np.float32([1, np.nan]), "args[0]"),
+    (np.float32([-2e5]), "args[0]"),
+    (share(X, protocol="ABY3"), "args[0]"),
   ],
 )
-def test_what_spu_cannot_hold_is_one_line(value, words):
-  with pytest.raises(UserError, match=words):
+def test_what_spu_cannot_hold_is_one_line(value, field):
+  with refuses(field):
     secure_jit(lambda x: x)(value)
 
 
 def test_protocols_and_parties_are_checked():
-  with pytest.raises(UserError, match="protocol='ABY': must be one of SEMI2K, ABY3"):
+  with refuses("protocol", value="ABY"):
     secure_jit(jnp.sum, protocol="ABY")
-  with pytest.raises(UserError, match="parties=1: must be 2 to 8 for SEMI2K"):
+  with refuses("parties", value=1):
     secure_jit(jnp.sum, parties=1)
   assert _error(secure_jit(jnp.sum, parties=5)(X), X.sum()) < 1e-3
 

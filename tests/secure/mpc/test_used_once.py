@@ -13,6 +13,7 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import comparison, dealer, garbled, links, secureml
 from dpjax.secure.mpc.party import Party
 from dpjax.validate import UserError
+from tests.refuses import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +43,14 @@ def _garbler():
   ],
 )
 def test_what_holds_masks_has_no_copies(made, copied):
-  with pytest.raises(UserError, match="must not be copied or pickled"):
+  with refuses("dealer", "dealt", "garbler", "party", "supply"):
     copied(made())
 
 
 def test_a_dealer_has_two_parties_and_each_number_once():
   dealt = mpc.Dealer()
   dealer.supplies(dealt)
-  with pytest.raises(UserError, match="has its two parties"):
+  with refuses("dealer"):
     dealer.supplies(dealt)
   dealt.bound(3, "elementwise", [[2]])
   with pytest.raises(UserError, match="correlation 3: was dealt already"):
@@ -113,7 +114,7 @@ def test_a_party_that_exits_is_no_result():
 )
 def test_an_offer_of_garbage_is_one_line(changed):
   garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
-  with pytest.raises(UserError, match=r"^(garbled|point): "):
+  with refuses("garbled", "point"):
     evaluator.less(garbler.answer(evaluator.choose(changed(garbler.offer))))
 
 
@@ -121,20 +122,20 @@ def test_an_offer_of_garbage_is_one_line(changed):
 def test_labels_of_garbage_are_one_line(pairs):
   garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
   evaluator.choose(garbler.offer)
-  with pytest.raises(UserError, match=r"^(sent|text): "):
+  with refuses("sent", "text"):
     evaluator.less(pairs)
 
 
 def test_what_cannot_be_computed_is_one_line():
   shares = mpc.split(np.ones((3, 1)), frac_bits=0)
   inputs = [(share,) for share in shares]
-  with pytest.raises(UserError, match="frac_bits=0: must be"):
+  with refuses("frac_bits", value=0):
     mpc.run(comparison.sigmoid, *inputs, frac_bits=0)
-  with pytest.raises(UserError, match=r"public: of shape \(3,\); must fit into \(3, 1\)"):
+  with refuses("public"):
     mpc.run(lambda party, x: mpc.add(party, x, np.ones(3)), *inputs)
-  with pytest.raises(UserError, match="batch_size=0"):
+  with refuses("batch_size", value=0):
     secureml.Recipe().shift(0)
-  with pytest.raises(UserError, match=r"sizes=\(3,\)"):
+  with refuses("sizes"):
     secureml.initial((3,), seed=0)
-  with pytest.raises(UserError, match="sizes=0"):
+  with refuses("sizes", value=0):
     secureml.initial((0, 1), seed=0)

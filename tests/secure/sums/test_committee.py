@@ -13,6 +13,7 @@ from dpjax.secure.sums.committee import CommitteeTerms
 from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
+from tests.refuses import refuses
 from tests.secure.sums import parties
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
@@ -60,7 +61,7 @@ def test_every_pattern_of_silence_gives_the_sum_or_one_line():
     there = Present(terms.clients, *phases)
     staying = set(terms.members) & set(there.unmasking)
     if len(there.uploading) < 2 or len(staying) < 2:
-      with pytest.raises(UserError, match="nothing was revealed"):
+      with refuses("committee", "min_survivors"):
         committee.run(terms, there, vectors.__getitem__)
       continue
     summed = committee.run(terms, there, vectors.__getitem__)
@@ -151,16 +152,16 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
     (messages.write("shares", _SESSION, 9, {}), 9, "client 9 sends none in this sum"),
     (messages.write("shares", _SESSION, 0, {}), 0, "must send one to each member"),
   ]
-  for data, sender, words in cases:
-    with pytest.raises(UserError, match=words) as caught:
+  for data, sender, _words in cases:
+    with refuses("shares") as caught:
       committee.receive(first.server, data, sender)
     assert "\n" not in str(caught.value)
   forwarded = first.upload(0)
-  with pytest.raises(UserError, match="shares: client 0 has sent one before"):
+  with refuses("shares"):
     committee.receive(first.server, message, 0)
   member = first.terms.members[0]
   other = first.terms.members[1]
-  with pytest.raises(UserError, match="the share of client 0 came twice"):
+  with refuses("forwarded"):
     committee.add_share(first.members[member], forwarded[member])
   # Sealed for another member, for another sum, or changed.
   for_other = forwarded[other]
@@ -171,7 +172,7 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
     (second.members[member], forwarded[member]),
     (second.members[member], bytes(changed)),
   ]:
-    with pytest.raises(UserError, match="envelope: was changed on its way, or is not for"):
+    with refuses("envelope"):
       committee.add_share(state, data)
 
 
@@ -181,20 +182,20 @@ def test_a_member_answers_once_and_for_the_clients_that_it_added():
     play.upload(who)
   member = play.members[play.terms.members[0]]
   for clients, words in [
-    ((0,), "holds the shares of other clients than those listed; client 1"),
-    ((0, 1, 2), "client 2 is one of them"),
+    ((0,), "survivors"),
+    ((0, 1, 2), "survivors"),
   ]:
-    with pytest.raises(UserError, match=words):
+    with refuses(words):
       committee.answer(member, play.listed(clients))
   after, _ = committee.answer(member, play.listed((0, 1)))
   assert not after.private and not after.total.size
-  with pytest.raises(UserError, match="has answered, and does so once"):
+  with refuses("survivors"):
     committee.answer(after, play.listed((0, 1)))
-  with pytest.raises(UserError, match="has answered, and adds nothing more"):
+  with refuses("forwarded"):
     committee.add_share(after, play.upload(2)[play.terms.members[1]])
   alone = _Sum(_terms())
   alone.upload(3)
-  with pytest.raises(UserError, match="min_survivors=2: only 1 clients are listed"):
+  with refuses("min_survivors", value=2):
     committee.answer(alone.members[alone.terms.members[0]], alone.listed((3,)))
 
 
@@ -205,12 +206,12 @@ def test_a_client_refuses_a_roster_of_others_or_of_too_few():
   some = {who: bytes(key) for who, key in keys.items()}
   for records in ({**some, stranger: bytes(32)}, dict([next(iter(some.items()))])):
     roster = messages.write("roster", _SESSION, SERVER, records)
-    with pytest.raises(UserError, match="roster: must name 2 or more of the 3 members"):
+    with refuses("roster"):
       committee.shares_for(play.terms, 0, roster, play.vectors[0])
   with pytest.raises(UserError, match="is no point that a key can be agreed with"):
     roster = messages.write("roster", _SESSION, SERVER, dict.fromkeys(some, bytes(32)))
     committee.shares_for(play.terms, 0, roster, play.vectors[0])
-  with pytest.raises(UserError, match=r"vectors\[0\]: must be 5 entries of uint32"):
+  with refuses("vectors[0]"):
     committee.shares_for(play.terms, 0, play.rosters[0], np.full(5, np.nan))
 
 
@@ -228,7 +229,7 @@ def test_a_wrong_sum_of_a_member_is_seen_only_where_more_answer_than_needed():
       play.server, _ = committee.receive(play.server, bytes(data), who)
     play.server, _ = committee.close(play.server)
     if seen:
-      with pytest.raises(UserError, match="do not fit together"):
+      with refuses("shares"):
         committee.total(play.server)
       continue
     expected = np.sum([*play.vectors.values()], axis=0, dtype=np.uint32)
@@ -299,23 +300,23 @@ def test_committees_are_the_smallest_that_scipy_finds_safe(
 
 
 @pytest.mark.parametrize(
-  ("settings", "words"),
+  ("settings", "field"),
   [
-    ({"num_members": 3, "colluding": 3}, "colluding=3: must be"),
+    ({"num_members": 3, "colluding": 3}, "colluding"),
     (
       {"num_members": 3, "colluding": 2, "packed": 2},
-      "num_members=3: must be >= colluding=2",
+      "num_members",
     ),
-    ({"colluding": 0}, "colluding=0: must be"),
-    ({"num_members": 1}, "num_members=1: must be"),
-    ({"num_members": 5000}, "num_members=5000: must be"),
-    ({"min_survivors": 1}, "min_survivors=1: must be"),
+    ({"colluding": 0}, "colluding"),
+    ({"num_members": 1}, "num_members"),
+    ({"num_members": 5000}, "num_members"),
+    ({"min_survivors": 1}, "min_survivors"),
     # More than there are points: the number of members had a bound below zero.
-    ({"packed": 10**6}, r"packed=1000000: must be an integer in \[1, 1022\]"),
+    ({"packed": 10**6}, "packed"),
   ],
 )
-def test_wrong_committees_are_one_line(settings, words):
-  with pytest.raises(UserError, match=words) as caught:
+def test_wrong_committees_are_one_line(settings, field):
+  with refuses(field) as caught:
     sums.Committee(**settings)
   assert "\n" not in str(caught.value)
 
@@ -331,6 +332,6 @@ def test_sums_that_cannot_be_are_one_line():
     ),
     (lambda: committee.start_member(_terms(), 9), "client=9: is no member of this sum"),
   ]
-  for call, words in cases:
-    with pytest.raises(UserError, match=words):
+  for call, _words in cases:
+    with refuses("client", "clients", "corrupt", "num_members", "session"):
       call()
