@@ -27,7 +27,6 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.config import check as check_secure
 from dpjax.experiments.run import loop, writers
 from dpjax.types import Example
-from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs import striped_data
 from tests.runs.stops import sigterm, stop_after
@@ -110,32 +109,27 @@ def test_a_private_run_begins_from_all_but_the_embedding(whole, tmp_path):
 
 # --- nothing private has it
 
-_REFUSED = {
-  r"loss='contrastive': needs privacy\.method='sgd', not 'dp_sgd'": {
-    "privacy": PrivacyConfig(epsilon=2.0)
-  },
-  r"loss='contrastive': needs privacy\.method='sgd', not 'dp_ftrl'": {
-    "privacy": PrivacyConfig(method="dp_ftrl")
-  },
-  r"loss='contrastive': needs audit\.enabled=False": {"audit.enabled": True},
-  r"loss='contrastive': needs an augmentation": {"augmentation": "none"},
-  r"loss='contrastive': needs trainable='all', not 'head'": {"trainable": "head"},
-  "release=True: needs privacy.method": {"release": True},
-  "augmult=2: would be ignored, it needs a loss of one example": {"augmult": 2},
-  "slices=2: would be ignored": {"slices": 2},
-  "grad_method='vmap': would be ignored": {"grad_method": "vmap"},
-  "microbatch_size=2: would be ignored": {"microbatch_size": 2},
-  "memory_budget_gb=1.0: would be ignored": {"memory_budget_gb": 1.0},
-  "mesh='data:1': would be ignored": {"mesh": "data:1"},
-  "loss='contrastiv'.*must be one of.*contrastive": {"loss": "contrastiv"},
-}
+_REFUSED = [
+  ("loss", {"privacy": PrivacyConfig(epsilon=2.0)}),
+  ("loss", {"privacy": PrivacyConfig(method="dp_ftrl")}),
+  ("loss", {"audit.enabled": True}),
+  ("loss", {"augmentation": "none"}),
+  ("loss", {"trainable": "head"}),
+  ("loss", {"loss": "contrastiv"}),
+  ("release", {"release": True}),
+  ("augmult", {"augmult": 2}),
+  ("slices", {"slices": 2}),
+  ("grad_method", {"grad_method": "vmap"}),
+  ("microbatch_size", {"microbatch_size": 2}),
+  ("memory_budget_gb", {"memory_budget_gb": 1.0}),
+  ("mesh", {"mesh": "data:1"}),
+]
 
 
-@pytest.mark.parametrize("message", _REFUSED)
-def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(message):
-  with pytest.raises(UserError, match=message) as caught:
-    build.check(_config(**_REFUSED[message]))
-  assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("field", "changes"), _REFUSED)
+def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(field, changes):
+  with refuses(field):
+    build.check(_config(**changes))
 
 
 def test_other_kinds_of_runs_refuse_it():
