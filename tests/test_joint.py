@@ -247,7 +247,10 @@ def test_what_has_no_common_epsilon_is_one_line(parts, options, message):
     ({"fixed": ("median",)}, "fixed"),
     ({"fixed": ("mean",), "epsilon": 0.5}, "epsilon"),
     ({"epsilon": -1.0}, "epsilon"),
-    ({"parts": {"mean": _mean(), "a": _train(noise_multiplier=0.0)}}, "parts['a'].noise_multiplier"),
+    (
+      {"parts": {"mean": _mean(), "a": _train(noise_multiplier=0.0)}},
+      "parts['a'].noise_multiplier",
+    ),
   ],
 )  # fmt: skip
 def test_a_target_that_nothing_reaches_is_one_line(changes, field):

@@ -20,7 +20,7 @@ def _epsilon(event, delta, by="pld", relation="add_or_remove_one"):
   )
 
 
-@pytest.mark.cases(slow=[1], long=...)
+@pytest.mark.cases(quick=[1], long=...)
 @pytest.mark.parametrize(
   "row", _rows("one_pass"), ids=lambda row: f"{row[0]}, delta {row[1]}"
 )

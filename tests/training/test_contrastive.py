@@ -48,6 +48,19 @@ def test_equal_views_are_aligned_and_opposite_ones_are_not():
   assert float(training.alignment(u, -u, mask)) == pytest.approx(4)
 
 
+def test_three_points_by_hand():
+  """Squared distances 2, 2, 4 of the pairs; rows of padding are in no pair."""
+  u = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]])
+  v, mask = jnp.array([[0.0, 1.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]), jnp.arange(4) < 3
+  spread_u = np.log((2 * np.exp(-4) + np.exp(-8)) / 3)
+  assert float(training.uniformity(u, mask)) == pytest.approx(spread_u, rel=1e-5)
+  # Of v the first two coincide.
+  spread_v = np.log((1 + 2 * np.exp(-4)) / 3)
+  assert float(training.alignment(u, v, mask)) == pytest.approx(2 / 3, rel=1e-5)
+  both = float(training.alignment_and_uniformity(u, v, mask))
+  assert both == pytest.approx(2 / 3 + (spread_u + spread_v) / 2, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_points_all_around_a_circle_are_as_uniform_as_its_uniform_law(x64):
   """E exp(-2 |u - v|^2) = exp(-4) I_0(4), of which the n pairs i = i are left out."""

@@ -25,6 +25,17 @@ def _loss(params, x):
 _IN_HEAD = "head".__eq__
 
 
+def test_what_is_not_trained_has_no_gradient_and_does_not_move():
+  loss, tx = training.of_part(_loss, optax.sgd(1.0), _IN_HEAD)
+  grads = jax.grad(loss)(_PARAMS, _X[0])
+  whole = jax.grad(_loss)(_PARAMS, _X[0])
+  np.testing.assert_allclose(grads["head"], whole["head"], rtol=1e-5)
+  assert not np.any(grads["below"]) and np.any(whole["below"])
+  updates, _ = tx.update(whole, tx.init(_PARAMS), _PARAMS)
+  np.testing.assert_allclose(updates["head"], -whole["head"], rtol=1e-5)
+  assert not np.any(updates["below"])
+
+
 @pytest.mark.cases(slow=["vmap"], long=...)
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_examples_are_clipped_by_what_is_trained_alone(method):
