@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from dpjax import gradients
+from dpjax.gradients.ghost import row_forms
 
 _RNG = np.random.default_rng(0)
 _W = _RNG.normal(size=3)
@@ -69,3 +70,16 @@ def test_p7_p11_padding_adds_nothing_and_each_example_is_clipped_by_itself(micro
   np.testing.assert_allclose(
     found.total, _by_hand(gradient, _ROWS, mask), rtol=1e-5, atol=1e-6
   )
+
+
+def test_the_length_of_a_sum_of_products_counts_every_part():
+  """|3, 4| |1, 0| + |0, 1| |0, 2| = 7 for each of two parts; the products' sum has length 2 |P|."""
+  left = jnp.array([[[3.0, 4.0], [0.0, 1.0]]])
+  right = jnp.array([[[1.0, 0.0], [0.0, 2.0]]])
+  parts = [row_forms.RowFactors(left, right)] * 2
+  summed = row_forms.summed_product(parts, 2)
+  np.testing.assert_allclose(summed[0], 2 * np.array([[3.0, 0.0], [4.0, 2.0]]))
+  lengths = row_forms.with_rounding(summed, parts)
+  assert float(lengths.reach) == pytest.approx(14, rel=1e-3)
+  norm = float(lengths.length.norm)
+  assert 2 * np.sqrt(29) < norm < 2 * np.sqrt(29) + 14 * 1e-6

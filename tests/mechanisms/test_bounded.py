@@ -145,6 +145,15 @@ def test_a_histogram_of_nobody_is_noise_around_zero():
   assert mechanism(jax.random.key(0), []).shape == (3,)
 
 
+def test_a_median_lies_between_the_middle_records_and_anywhere_there():
+  mechanism = mechanisms.Quantile(100.0, 0.0, 10.0)
+  values = jnp.array([2.0, 2.0, 2.0, 8.0, 8.0, 8.0])
+  keys = jax.random.split(jax.random.key(0), 200)
+  drawn = np.asarray(jax.jit(jax.vmap(lambda key: mechanism(key, values)))(keys))
+  assert 2 <= drawn.min() < 2.3 and 7.7 < drawn.max() <= 8
+  assert drawn.mean() == pytest.approx(5, abs=0.5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("quantile", [0.25, 0.5])
 def test_quantiles_follow_the_exact_density_and_no_other(quantile):

@@ -174,6 +174,19 @@ def test_steps_lower_the_loss_and_an_empty_batch_changes_nothing():
 # --- its views
 
 
+def test_sides_of_crops_have_the_documented_ratio_and_area():
+  """Two ramps: a side of the part, as a share of the image's, is the slope that is left of them."""
+  down, along = np.meshgrid(np.arange(16.0), np.arange(16.0), indexing="ij")
+  ramps = jnp.asarray(np.stack([down, along], axis=2), jnp.float32)
+  crop = lambda key: training.AUGMENTATIONS["crop_color"](key, ramps, strength=0.0)
+  found = np.asarray(jax.jit(jax.vmap(crop))(jax.random.split(jax.random.key(0), 200)))
+  high = found[:, 8, 8, 0] - found[:, 7, 8, 0]
+  wide = np.abs(found[:, 8, 8, 1] - found[:, 8, 7, 1])
+  ratio, area = high / wide, high * wide
+  assert 0.74 < ratio.min() < 0.8 and 1.25 < ratio.max() < 1.34
+  assert 0.19 < area.min() < 0.25 and 0.9 < area.max() < 1.001
+
+
 @pytest.mark.long
 def test_a_crop_is_a_part_of_the_image_and_a_whole_one_is_the_image():
   ramp = jnp.broadcast_to(jnp.arange(16.0)[:, None, None], (16, 16, 1))

@@ -43,6 +43,23 @@ def _stacked(tree):
   return gradients.stacked(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
 
 
+def test_one_step_by_hand():
+  """One row of length 0.25 in its units is not clipped, so the output is half of it."""
+  tx = _tx(b2=0.6, floor=0.2)
+  before = np.array([4.0, 1.0, 0.0])
+  begun = _after_outputs(tx.init(jnp.zeros(3)), before)
+  row = np.array([0.2, -0.1, 0.02])
+  rows = gradients.stacked(jnp.asarray([row, row], jnp.float32))
+  found, after = tx.update(rows, begun, mask=jnp.array([True, False]))
+  np.testing.assert_allclose(found, row / 2, rtol=1e-5)
+  np.testing.assert_allclose(
+    after.mean_squares, 0.6 * before + 0.4 * (row / 2) ** 2, rtol=1e-5
+  )
+  relative = np.array([np.sqrt(4 / (5 / 3)), np.sqrt(1 / (5 / 3)), 0.2])
+  scales = relative / np.sqrt(np.mean(relative**2))
+  np.testing.assert_allclose(transforms.coordinate_scales(begun), scales, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_steps_are_those_of_a_loop_in_float64():
   tx = _tx(b2=0.6, floor=0.2)
