@@ -57,6 +57,28 @@ def test_the_unknown_reaches_the_target_from_the_private_side(unknown, worse):
   assert float(f"{found:.6g}") == found
 
 
+class _Attack:
+  """A bound that a coarser grid breaks three times, whatever the noise."""
+
+  limit = 1.0
+
+  def __init__(self):
+    self.asked = 0
+
+  def cost(self, profile, delta):
+    self.asked += 1
+    assert self.asked < 9
+    return 2.0 if self.asked <= 3 else 1.0
+
+
+def test_noise_against_an_attack_rises_until_the_rounded_noise_keeps_the_bound(monkeypatch):
+  calibrated = lambda event_of, attack, **options: 1.23456789
+  monkeypatch.setattr(accounting, "calibrate_noise_to_attack", calibrated)
+  asked = _ASKED._replace(epsilon=None, noise_multiplier=None, attack=_Attack())
+  # Rounded up to six digits, at first and each of the three times.
+  assert solve.solve(asked).noise_multiplier == pytest.approx(1.23463, abs=1e-9)
+
+
 def test_a_pass_that_has_begun_is_accounted_whole():
   asked = _ASKED._replace(sampler="random_allocation", sampling_prob=0.1)
   for steps, passes in ((1, 1), (10, 1), (11, 2), (20, 2)):
