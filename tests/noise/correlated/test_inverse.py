@@ -67,6 +67,20 @@ def _white():
 # --- the same noise
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("step", [0, 2, 7])
+def test_noise_drawn_again_is_the_banded_sum_on_every_platform(platform, step, monkeypatch):
+  """y_t = sum over the last 4 steps of their coefficient times z; before step 0 there is none."""
+  monkeypatch.setattr(inverse.made_for, "platform", lambda: platform)
+  strategy = correlated.InverseBanded.square_root(4, redraw=True)
+  held = jnp.array([10.0, 20.0])
+  white = lambda at: jnp.array([1.0, -2.0]) * (at + 1)
+  found = strategy.redrawn(white, jnp.int32(step), strategy.init(held), held)
+  last = range(min(4, step + 1))
+  total = sum(strategy.coefficients[age] * (step - age + 1) for age in last)
+  np.testing.assert_allclose(found, held + total * np.array([1.0, -2.0]), rtol=1e-6)
+
+
 @pytest.mark.cases(slow=["kept-constant"], long=["redrawn-constant"])
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 @pytest.mark.parametrize("strategy", [_REDRAWN, _KEPT], ids=["redrawn", "kept"])
