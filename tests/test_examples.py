@@ -117,9 +117,7 @@ def test_a_sweep_draws_its_curve(tmp_path):
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_examples_are_short_flat_and_listed(name):
-  lines = pathlib.Path(_FOLDER, f"{name}.py").read_text(encoding="utf-8").splitlines()
-  assert 38 <= len(lines) <= 120
+def test_examples_are_listed(name):
   assert f"[{name}.py]({name}.py)" in (_FOLDER / "README.md").read_text(encoding="utf-8")
 
 
