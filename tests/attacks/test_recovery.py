@@ -128,7 +128,9 @@ def test_errors_are_one_line(net):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("features", [np.tanh, np.abs, lambda z: -np.abs(z)], ids=str)
+@pytest.mark.parametrize(
+  "features", [np.tanh, np.abs, lambda z: -np.abs(z)], ids=["tanh", "abs", "negative"]
+)
 @pytest.mark.parametrize("scale", [1.0, 1e-120, 1e120])
 def test_the_label_of_one_example_without_a_bias(features, scale):
   """Exact for features of any sign and any scale; also if most classes have probability 0."""

@@ -151,13 +151,14 @@ def _layer_of(module: Any, path: Any) -> Any:
   """Returns the innermost module on the way to a variable."""
   layer = part = module
   for name in path:
-    part = part[name] if isinstance(name, int) else _part(part, name)
+    part = _part(part, name)
     layer = part if isinstance(part, nnx.Module) else layer
   return layer
 
 
-def _part(whole: Any, name: str) -> Any:
-  return whole[name] if isinstance(whole, dict) else getattr(whole, name, None)
+def _part(whole: Any, name: Any) -> Any:
+  is_item = isinstance(whole, dict) or isinstance(name, int)
+  return whole[name] if is_item else getattr(whole, name, None)
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:

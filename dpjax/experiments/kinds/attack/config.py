@@ -168,10 +168,10 @@ def parts_of(config: AttackConfig) -> AttackParts:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  parts = AttackParts(*(getattr(module, part, None) for part in AttackParts._fields))
+  parts: list[Any] = [getattr(module, part, None) for part in AttackParts._fields]
   if None in parts:
     raise UserError(wanted, field="attack", value=name)
-  return parts
+  return AttackParts(*parts)
 
 
 def _check_train(train: TrainConfig) -> None:
