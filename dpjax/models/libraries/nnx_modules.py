@@ -158,7 +158,7 @@ def _layer_of(module: Any, path: Any) -> Any:
 
 def _part(whole: Any, name: Any) -> Any:
   is_item = isinstance(whole, dict) or isinstance(name, int)
-  return whole[name] if is_item else getattr(whole, name, None)
+  return whole[name] if is_item else getattr(whole, str(name), None)
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:
