@@ -335,3 +335,87 @@ def test_sums_that_cannot_be_are_one_line():
   for call, _words in cases:
     with refuses("client", "clients", "corrupt", "num_members", "session"):
       call()
+
+
+_FIELDS = {  # field of a record -> its place
+  "keys": {"key": 3},
+  "roster": {"key": 3},
+  "shares": {"key": 3, "share": 40, "tag": -1},
+  "forwarded": {"key": 3, "share": 40, "tag": -1},
+  "survivors": {"mark": 0},
+  "sums": {"share": 3},
+}
+_HEADER = {"magic": 0, "kind": 8, "session": 9, "sender": 25, "count": 29, "size": 33}
+
+
+def _played(terms, damaged):
+  """The total of a sum whose messages pass through `damaged`; who raises is silent from then on."""
+  server = committee.CommitteeServer(terms)
+  members = {}
+  out = set()
+  vectors = parties.vectors(len(terms.clients), terms.length)
+
+  def step(who, act):
+    try:
+      return act()
+    except UserError:
+      out.add(who)
+      return None
+
+  def receive(who, data):
+    nonlocal server
+    server, forwarded = committee.receive(server, damaged(who, data), who)
+    return forwarded
+
+  for who in terms.members:
+    members[who], message = committee.start_member(terms, who)
+    step(who, lambda who=who, message=message: receive(who, message))
+  server, told = committee.close(server)
+  for who in terms.clients:
+    roster = damaged(who, told[who])
+    share = lambda who=who, roster=roster: receive(
+      who, committee.shares_for(terms, who, roster, vectors[who])
+    )
+    for member, message in (step(who, share) or {}).items():
+      message = damaged(member, message)
+      add = lambda m=member, x=message: members.update(
+        {m: committee.add_share(members[m], x)}
+      )
+      step(member, add)
+  server, told = committee.close(server)
+  for who in sorted(set(terms.members) - out):
+    data = damaged(who, told[who])
+    step(
+      who, lambda who=who, data=data: receive(who, committee.answer(members[who], data)[1])
+    )
+  server, _ = committee.close(server)
+  return committee.total(server), sum(vectors[who] for who in server.uploaded)
+
+
+def test_one_flipped_bit_in_any_field_leaves_out_or_refuses_and_never_errs():
+  terms = _terms(8, num_members=5, colluding=1)
+  victim = terms.members[1]
+  found, exact = _played(terms, lambda who, data: data)
+  np.testing.assert_array_equal(found, exact)
+  num_refused = 0
+  for kind, fields in _FIELDS.items():
+    for field, place in {**_HEADER, "id": None, **fields}.items():
+
+      def damaged(who, data, kind=kind, field=field, place=place):
+        if who != victim or messages.KINDS[data[8]] != kind:
+          return data
+        at = {**_HEADER, "id": messages.OVERHEAD}.get(field)
+        if at is None:
+          size = committee.record_bytes(terms, kind)
+          at = messages.OVERHEAD + 4 + place % size
+        changed = bytearray(data)
+        changed[at] ^= 1
+        return bytes(changed)
+
+      try:
+        found, exact = _played(terms, damaged)
+      except UserError:
+        num_refused += 1
+        continue
+      np.testing.assert_array_equal(found, exact, err_msg=f"{kind} {field}")
+  assert num_refused > 0

@@ -412,3 +412,81 @@ def test_who_signs_must_be_in_the_directory_and_t_above_two_thirds():
     parties.terms(6, 4, directory=(bytes(32),) * 6)
   with refuses("directory"):
     parties.terms(6, 5, directory=(bytes(32),) * 6, degree=4)
+
+
+# --- every field of every message, damaged on its way
+
+_FIELDS = {  # field of a record -> its place
+  "keys": {"channel key": 3, "mask key": 40, "commitment": 70, "signature": 100},
+  "roster": {"channel key": 3, "mask key": 40, "commitment": 70, "signature": 100},
+  "envelopes": {"shares": 5, "tag": -1},
+  "forwarded": {"shares": 5, "tag": -1},
+  "survivors": {"mark": 0},
+  "agreed": {"signature": 9},
+  "signatures": {"signature": 9},
+  "revealed": {"kind": 0, "share": 7},
+}
+_HEADER = {"magic": 0, "kind": 8, "session": 9, "sender": 25, "count": 29, "size": 33}
+_SECAGGS = {
+  "plain": {},
+  "graph": {"degree": 4},
+  "signed": {"directory": True},
+}
+
+
+def _damaged(data, kind, field, terms):
+  """The message with one bit flipped: in its header, or in its first record."""
+  size = secagg_client.record_bytes(terms, kind)
+  place = {**_HEADER, "id": OVERHEAD}.get(field)
+  if place is None:
+    place = OVERHEAD + 4 + _FIELDS[kind][field] % size
+  changed = bytearray(data)
+  changed[place] ^= 1
+  return bytes(changed)
+
+
+@pytest.mark.parametrize(
+  "name", ["plain", "graph", pytest.param("signed", marks=pytest.mark.slow)]
+)
+def test_one_flipped_bit_in_any_field_leaves_out_or_refuses_and_never_errs(name):
+  """In a masked vector alone nobody sees it: that is another vector of its client."""
+  options = dict(_SECAGGS[name])
+  signing = {}
+  if options.pop("directory", False):
+    signing = {who: bytes([who + 1] * 32) for who in range(_N)}
+    options["directory"] = tuple(map(primitives.signing_public_key, signing.values()))
+    options["min_survivors"] = 5
+  terms = parties.terms(_N, 5 if signing else 3, **options)
+  vectors = parties.vectors(_N)
+  right = sum(vectors.values())
+  assert (parties.play(terms, vectors, keys=signing).total == right).all()
+  # A client that said its last word in a phase before must not hide what happens to its shares.
+  silent = {"masked": [5]} if not signing else {}
+  num_left_out = num_refused = 0
+  kinds = [kind for kind in _FIELDS if signing or kind not in ("agreed", "signatures")]
+  for kind in kinds:
+    fields = {**_HEADER, "id": None, **_FIELDS[kind]}
+    for field in fields:
+      if field == "signature" and kind in ("keys", "roster") and not signing:
+        continue
+      change = lambda k, who, data, kind=kind, field=field: (
+        _damaged(data, kind, field, terms)
+        if who == 2 and messages.KINDS[data[8]] == kind
+        else data
+      )
+      try:
+        played = parties.play(
+          terms,
+          vectors,
+          keys=signing,
+          silent=silent,
+          sent=lambda k, who, data, change=change: [change(k, who, data)],
+          told=change,
+        )
+      except UserError:
+        num_refused += 1
+        continue
+      num_left_out += len(played.survivors) < _N - len(silent)
+      exact = sum(vectors[who] for who in played.survivors)
+      assert (played.total == exact).all(), (kind, field)
+  assert num_refused + num_left_out > 30
