@@ -151,13 +151,10 @@ def _layer_of(module: Any, path: Any) -> Any:
   """Returns the innermost module on the way to a variable."""
   layer = part = module
   for name in path:
-    part = part[name] if isinstance(name, int) else _part(part, name)
+    by_name = isinstance(name, str) and hasattr(part, name)
+    part = getattr(part, name) if by_name else part[name]
     layer = part if isinstance(part, nnx.Module) else layer
   return layer
-
-
-def _part(whole: Any, name: str) -> Any:
-  return whole[name] if isinstance(whole, dict) else getattr(whole, name, None)
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:
