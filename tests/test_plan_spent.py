@@ -218,4 +218,4 @@ def test_several_models_under_vmap_need_as_many_keys():
   begin = lambda key, params: plan.transform(key).init(params)
   keys = jax.random.split(jax.random.key(0), 2)
   states = jax.vmap(begin)(keys, several)
-  assert not np.array_equal(*jax.random.key_data(states.key))
+  assert not np.array_equal(*states.key)

@@ -180,7 +180,7 @@ def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
   >>> leaf_sharding(mesh, np.ones(4, np.uint32)).spec == PartitionSpec()
   True
   """
-  # Words of a key are the only uint32 arrays of a state; no device can draw from a part of them.
+  # Words of a key are the only uint32 arrays of a state. No device can draw from a part of them.
   is_key = trees.is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
   shape: tuple[int, ...] = () if is_key else np.shape(leaf)
   count = mesh.shape.get(MODEL, 0)

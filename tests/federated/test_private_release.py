@@ -68,7 +68,7 @@ def _answering(aggregator, state):
 
 def _released(state):
   """All of the state but what stays with the clients."""
-  state = state._replace(memories=None, key=jax.random.key_data(state.key))
+  state = state._replace(memories=None)
   numbers = lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf
   return jax.tree.map(numbers, state)
 

@@ -59,7 +59,7 @@ def _noisy():
 
 def _key_of_round(state):
   """Of the clients in the round that comes next; each folds in its own number."""
-  return round_lib._of_round(state.key, state.round)[0]
+  return round_lib._of_round(noise.source.from_words(state.key), state.round)[0]
 
 
 class World:

@@ -1,6 +1,5 @@
 """One network by four libraries, and what each gets wrong, for tests by import path."""
 
-import functools
 import types
 
 import equinox as eqx
@@ -158,12 +157,16 @@ class NnxRecurrent(nnx.Module):
     return self.head(self.recurrent(x.reshape(x.shape[0], 8, 8))[:, -1])
 
 
+class _RandomCarry(nnx.GRUCell):
+  def initialize_carry(self, input_shape, rngs, *args, **kwargs):
+    return jax.random.normal(rngs(), (*input_shape[:-1], self.hidden_features))
+
+
 class NnxRandomCarry(NnxRecurrent):
   """Its first carry is random, in evaluation too."""
 
   def __init__(self, num_classes, rngs):
-    cell = functools.partial(nnx.GRUCell, carry_init=nnx.initializers.normal())
-    super().__init__(num_classes, rngs, cell)
+    super().__init__(num_classes, rngs, _RandomCarry)
 
 
 class NnxSpectralNorm(nnx.Module):

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dpjax.key_uses import KeyUse, key_for
 from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, ArrayTree, Params
@@ -113,7 +112,8 @@ class NnxModel(parts_lib.ConstructedModel):
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=training)
     if _STREAMS in names and key is not None:
-      how[_STREAMS] = nnx.Rngs(key_for(KeyUse.MODEL_STREAMS, key))
+      # The streams of layers use the numbers from 0 on, so 2**32 - 1 is free.
+      how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
     return module(x, **how), module
 
   def _evaluated(self, params: Params, x: ArrayTree) -> Any:
@@ -151,14 +151,10 @@ def _layer_of(module: Any, path: Any) -> Any:
   """Returns the innermost module on the way to a variable."""
   layer = part = module
   for name in path:
-    part = _part(part, name)
+    by_name = isinstance(name, str) and hasattr(part, name)
+    part = getattr(part, name) if by_name else part[name]
     layer = part if isinstance(part, nnx.Module) else layer
   return layer
-
-
-def _part(whole: Any, name: Any) -> Any:
-  is_item = isinstance(whole, dict) or isinstance(name, int)
-  return whole[name] if is_item else getattr(whole, str(name), None)
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:
