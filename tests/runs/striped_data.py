@@ -1,9 +1,4 @@
-"""Striped images as data sets of a user's own.
-
-They have a module that reads no file. What a user's module has read is part of the code of its
-later runs (`dpjax.run_code`), and a test reads the weights that a run wrote: if the functions stood
-there, two runs of the same config would draw different noise.
-"""
+"""Striped images as data sets of a user's own."""
 
 import numpy as np
 
