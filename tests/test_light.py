@@ -58,7 +58,9 @@ def test_the_core_imports_and_accounts_and_a_launcher_ends_in_one_line(tmp_path)
   )
   assert done.returncode == 0, done.stderr[-2000:]
   *needed, ended, told = done.stdout.split("\n", 5)
-  needs = re.compile(r"needs (\w+), which is not installed: pip install -e '\.\[runs\]' in .*")
+  needs = re.compile(
+    r"needs (\w+), which is not installed: pip install -e '\.\[runs\]' in .*"
+  )
   packages = [needs.search(line)[1] for line in needed]
   assert packages == ["matplotlib", "tensorboardX", "sklearn", "tensorflow_datasets"]
   # The launcher ended before it trained, in one line.

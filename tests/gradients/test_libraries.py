@@ -8,7 +8,6 @@ from flax import nnx
 
 from dpjax import gradients, losses
 from dpjax.types import Example
-from dpjax.validate import UserError
 from tests.gradients import ghost_oracle as oracle
 from tests.refuses import refuses
 

@@ -32,13 +32,13 @@ def _start(folder, name, workdir, *more):
   return programs.start(arguments, folder, name)
 
 
-def _two(folder, workdir):
+def _two(folder, workdir, *more):
   """Both processes of a run, started."""
   where = [f"--coordinator=127.0.0.1:{programs.free_port()}", "--num_processes=2"]
   options = [(*where, "--connect_timeout=200", f"--process_id={index}") for index in (0, 1)]
   name = f"{workdir.name}{time.monotonic_ns()}"
   return [
-    _start(folder, f"{name}_{index}", workdir / str(index), *options[index])
+    _start(folder, f"{name}_{index}", workdir / str(index), *options[index], *more)
     for index in (0, 1)
   ]
 
@@ -96,6 +96,18 @@ def test_two_processes_give_the_result_of_one(whole_runs):
 
 
 @pytest.mark.long
+def test_two_processes_have_the_keys_that_the_first_drew(tmp_path):
+  """Each save compares their states. Another start of the run has other keys."""
+  short = ("--config.num_rounds=6", "--config.noise_seed=none")
+  runs = [_two(tmp_path, tmp_path / name, *short) for name in "ab"]
+  for running in runs:
+    assert _ended(running) == [0, 0], [program.err.read_text() for program in running]
+  results = [_result(tmp_path / name / "0") for name in "ab"]
+  assert [result["epsilon_kind"] for result in results] == ["proved"] * 2
+  ids = {result["ledger"]["charges"][0]["noise_key_id"] for result in results}
+  assert len(ids) == 2
+
+
 def test_only_process_0_writes_and_prints(whole_runs):
   folder, (_, first, second) = whole_runs
   assert not (folder / "two" / "1").exists()

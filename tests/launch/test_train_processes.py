@@ -12,6 +12,7 @@ _CONFIG = [
   "--config.num_steps=12",
   "--config.eval_every=6",
   "--config.checkpoint_every=3",
+  "--config.noise_seed=0",
   "--config.privacy.accountant=rdp",
 ]
 

@@ -67,7 +67,6 @@ _EXCEPTIONS = {
   "dpjax/attacks/rogue_server.py": {"normal"},
   # an example's augmentation in a game: what is drawn is the input, not its protection
   "dpjax/auditing/games/training.py": {"uniform"},
-  # a namespace by its name, in which a user's functions are looked for
   # a population of ranks that a p-value is computed by; false alarms of drift without a change
   "dpjax/attacks/exposure.py": {"standard_normal"},
   "dpjax/serving/drift.py": {"laplace"},

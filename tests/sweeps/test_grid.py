@@ -604,16 +604,6 @@ def test_the_users_of_a_base_are_kept_where_a_grid_deals_them_otherwise():
     sweep.points(SweepConfig(base=base, grid=lost, x="num_rounds"))
 
 
-def test_p17_how_private_runs_are_executed_is_not_varied():
-  """Sums that are rounded otherwise, with one noise: their difference is exact."""
-  grid = {"execution": ["loop", "vmap"]}
-  with refuses("grid"):
-    sweep.points(SweepConfig(base=FedConfig(), grid=grid, x="num_rounds"))
-  public = FedConfig()
-  public.privacy.method = "none"
-  assert len(sweep.points(SweepConfig(base=public, grid=grid, x="num_rounds"))) == 2
-
-
 class FakeFederated:
   """A federated train function: the keys of a real result, an accuracy that knows alpha."""
 
