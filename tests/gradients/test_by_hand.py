@@ -72,6 +72,26 @@ def test_p7_p11_padding_adds_nothing_and_each_example_is_clipped_by_itself(micro
   )
 
 
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_rows_of_every_chosen_matrix_count_the_first_too(method):
+  """Row t of an example meets matrix index[t]: its gradient is x_t in each column, there alone."""
+  index = np.array([[0, 0, 2, 1], [0, 0, 0, 0], [2, 2, 1, 0], [1, 1, 1, 1], [0, 2, 0, 2]])
+
+  def loss(w, example):
+    x, index = example
+    return jnp.sum(jnp.einsum("ti,tip->tp", x, w[index]))
+
+  expected = np.zeros((3, 3, 2))
+  for x, rows in zip(_ROWS, index):
+    row = np.zeros((3, 3, 2))
+    np.add.at(row, rows, x[:, :, None] * np.ones(2))
+    expected += row * min(1.0, _BOUND / np.linalg.norm(row))
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=_BOUND, method=method)
+  batch = (jnp.float32(_ROWS), jnp.asarray(index))
+  found = grad_fn(jnp.ones((3, 3, 2)), batch, True)
+  np.testing.assert_allclose(found.total, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_length_of_a_sum_of_products_counts_every_part():
   """|3, 4| |1, 0| + |0, 1| |0, 2| = 7 for each of two parts; the products' sum has length 2 |P|."""
   left = jnp.array([[[3.0, 4.0], [0.0, 1.0]]])

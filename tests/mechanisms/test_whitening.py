@@ -87,6 +87,18 @@ def _utilities(norms, relation, monkeypatch):
   return seen[0]
 
 
+def test_the_utility_of_a_bin_is_minus_ten_times_its_excess(monkeypatch):
+  norms = np.array([0.5, 0.5, 1.0, 3.0, 3.0, 7.0, 20.0, 20.0, 20.0, 90.0])
+  bins = np.searchsorted(lib._EDGES, norms)
+  expected = [
+    -max(10 * np.sum(bins < k) - 9 * 10, 10 * np.sum(bins > k) - 10, 0)
+    for k in range(lib._EDGES.size)
+  ]
+  found = _utilities(norms, "replace_one", monkeypatch)
+  np.testing.assert_array_equal(found, expected)
+  assert found.max() == 0 > found.min()
+
+
 @pytest.mark.cases(slow=["replace_one"], long=...)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 def test_one_example_moves_the_utility_of_a_bin_by_what_is_paid(relation, monkeypatch):
