@@ -329,7 +329,7 @@ def _numpy_columns():
   return {
     "float16": np.array([1, 2, np.nan, 4], np.float16),
     "object": np.array([1, np.float32(2), None, "4"], object),
-    "masked": np.ma.array([1, 2, 3, 4], mask=[0, 0, 1, 0]),
+    "masked": np.ma.array([1, 2, 3, 4], mask=[False, False, True, False]),
     "text": np.array(["1", "2", "", "4.000"]),
     "list": [1, np.int8(2), np.float16("nan"), fractions.Fraction(4)],
     "tuple": (True, 2.0, float("nan"), decimal.Decimal("4.0")),
