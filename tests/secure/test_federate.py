@@ -20,7 +20,7 @@ _SMALL = {
   "privacy.l2_clip_norm": 1.0,
   "num_rounds": 3,
   "partition.num_clients": 8,
-  "clients_per_round": 6.0,
+  "clients_per_round": 7.0,
   "local.epochs": 1,
   "data.limit": 80,
 }
@@ -40,7 +40,7 @@ def test_a_simulated_sum_says_what_it_is(tmp_path):
   result = loop.train(_config(secure_sum="secagg"), tmp_path / "secure")
   assert result["secure_sum"]["protocol"] == "secagg" and result["secure_sum"]["simulated"]
   assert "SIMULATED" in in_words(result)
-  assert result["secure_sum"]["min_survivors"] == 3
+  assert result["secure_sum"]["min_survivors"] == 4
 
 
 @pytest.mark.slow

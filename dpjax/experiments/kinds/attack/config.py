@@ -9,6 +9,7 @@ defence is one flag: `--config.train.privacy.epsilon=8`, `--config.federate.comp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -95,7 +96,9 @@ def check(config: AttackConfig) -> None:
   """Raises UserError if the config of one attack is wrong; loads no data."""
   bounds.typed(config)
   _check_attack(config)
-  checks = {"train": central.check, "federate": federated.check}
+  # An attack that trains rounds checks their cohorts when it assembles them.
+  of_messages = functools.partial(federated.check, draws_cohorts=False)
+  checks = {"train": central.check, "federate": of_messages}
   with bounds.within(config.attack.section):
     checks[config.attack.section](attacked_config(config))
   if config.attack.section == "train":

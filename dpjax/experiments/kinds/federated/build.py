@@ -84,8 +84,12 @@ class FedRun(NamedTuple):
 
 
 @bounds.names_fields
-def check(config: FedConfig) -> None:
-  """Raises UserError if the config is wrong; loads no data."""
+def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
+  """Raises UserError if the config is wrong; loads no data.
+
+  Args:
+    draws_cohorts: False for an attack on single messages, of which no cohort can be too small.
+  """
   bounds.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
@@ -99,8 +103,7 @@ def check(config: FedConfig) -> None:
   _check_stop(config)
   _check_combination(config)
   privacy.check(config)
-  # `assemble` checks the clients of natural partitions, and loads a user's own aggregator.
-  if hasattr(config.partition, "num_clients") and not isinstance(config.aggregator, str):
+  if draws_cohorts and _knows_cohorts(config):
     cohort_sizes.check(config, config.partition.num_clients)
   audit.check(config)
   if config.writer is not None:
@@ -108,6 +111,15 @@ def check(config: FedConfig) -> None:
 
     row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, fed_unused.of_federation(config))
+
+
+def _knows_cohorts(config: FedConfig) -> bool:
+  """Returns whether the config alone says how large cohorts are, and how large they must be.
+
+  The data name the clients of a natural partition, and a user's own aggregator must be loaded.
+  """
+  dealt = hasattr(config.partition, "num_clients")
+  return dealt and not isinstance(config.aggregator, str)
 
 
 def _check_natural(config: FedConfig) -> None:
@@ -426,7 +438,8 @@ def assemble(
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = build_central.run_keys(config) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
-  cohort_sizes.check(config, num_clients)
+  if not _knows_cohorts(config):
+    cohort_sizes.check(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
   mechanism = distributed.mechanism(config, trees.size(params))

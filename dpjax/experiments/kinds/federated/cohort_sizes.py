@@ -68,7 +68,7 @@ def check(config: FedConfig, num_clients: int) -> None:
     least_of: Callable[[float], int] = summed.min_survivors
     field = "secure_sum"
   else:
-    of_aggregator = _made(config).min_clients
+    of_aggregator = _min_clients(config)
     least_of = lambda cohort: of_aggregator
     field = "aggregator"
   chance_of = lambda cohort: ever(
@@ -100,10 +100,11 @@ def check(config: FedConfig, num_clients: int) -> None:
     )
 
 
-def _made(config: FedConfig) -> Any:
-  if isinstance(config.aggregator, str):
-    return own_parts.aggregator(config.aggregator)
-  return config.aggregator.make()
+def _min_clients(config: FedConfig) -> int:
+  facts = aggregation_of(config)
+  if facts is None:
+    return own_parts.aggregator(config.aggregator).min_clients
+  return 1 if facts.is_mean else config.aggregator.make().min_clients
 
 
 def _remedy(

@@ -187,7 +187,7 @@ class FedPrivacyConfig(WithChoices):
   )
   l2_clip_norm: Annotated[common.ClipNorm, "bound on one client's message"] = 1.0
   local_noise_multiplier: Annotated[
-    float, rules.NON_NEGATIVE, "both: what clients add themselves"
+    float, rules.POSITIVE, "both: what clients add themselves"
   ] = 1.0
   clipping: Annotated[
     gradients.ClipRule,
