@@ -176,10 +176,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| name | what it is |",
     "| package | what it holds |",
   ),
-  "docs/release.md": (
-    "| | |",
-    "| not seen | what to do |",
-  ),
+  "docs/release.md": ("| | |",),
   "docs/relevance.md": (
     "| `verdict` | meaning |",
     "| mode | what it does | epsilon |",
