@@ -121,7 +121,7 @@ def test_a_delta_near_the_sum_costs_no_more_than_the_sum():
   [
     ({"relation": "replace_one"}, "different neighbouring relations"),
     ({"unit": "user"}, "different units"),
-    ({"noise_keys": frozenset({"k"})}, "one config and seed"),
+    ({"noise_keys": frozenset({"k"})}, "one noise key"),
   ],
 )
 def test_runs_without_a_common_guarantee_are_one_line(changes, word):
@@ -311,7 +311,7 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
       several_runs.read(folders)
     assert len(str(caught.value).splitlines()) == 1
   # A copy is the same release: its noise is that of the first.
-  with pytest.raises(UserError, match="one config and seed"):
+  with pytest.raises(UserError, match="one noise key"):
     several_runs.together(several_runs.read([first, again]))
 
 
