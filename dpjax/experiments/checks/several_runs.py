@@ -341,8 +341,8 @@ def _check(runs: Sequence[FinishedRun]) -> None:
     for key in run.noise_keys:
       if key in owners:
         raise UserError(
-          f"{owners[key]} and {run.name} have one config and seed, so on equal data their noise is "
-          "the same and nothing is proved of both; train one of them with another seed",
+          f"{owners[key]} and {run.name} have one noise key, as a run and its copy or two with one "
+          "noise_seed have, so nothing is proved of both; train one of them again in a new folder",
           field="runs",
         )
       owners[key] = run.name
