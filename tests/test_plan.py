@@ -218,6 +218,17 @@ def test_wrong_numbers_are_named(changes, field):
     _plan(**changes)
 
 
+def test_a_refused_capacity_shows_the_chance_for_the_neighbour_with_one_row_more():
+  sampler = dpjax.PoissonSampler(prob=0.5, capacity=4)
+  plan = dpjax.Plan(
+    sampler, 1.0, 1.0, 3.0, 2, delta=1e-5, neighboring_relation="replace_special"
+  )
+  with refuses("capacity", value=4) as caught:
+    plan.check_capacity(5)
+  # Five or six of 5 + 1 heads: 7 / 64.
+  assert "1.1e-01 per step" in str(caught.value)
+
+
 def test_a_target_of_nothing_is_refused():
   options = dict(sampler=dpjax.PoissonSampler(0.1, 10), delta=1e-5, num_steps=1)
   with refuses("epsilon", value=0):
