@@ -184,7 +184,7 @@ def test_bad_targets_are_user_errors(bad):
 @pytest.mark.cases(long=["rdp"])
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_p13_a_mismatch_is_named_and_not_searched_around(accountant):
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.calibrate_noise_multiplier(
       lambda z: _run(z, 0.1, 3),
       epsilon=1.0,

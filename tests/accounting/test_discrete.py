@@ -180,5 +180,5 @@ def test_the_event_bounds_the_divergence_of_discrete_gaussians(variance, shift):
     if order <= 20:
       exact = special.logsumexp(order * p + (1 - order) * q) / (order - 1)
       assert 0.8 * bound * (variance > 1) <= exact <= bound * (1 + 1e-9)
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.epsilon(event, delta=1e-5, accountant="pld")

@@ -76,7 +76,7 @@ def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, a
   assert "4 x two sums over users" in accounting.privacy_statement(
     sampled, delta=1e-5, unit="user"
   )
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.epsilon(twice, delta=1e-5, neighboring_relation="replace_special")
 
 

@@ -84,8 +84,8 @@ def test_beside_other_noise_than_gaussian_it_is_refused():
     return accounting.epsilon(event, delta=1e-6, neighboring_relation=_REPLACE, **more)
 
   assert beside(accounting.gaussian_event(4.0)) > beside(accounting.gaussian_event(9.0))
-  with refuses("sampler"):
+  with refuses("event"):
     beside(accounting.pure_dp_event(0.1))
   best = accounting.repeat_and_select_event(_pass(2.0, 9), mean_trials=4)
-  with refuses("sampler"):
+  with refuses("event"):
     beside(best, accountant="rdp")

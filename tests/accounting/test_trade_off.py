@@ -76,7 +76,7 @@ def test_the_ends():
   np.testing.assert_allclose(much.true_positive_rate(_RATES), _RATES, atol=1e-6)
   with refuses("slack", value=0):
     much.mu(0)
-  with refuses("sampler"):
+  with refuses("event"):
     event = accounting.poisson_sampled_event(
       accounting.gaussian_event(1), sampling_prob=0.1
     )

@@ -135,9 +135,9 @@ def test_p12_truncation_is_a_kind_of_its_own_and_refused_where_unproved():
   assert data["kind"] == "truncated_poisson"
   assert accounting.event_from_json(data) == event
   for relation in ("add_or_remove_one", "replace_one"):
-    with refuses("sampler"):
+    with refuses("event"):
       epsilon(event, delta=1e-5, neighboring_relation=relation)
-  with refuses("sampler"):
+  with refuses("event"):
     epsilon(event, delta=1e-5, accountant="rdp", **_ZEROED)
   with refuses("event"):
     truncated_poisson_event(

@@ -148,12 +148,12 @@ def test_json_and_the_words(shape):
 
 def test_refusals_name_the_way_out():
   event = repeat_and_select_event(accounting.gaussian_event(2), mean_trials=8)
-  with refuses("sampler"):
+  with refuses("event"):
     epsilon(event, delta=1e-5)
   cut = accounting.truncated_poisson_event(
     accounting.gaussian_event(1), sampling_prob=0.1, num_examples=50, capacity=7
   )
-  with refuses("sampler"):
+  with refuses("event"):
     epsilon(
       repeat_and_select_event(cut, mean_trials=2),
       delta=1e-5,

@@ -281,9 +281,9 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
     rdp + gauss + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
   )
   assert epsilon == pytest.approx(by_hand[np.isfinite(by_hand)].min(), rel=1e-6)
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.epsilon(both, delta=1e-5, accountant="rdp")
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.epsilon(both, delta=1e-5, neighboring_relation="replace_one")
   saved = accounting.event_to_json(event)
   assert accounting.event_from_json(saved) == event

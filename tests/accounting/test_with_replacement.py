@@ -234,11 +234,11 @@ def _sampler(batch_size=4, num_examples=9, **options):
       lambda: accounting.epsilon(
         _event(9, 4, 1.0), delta=1e-5, neighboring_relation="replace_special"
       ),
-      "sampler",
+      "event",
     ),
     (
       lambda: accounting.epsilon(_event(9, 4, 1.0), delta=1e-5, accountant="rdp"),
-      "sampler",
+      "event",
     ),
     (
       lambda: accounting.epsilon(

@@ -216,7 +216,7 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   half = sampling.PoissonSampler(0.5, _N).event(dp_accounting.GaussianDpEvent(2.0))
   passes = accounting.composed(half, plan.num_steps // 5)
   assert plan.epsilon() == accounting.epsilon(passes, delta=plan.delta)
-  with refuses("sampler"):
+  with refuses("event"):
     accounting.epsilon(plan.event(), delta=1e-5)
   assert noise_distributions._accounted_multiplier(plan) == 2.0
   for name in ("gaussian_noise", "joining_prob"):
