@@ -177,7 +177,7 @@ def test_half_precision_parameters_get_float32_noise():
     ({"normalize_by": 0}, "normalize_by=0"),
     ({"key": 0}, "key=0: must be a typed key"),
     ({"key": jax.random.PRNGKey(0)}, "typed key"),
-    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "noise_std=inf"),
+    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "l2_clip_norm=inf"),
   ],
 )
 def test_p18_wrong_arguments_are_named_and_no_key_is_assumed(changes, match):
