@@ -11,6 +11,9 @@ example could move the sum by more than the noise covers. Two things prevent thi
 | anybody else, by `jax.tree.map`        | JAX refuses arithmetic on a sealed leaf, since its  |
 |                                        | type is `key<sealed: ...>`                          |
 
+This holds for stacked gradients, and for total, norms and losses of a `ClippedSum`. From its norms
+an adaptive clip norm follows.
+
 A sealed leaf holds the bits of its array as a typed random key. So it works in jit, vmap, scan,
 cond, shard_map and donation. Under jit, sealing and opening a leaf cost nothing, because XLA
 removes both.
@@ -27,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.extend
@@ -100,28 +103,101 @@ class Sealed(type):
     return super().__repr__()
 
 
+class _SealedField:
+  """Descriptor of a field, a tree of floats, whose leaves are sealed in the tree that JAX makes of
+  the object.
+
+  Whoever holds the object reads plain arrays. `jax.tree.map` and everything else that takes the
+  object apart gets sealed leaves, and if it exchanges one, reading raises UserError. No leaf is
+  sealed or opened before the object passes through JAX.
+  """
+
+  def __init__(self, name: str) -> None:
+    self.name = name
+
+  def __set__(self, value: Any, tree: Any) -> None:
+    vars(value)[self.name] = tree
+
+  def __get__(self, value: Any, owner: type) -> Any:
+    if value is None:
+      return self
+    held = vars(value)[self.name]
+    if not isinstance(held, _Closed):
+      return held
+    opened = held.opened()
+    # A traced array must not outlive its trace.
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(opened)):
+      vars(value)[self.name] = opened
+    return opened
+
+  def closed(self, value: Any) -> _Closed:
+    """Returns the sealed leaves of the field."""
+    held = vars(value)[self.name]
+    return held if isinstance(held, _Closed) else _Closed.of(held)
+
+
+class _Closed(NamedTuple):
+  """A tree of sealed leaves, with the dtypes of the arrays in the order of the leaves."""
+
+  tree: Any
+  dtypes: tuple[Any, ...]  # None for a leaf that was no array of floats, and is as it was
+
+  @classmethod
+  def of(cls, tree: Any) -> _Closed:
+    def dtype_of(leaf: Any) -> Any:
+      dtype = getattr(leaf, "dtype", None)
+      is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+      return dtype if is_float and jnp.finfo(dtype).bits >= 8 else None
+
+    leaves, treedef = jax.tree.flatten(tree)
+    dtypes = tuple(map(dtype_of, leaves))
+    close = lambda leaf, dtype: leaf if dtype is None else _closed(jnp.asarray(leaf))
+    return cls(treedef.unflatten(map(close, leaves, dtypes)), dtypes)
+
+  def opened(self) -> Any:
+    """Returns the arrays. Raises UserError if a leaf was exchanged or left out."""
+    leaves, treedef = jax.tree.flatten(self.tree)
+    if len(leaves) != len(self.dtypes):
+      raise UserError(
+        "leaves were left out; give all of them to the transform", field="gradients"
+      )
+    open_ = lambda leaf, dtype: leaf if dtype is None else _opened(leaf, dtype)
+    return treedef.unflatten(map(open_, leaves, self.dtypes))
+
+
 def registered(cls: _Class) -> _Class:
   """Registers a dataclass as a pytree that Optax may not flatten.
 
-  Fields with `metadata={"static": True}` are part of the structure.
+  Fields with `metadata={"static": True}` are part of the structure. Leaves of fields with
+  `metadata={"sealed": True}` are sealed.
   """
   fields = dataclasses.fields(cls)
   static = [field.name for field in fields if field.metadata.get("static")]
   names = [field.name for field in fields if field.name not in static]
+  shut = {f.name: _SealedField(f.name) for f in fields if f.metadata.get("sealed")}
+  for name, field in shut.items():
+    setattr(cls, name, field)
 
   def flatten(value: Any) -> tuple[Any, Any]:
     refuse_inside_optax()
-    children = [getattr(value, name) for name in names]
-    return children, tuple(getattr(value, name) for name in static)
+    closed = {name: field.closed(value) for name, field in shut.items()}
+    children = [
+      closed[name].tree if name in shut else getattr(value, name) for name in names
+    ]
+    dtypes = tuple(each.dtypes for each in closed.values())
+    return children, (dtypes, tuple(getattr(value, name) for name in static))
 
   def flatten_with_keys(value: Any) -> tuple[Any, Any]:
-    refuse_inside_optax()
+    children, values = flatten(value)
     keys = map(jax.tree_util.GetAttrKey, names)
-    children = [getattr(value, name) for name in names]
-    return list(zip(keys, children)), tuple(getattr(value, name) for name in static)
+    return list(zip(keys, children)), values
 
   def unflatten(values: Any, children: Any) -> Any:
-    return cls(**dict(zip(names, children)), **dict(zip(static, values)))
+    dtypes, fixed = values
+    parts = dict(zip(names, children))
+    for name, each in zip(shut, dtypes):
+      parts[name] = _Closed(parts[name], each)
+    return cls(**parts, **dict(zip(static, fixed)))
 
   jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
   return cls
@@ -193,7 +269,10 @@ def _no_derivative(primals: Any, tangents: Any) -> Any:
   )
 
 
-def _opened(leaf: Any, dtype: Any) -> jax.Array:
+def _opened(leaf: Any, dtype: Any) -> Any:
+  # `jax.eval_shape` gives shapes in place of arrays.
+  if isinstance(leaf, jax.ShapeDtypeStruct):
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
   if not is_closed(leaf):
     raise UserError(
       f"a leaf was exchanged by {type(leaf).__name__}; nothing but the private "

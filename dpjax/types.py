@@ -100,14 +100,18 @@ class ClippedSum(metaclass=sealed.Sealed):
 
   `l2_bound` is static (not an array), so that a transform which adds noise for another bound
   refuses during tracing. But scaling the sum would not scale `l2_bound`. So Optax may not flatten
-  this class (`dpjax.sealed`), and JAX raises if anybody else computes with all leaves, because
-  the leaf `seal` takes no arithmetic. The seal also holds a digest of the original bounds, since
-  `jax.tree.unflatten` and `dataclasses.replace` can put other bounds beside the sum.
+  this class (`dpjax.sealed`), and `jax.tree.map` finds sealed leaves in place of sum, norms and
+  losses, which take no arithmetic. Read them as `.total`, `.norms` and `.losses`. The leaf `seal`
+  holds a digest of the original bounds, since `jax.tree.unflatten` and `dataclasses.replace` can
+  put other bounds beside the sum.
   """
 
-  total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32
-  norms: Array  # [B] l2 norms before clipping; not private
-  losses: Array  # [B]; not private
+  # sum_i mask_i * clip(g_i); params-shaped, at least float32
+  total: Updates = dataclasses.field(metadata={"sealed": True})
+  norms: Array = dataclasses.field(
+    metadata={"sealed": True}
+  )  # [B] before clipping; not private
+  losses: Array = dataclasses.field(metadata={"sealed": True})  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
   # Bound of each group of parameters. It is (l2_bound,) if they are not clipped group by group.
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})

@@ -131,7 +131,8 @@ def check_count(name: str, count: Any, seen: Any) -> None:
 
 
 def changed(name: str, count: Any) -> UserError:
-  """Returns the error for a count that does not match its checksum."""
+  """Returns the error for a state that does not match its checksum; `name` and `count` say where in
+  it."""
   return UserError(
     "does not belong to its checksum: something set, mapped or mixed the state "
     "of a private transform, and noise could be drawn twice, or another plan "

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 
 from dpjax import gradients, trees, validate
-from dpjax.noise.state import changed, check_count, checksum, is_sound, next_checksum
+from dpjax.noise.state import changed, check_count
+from dpjax.transforms.beside_noise import digest
 from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
 from dpjax.types import ClipLike, ClippedSum
@@ -28,7 +30,7 @@ class AccumulateState(NamedTuple):
   inner: Any  # state of the wrapped chain, which changes once per step
   total: Any  # like params, at least float32: sum of this step's clipped gradients so far
   slices: jax.Array  # int32, number of slices of this step so far
-  checksum: Any = None  # uint32, of slices; None is refused
+  checksum: Any = None  # uint32, of total and slices; None is refused
 
 
 def accumulate(
@@ -77,10 +79,10 @@ def accumulate(
     if is_placeholder(params):
       return AccumulateState(tx.init(params), start, start, start)
     total = jax.tree.map(lambda p: jnp.zeros_like(trees.at_least_float32(p)), params)
-    return AccumulateState(tx.init(params), total, start, checksum(start))
+    return AccumulateState(tx.init(params), total, start, digest((total, start)))
 
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    _check_place(state)
+    off = _changed_bits(state)
     summed = clipped_sum(updates, params, mask, clip)
     if padded_batch_size is not None and summed.norms.shape != (padded_batch_size,):
       raise UserError(
@@ -105,12 +107,11 @@ def accumulate(
     last = state.slices == every - 1
     out, inner = jax.lax.cond(last, apply, wait, total)
     # With a changed count, slices of two steps could be added, and an example could come twice.
-    sound = is_sound(state.slices, state.checksum)
-    out = jax.tree.map(lambda leaf: jnp.where(sound, leaf, jnp.nan), out)
+    out = jax.tree.map(lambda leaf: jnp.where(off == 0, leaf, jnp.nan), out)
     total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
     place = jnp.where(last, 0, state.slices + 1)
-    after = next_checksum(state.slices, state.checksum, place)
-    return out, AccumulateState(inner, total, place, after)
+    # A wrong checksum stays wrong.
+    return out, AccumulateState(inner, total, place, digest((total, place)) ^ off)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -142,8 +143,9 @@ def whole_steps_only(
   return optax.GradientTransformationExtraArgs(tx.init, update_fn)
 
 
-def _check_place(state: AccumulateState) -> None:
-  """Raises UserError if something other than `accumulate` set the count of slices."""
+def _changed_bits(state: AccumulateState) -> jax.Array:
+  """Returns 0 if total and count of slices are those that `accumulate` returned, else the bits in
+  which their checksum is wrong. Raises UserError if it is known to be wrong."""
   if not isinstance(state, AccumulateState):
     raise UserError(
       f"{type(state).__name__}: must be what init and update of `accumulate` "
@@ -151,10 +153,8 @@ def _check_place(state: AccumulateState) -> None:
       field="state",
     )
   check_count("state.slices", state.slices, state.checksum)
-  try:
-    sound = bool(is_sound(state.slices, state.checksum))
-  except jax.errors.ConcretizationTypeError:
-    # Under tracing the count is not known: `update_fn` makes the updates NaN if it was changed.
-    return
-  if not sound:
+  off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ digest((state.total, state.slices))
+  # Under tracing the state is not known: `update_fn` makes the updates NaN if it was changed.
+  if not isinstance(off, core.Tracer) and bool(off):
     raise changed("state.slices", state.slices)
+  return off

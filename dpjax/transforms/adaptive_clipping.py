@@ -262,13 +262,10 @@ def adaptive_clip_and_noise(
     check_start(params)
     check_drawn(std, params)
     started = noise.init(key, params)
-    first = ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
-    return beside_noise.turned(first)
+    return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     check_arguments(extra_args)
-    # If other code changed the scale, the checksum is now wrong, and `noise` refuses the state.
-    state = beside_noise.turned(state)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
     count = adaptive.query(summed, mask) if count is None else count
@@ -279,6 +276,6 @@ def adaptive_clip_and_noise(
     scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
     noisy_mean = trees.scale(noisy["sum"], state.scale / normalize_by)
-    return noisy_mean, beside_noise.turned(after)
+    return noisy_mean, after
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))

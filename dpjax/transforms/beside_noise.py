@@ -1,17 +1,18 @@
-"""Protects the numbers in a state that scale its noise, by the checksum of the noise.
+"""Guards the numbers in a state of a private transform that stand beside the key and count of its
+noise.
 
-Some transforms multiply their noise by numbers that follow from earlier outputs: the scale of an
-adaptive clip norm, the sizes of coordinates. If these came from elsewhere, such as the data, the
-size of the noise would reveal them, and no event covers that. So the checksum of the noise state
-includes a digest of these numbers:
+Some decide the size of the noise: the scale of an adaptive clip norm, the sizes of coordinates. If
+these came from elsewhere, such as the data, the size of the noise would reveal them, and no event
+covers that. Others are secret sums: earlier noise that later noise takes off, and the clipped sum
+of the slices so far. So a checksum in the state includes a digest of all these numbers:
 
 | what happens to the numbers                        | what follows                        |
 | -------------------------------------------------- | ----------------------------------- |
 | they are changed, or come from another run         | `UserError`; NaN under jit          |
 | a whole earlier state is used again                | cannot be detected                  |
 
-A state with such numbers is a named tuple. Its field `inner` holds the noise, and its method
-`beside_noise()` returns the numbers.
+A state with such numbers is a named tuple. Its method `beside_noise()` returns the numbers, and its
+field `inner` holds the noise, if it is no noise state itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from dpjax.gradients import settling
@@ -71,15 +73,15 @@ def digest(numbers: ArrayTree) -> jax.Array:
   def of_arrays(leaves: Any) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
-      if leaf.dtype.itemsize != 4:
-        # The numbers of a state have 4 bytes each. Other code has cast this one, so its digest may
-        # be wrong in any way.
+      if leaf.dtype.itemsize not in (4, 8):
+        # The numbers of a state have 4 or 8 bytes each. Other code has cast this one, so its digest
+        # may be wrong in any way.
         leaf = leaf.astype(jnp.float32)
       if jnp.issubdtype(leaf.dtype, jnp.floating):
         # NaN has many bit patterns, which must all have the same digest.
-        leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
+        leaf = jnp.where(jnp.isnan(leaf), jnp.asarray(jnp.nan, leaf.dtype), leaf)
       bits = lax.bitcast_convert_type(leaf, jnp.uint32)
-      mixed = bits ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
+      mixed = bits ^ (_places(jnp.shape(bits)) * jnp.uint32(_ODD))
       # These lines are the end of MurmurHash3, by which each bit changes about half of all bits.
       mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FIRST)
       mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(_SECOND)
@@ -110,7 +112,33 @@ def turned(state: Any) -> Any:
 
   If the numbers change between the two calls, the checksum is wrong, and `noise` refuses the state.
   """
-  return state._replace(inner=marked(state.inner, digest(state.beside_noise())))
+  # Of another type is what no transform returned, which the transform itself reports.
+  if not _is_outer(state):
+    return state
+  mark = digest(state.beside_noise())
+  if is_noise(state):
+    return marked(state, mark)
+  return state._replace(inner=marked(state.inner, mark))
+
+
+def guarded(
+  tx: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+  """Returns the private transform `tx`, whose state is guarded between updates.
+
+  Inside of `tx` the checksum covers key and count alone. It is wrong there if anything in the state
+  was changed, so `noise` refuses it, and it stays wrong after the update.
+  """
+
+  def update_fn(
+    updates: Any, state: Any, params: Any = None, **extra_args: Any
+  ) -> tuple[Any, Any]:
+    noisy, after = tx.update(updates, turned(state), params, **extra_args)
+    return noisy, turned(after)
+
+  return optax.GradientTransformationExtraArgs(
+    lambda params: turned(tx.init(params)), update_fn
+  )
 
 
 def _is_outer(part: object) -> bool:
@@ -124,7 +152,7 @@ def opened(tree: Any) -> Any:
     if not _is_outer(part):
       return part
     free = turned(part)
-    return free._replace(inner=opened(free.inner))
+    return free if is_noise(part) else free._replace(inner=opened(free.inner))
 
   return jax.tree.map(inner, tree, is_leaf=_is_outer)
 
@@ -140,7 +168,8 @@ def invalid_unless(ok: Any, tree: Any) -> Any:
     return jnp.where(ok, leaf, jnp.nan) if is_float else leaf
 
   def invalid(part: Any) -> Any:
-    if not _is_outer(part):
+    # Earlier noise scales nothing.
+    if not _is_outer(part) or is_noise(part):
       return part
     numbers = jax.tree.map(checked, part.beside_noise())
     free = turned(part)

@@ -118,18 +118,15 @@ def with_clip_schedule(
     return ScaledState(inner, table[jnp.minimum(count, len(scales) - 1)], count)
 
   def init_fn(params) -> ScaledState:
-    return beside_noise.turned(state_at(tx.init(params), jnp.zeros((), jnp.int32)))
+    return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
-    # If other code changed the scale, the checksum is now wrong, and `tx` refuses the state.
-    state = beside_noise.turned(state)
     # Gradients are divided by the scale before `tx`, and its output is multiplied by the scale.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
-    after = beside_noise.turned(state_at(inner, state.steps + 1))
-    return trees.scale(noisy, state.scale), after
+    return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
 
 
 def scheduled(

@@ -66,6 +66,9 @@ def clip_and_correlated_noise(
   >>> tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
+  # Imported here, since configs import this module and do not need `beside_noise`.
+  from dpjax.transforms import beside_noise
+
   correlation = noise_shape.strategy
   shape = dataclasses.replace(noise_shape, correlation=correlation)
   clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, shape)
@@ -97,4 +100,5 @@ def clip_and_correlated_noise(
     # Division by a public number after the noise is post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return scheduled(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)
+  guarded = beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
+  return scheduled(guarded, clip)

@@ -163,7 +163,7 @@ def scale_then_privatize(
       # Hides `mean_squares` from Optax's reset of optimizer moments; see `is_placeholder`.
       return ScalingState(inner, jnp.zeros(()), jnp.float32(floor))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return beside_noise.turned(ScalingState(inner, zeros, jnp.float32(floor)))
+    return ScalingState(inner, zeros, jnp.float32(floor))
 
   def update_fn(updates, state, params=None, **extra_args):
     if isinstance(updates, ClippedSum) and not takes_scaled_sums:
@@ -189,9 +189,7 @@ def scale_then_privatize(
         lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
       )
       rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
-    # If other code changed the scales, the checksum is now wrong, and `tx` refuses the state.
-    noise_state = beside_noise.turned(state).inner
-    noisy, inner = tx.update(rows, noise_state, params, **extra_args)
+    noisy, inner = tx.update(rows, state.inner, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
     # The state stays float32 for float64 gradients, too: `lax.scan` refuses a state that changes
     # its type.
@@ -200,10 +198,9 @@ def scale_then_privatize(
       state.mean_squares,
       private,
     )
-    after = ScalingState(inner, mean_squares, state.floor)
-    return private, beside_noise.turned(after)
+    return private, ScalingState(inner, mean_squares, state.floor)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
 
 
 def _scales(mean_squares: Any, floor: Any) -> Any:

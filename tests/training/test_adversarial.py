@@ -7,11 +7,12 @@ import optax
 import pytest
 
 from dpjax import Batch, Plan, PoissonSampler, training
+from dpjax.key_uses import KeyUse
 from tests.refuses import refuses
 from tests.training import plans
 
 # What is folded into the noise key for the keys of pairs.
-_PAIRS = 2**32 - 1
+_PAIRS = KeyUse.PAIRS
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
 _CRITIC = jnp.array([0.1, -0.2])

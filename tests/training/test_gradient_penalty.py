@@ -7,6 +7,7 @@ import optax
 from flax import linen as nn
 
 from dpjax import Batch, training
+from dpjax.key_uses import KeyUse, key_for
 from tests.refuses import refuses
 from tests.training import plans
 
@@ -83,7 +84,7 @@ def test_a_neighbour_moves_a_critic_with_a_penalty_by_the_clip_norm_at_most():
   state, _ = step(before, Batch(_X, _MASK))
   critic = np.asarray(_CRITIC, np.float64)
   # Keys of pairs are secret: they follow from the noise key.
-  pairs_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2**32 - 1), 0)
+  pairs_key = jax.random.fold_in(key_for(KeyUse.PAIRS, jax.random.key(0)), 0)
   norm = np.linalg.norm(critic)
   total = np.zeros(2)
   for key, x, counts in zip(jax.random.split(pairs_key, 3), _X, _MASK):

@@ -199,7 +199,7 @@ def test_half_precision_parameters_get_float32_noise():
     ({"normalize_by": 0}, "normalize_by"),
     ({"key": 0}, "key"),
     ({"key": jax.random.PRNGKey(0)}, "key"),
-    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "noise_std"),
+    ({"l2_clip_norm": float("inf"), "noise_multiplier": 1.0}, "l2_clip_norm"),
   ],
 )
 def test_p18_wrong_arguments_are_named_and_no_key_is_assumed(changes, field):

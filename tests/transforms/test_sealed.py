@@ -289,6 +289,131 @@ def test_no_arithmetic_is_done_on_any_leaf(name, wrapped):
     wrapped(change)(_gradients("stacked"))
 
 
+def _is_float(leaf):
+  return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+_ON_A_SUM = {
+  "floats": lambda g: jax.tree.map(lambda x: 100 * x if _is_float(x) else x, g),
+  "floats, halved": lambda g: jax.tree.map(lambda x: x / 2 if _is_float(x) else x, g),
+  "floats to zero": lambda g: jax.tree.map(jnp.zeros_like, g),
+  "floats, cast": lambda g: jax.tree.map(
+    lambda x: x.astype(jnp.float16) if _is_float(x) else x, g
+  ),
+  "of two": lambda g: jax.tree.map(lambda x, y: x + y if _is_float(x) else x, g, g),
+  "all": lambda g: jax.tree.map(lambda x: 2 * x, g),
+  "all of two": lambda g: jax.tree.map(jnp.add, g, g),
+  "exchanged": lambda g: jax.tree.map(lambda x: jnp.ones(x.shape), g),
+  "exchanged where closed": lambda g: jax.tree.map(
+    lambda x: x if _is_float(x) else jnp.ones(x.shape), g
+  ),
+  "opened by JAX": lambda g: jax.tree.map(
+    lambda x: jax.random.key_data(x) if sealed.is_closed(x) else x, g
+  ),
+  "by flattening": lambda g: jax.tree.unflatten(
+    jax.tree.structure(g), [x * 9 if _is_float(x) else x for x in jax.tree.leaves(g)]
+  ),
+  "leaves left out": lambda g: jax.tree.map(
+    lambda x: None if x.shape == (2,) and sealed.is_closed(x) else x, g
+  ),
+  "leaves in another order": lambda g: jax.tree.unflatten(
+    jax.tree.structure(g), jax.tree.leaves(g)[::-1]
+  ),
+}
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+@pytest.mark.parametrize("name", sorted(_ON_A_SUM))
+def test_a_clipped_sum_is_what_it_was_or_refused(name, wrapped):
+  """By any function of trees, also the norms, from which an adaptive clip norm follows."""
+  summed = _gradients("sum")
+  tx = _private()
+  update = lambda grads: tx.update(grads, tx.init(_PARAMS), _PARAMS)[0]
+  wanted = update(summed)
+  try:
+    released = wrapped(lambda grads: update(_ON_A_SUM[name](grads)))(summed)
+    norms = wrapped(lambda grads: _ON_A_SUM[name](grads).norms)(summed)
+  except (UserError, TypeError, ValueError, AttributeError):
+    return
+  if all(np.isnan(leaf).all() for leaf in jax.tree.leaves(released)):
+    return
+  for leaf, same in zip(jax.tree.leaves(released), jax.tree.leaves(wanted)):
+    np.testing.assert_allclose(leaf, same, rtol=1e-6)
+  np.testing.assert_array_equal(norms, summed.norms)
+  # There are no floats in the tree.
+  assert name in ("floats", "floats, halved", "floats, cast", "of two", "by flattening")
+
+
+def test_a_clipped_sum_reads_as_arrays_wherever_it_comes_from():
+  summed = _gradients("sum")
+  for total in (summed.total, jax.jit(lambda g: g.total)(summed)):
+    assert {leaf.dtype for leaf in jax.tree.leaves(total)} == {jnp.dtype("float32")}
+  assert jax.tree.structure(summed.total) == jax.tree.structure(_PARAMS)
+  shapes = jax.eval_shape(lambda: summed).total
+  assert jax.tree.map(lambda s: (s.shape, s.dtype), shapes) == jax.tree.map(
+    lambda a: (a.shape, a.dtype), summed.total
+  )
+  half = dataclasses.replace(summed, total=jax.tree.map(lambda a: a / 2, summed.total))
+  np.testing.assert_array_equal(half.total["b"], summed.total["b"] / 2)
+  with jax.enable_x64(True):
+    wide = dpjax.ClippedSum(jnp.arange(1, 4) / 3, jnp.ones(1), jnp.ones(1), 1.0)
+    again = jax.jit(lambda g: g)(wide).total
+    assert again.dtype == jnp.float64
+    np.testing.assert_array_equal(again, jnp.arange(1, 4) / 3)
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    jax.jit(lambda g: g),
+    lambda g: jax.jit(lambda g: g, donate_argnums=0)(jax.tree.map(jnp.copy, g)),
+    lambda g: jax.lax.scan(lambda c, x: (c, None), g, None, length=2)[0],
+    lambda g: jax.lax.cond(True, lambda a: a, lambda a: a, g),
+    lambda g: jax.tree.map(lambda x: x[1], jax.vmap(lambda _: g)(jnp.arange(3))),
+    lambda g: jax.tree.map(lambda *x: jnp.stack(x)[0], g, g),
+    lambda g: pickle.loads(pickle.dumps(g)),
+    copy.deepcopy,
+    lambda g: jax.jit(lambda g: g).lower(g).compile()(g),
+    jax.checkpoint(lambda g: g),
+  ],
+  ids=[
+    "jit",
+    "donated",
+    "scan",
+    "cond",
+    "vmap",
+    "stacked",
+    "pickle",
+    "copy",
+    "aot",
+    "remat",
+  ],
+)
+def test_every_program_hands_a_clipped_sum_on_bit_for_bit(program):
+  total = {"w": jnp.array([[jnp.nan, -0.0], [1e-40, 3.0]]), "b": jnp.float32(jnp.inf)}
+  summed = dpjax.ClippedSum(total, jnp.ones(3), jnp.zeros(3), 1.0)
+  after = program(summed)
+  jax.tree.map(np.testing.assert_array_equal, after.total, total)
+  assert after.bounds == summed.bounds and sealed.is_seal_of(after.seal, *after.bounds)
+
+
+def test_a_step_is_compiled_to_the_same_program_whether_or_not_its_sum_is_sealed():
+  through = lambda summed: jax.jit(lambda g: g)(summed)
+  params = {"w": jnp.ones((64, 32)), "b": jnp.ones(32)}
+  rows = jax.tree.map(lambda leaf: jnp.ones((8, *leaf.shape)), params)
+
+  def step(close):
+    def run(rows):
+      total = jax.tree.map(lambda leaf: jnp.tanh(leaf).sum(0), rows)
+      return close(dpjax.ClippedSum(total, jnp.ones(8), jnp.ones(8), 1.0)).total
+
+    return jax.jit(run).lower(rows).compile().cost_analysis()
+
+  plain, closed = step(lambda summed: summed), step(through)
+  for name in ("flops", "bytes accessed"):
+    assert closed[name] == plain[name]
+
+
 def test_rows_are_cut_and_joined_without_being_opened():
   grads = _gradients("stacked")
   parts = [jax.tree.map(lambda leaf, a=a: leaf[a : a + 4], grads) for a in (0, 4)]

@@ -145,6 +145,97 @@ def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
 
 
+_ON_A_LEAF = {
+  "set": lambda v: v + jnp.ones((), v.dtype),
+  "one entry": lambda v: v.at[(0,) * v.ndim].add(jnp.ones((), v.dtype)),
+  "halved": lambda v: (v / 2).astype(v.dtype),
+  "negated": lambda v: -v,
+  "reversed": lambda v: jnp.flip(v),
+  "zero": jnp.zeros_like,
+}
+
+
+def _private_leaves(opt_state):
+  """(its path, leaf) of all that a private transform keeps; the rest is the optimizer's."""
+  leaves = jax.tree_util.tree_leaves_with_path(opt_state)
+  for path, leaf in leaves:
+    text = jax.tree_util.keystr(path)
+    if not text.startswith(("[1]", ".inner[1]")):
+      yield text, leaf
+
+
+def _with_leaf(opt_state, text, leaf):
+  put = lambda path, old: leaf if jax.tree_util.keystr(path) == text else old
+  return jax.tree_util.tree_map_with_path(put, opt_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_leaf_of_every_state_is_guarded(name):
+  """A leaf that is new in a state is changed here, too."""
+  plan, tx, update, opt_state = _after(name, 3 if name == "slices" else 2)
+  stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  changed_leaves = set()
+  for text, leaf in _private_leaves(opt_state):
+    for how, change in _ON_A_LEAF.items():
+      if trees.is_key(leaf):
+        new = jax.random.clone(jax.random.fold_in(leaf, 1)) if how == "set" else leaf
+      else:
+        new = change(jnp.asarray(leaf))
+      same = new is leaf or (not trees.is_key(leaf) and np.array_equal(new, leaf))
+      if same:
+        continue
+      changed_leaves.add(text)
+      changed = _with_leaf(opt_state, text, new)
+      with pytest.raises(UserError):
+        tx.update(stacked, changed, _PARAMS)
+      # Before the last slice of a step nothing is released, and the update is 0.
+      released = []
+      for _ in range(2 * plan.slices):
+        updates, changed = update(changed)
+        released.append(sum(jnp.sum(abs(x)) for x in jax.tree.leaves(updates)))
+      assert all(np.isnan(value) or value == 0 for value in released), (text, how)
+      assert np.isnan(released[-plan.slices :]).any(), (text, how)
+  assert changed_leaves == {text for text, _ in _private_leaves(opt_state)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_state_that_nobody_changed_goes_on_in_every_program(name):
+  """XLA may round a number anew where it is used, so the guard must see the number that is kept."""
+  plan, tx, update, opt_state = _after(name, 2)
+  summed = test_plan_spent.summed_of(plan)
+  step = lambda s: tx.update(summed, s, _PARAMS)
+  copies = [pickle.loads(pickle.dumps(opt_state)), copy.deepcopy(opt_state)]
+  programs = {
+    "jit": lambda: update(opt_state)[0],
+    "eager": lambda: step(opt_state)[0],
+    "scan": lambda: jax.jit(
+      lambda s: jax.lax.scan(lambda s, _: step(s)[::-1], s, None, length=plan.slices)
+    )(opt_state)[1],
+    "donated": lambda: jax.jit(step, donate_argnums=0)(jax.tree.map(jnp.copy, opt_state))[
+      0
+    ],
+    "copies": lambda: [update(each)[0] for each in copies],
+    "aot": lambda: jax.jit(step).lower(opt_state).compile()(opt_state)[0],
+  }
+  for program, run in programs.items():
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run())), program
+  if name == "release":
+    return
+  # Models under vmap need keys of their own.
+  begin = lambda key: optax.chain(
+    test_plan_spent._PLANS[name].transform(key), optax.adam(0.1)
+  ).init(_PARAMS)
+  if plan.slices == 1:
+    keys = jax.random.split(jax.random.key(5), 2)
+    models = jax.vmap(begin)(keys)
+    advance = jax.jit(jax.vmap(lambda s: step(s)))
+    for _ in range(2):
+      updates, models = advance(models)
+      assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
 def test_numbers_of_another_run_beside_the_noise_are_refused():
   """Both states are sound; their numbers do not belong to each other's noise."""
   plan, _, update, opt_state = _after("scaled coordinates")

@@ -24,6 +24,10 @@ class CorrelatedNoiseState(NamedTuple):
   memory: Any  # the strategy's state: earlier noise, or a `Redrawn` if it is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
 
+  def beside_noise(self) -> dict[str, Any]:
+    """Returns what a transform's guard covers beside key and draws."""
+    return {"memory": self.memory}
+
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
   """Returns the state before the first draw; `like` has the shapes of the parameters."""
