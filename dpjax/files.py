@@ -15,8 +15,6 @@ def make_folder(path: pathlib.Path) -> None:
   """Makes a folder and its parents, so that they survive a loss of power."""
   if path.is_dir():
     return
-  if path.is_symlink():
-    raise FileNotFoundError(errno.ENOENT, "it is a link to what is not there", str(path))
   make_folder(path.parent)
   path.mkdir(exist_ok=True)
   sync_folder(path.parent)

@@ -327,7 +327,20 @@ def folder(**named: str | os.PathLike) -> None:
   for name, value in named.items():
     _require(str(value) != "", name, value, "the name of a directory")
     path = pathlib.Path(value)
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    places = (path, *path.absolute().parents)
+    try:
+      # Without a UTF-8 locale Python keeps bytes of a name that other libraries cannot take.
+      str(path.absolute()).encode()
+      there = next(place for place in places if place.exists())
+    except UnicodeEncodeError:
+      ascii_value = str(value).encode(errors="backslashreplace").decode()
+      wanted = "text in UTF-8; set PYTHONUTF8=1, or a locale of UTF-8"
+      _require(False, name, ascii_value, wanted)
+    except OSError as error:
+      _require(False, name, str(value)[-120:], f"a directory ({error.strerror})")
+    for place in places:
+      wanted = f"a directory; {place} is a link to what is not there"
+      _require(place.exists() or not place.is_symlink(), name, str(value), wanted)
     _require(there.is_dir(), name, str(value), f"a directory; {there} is none")
     writable = os.access(there, os.W_OK | os.X_OK)
     _require(

@@ -15,6 +15,7 @@ is checked before its content is used, except in steps of earlier versions, whic
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -114,6 +115,27 @@ def remove(workdir: pathlib.Path) -> None:
   for path in (workdir / FOLDER).glob("*"):
     if path.is_dir():
       shutil.rmtree(path)
+
+
+def half_written(workdir: pathlib.Path) -> set[pathlib.Path]:
+  """Returns the files and folders of saves that did not end; the next save removes them."""
+  inside = (workdir / FOLDER).rglob("*")
+  return {path for path in inside if _NEW in path.relative_to(workdir).parts}
+
+
+def clear(workdir: pathlib.Path) -> None:
+  """Removes what is in the folder of checkpoints, and leaves the folder.
+
+  After a refused write, threads of Orbax go on writing for a moment, and make their folders anew.
+  These must lie where only the owner may enter.
+  """
+  for path in (workdir / FOLDER).glob("*"):
+    if path.is_dir() and not path.is_symlink():
+      shutil.rmtree(path, ignore_errors=True)
+    else:
+      # A file system that refuses writes may refuse deletions, too.
+      with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _numbers(directory: pathlib.Path) -> list[int]:

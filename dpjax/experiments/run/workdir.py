@@ -76,7 +76,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       )
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
-  begun = writers.half_written(path)
+  begun = writers.half_written(path) | checkpoint.half_written(workdir)
   # A run uses fixed file names, so it could overwrite files that it did not write.
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(
@@ -107,8 +107,8 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
     yield
   except UserError:
     if fresh and not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
-      for name in (checkpoint.FOLDER, writers.EVENTS):
-        shutil.rmtree(workdir / name, ignore_errors=True)
+      shutil.rmtree(workdir / writers.EVENTS, ignore_errors=True)
+      checkpoint.clear(workdir)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
         # A file system that refuses writes may refuse deletions, too.
         with contextlib.suppress(OSError):
