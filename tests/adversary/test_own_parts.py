@@ -244,7 +244,7 @@ def _users(num_examples, sampling_prob):
   ],
 )
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make):
-  with refuses("clip_schedule", "correlation", "noise_schedule", "noise_shape", "sampler"):
+  with refuses("schedule", "correlation", "noise_shape", "sampler"):
     make()
 
 

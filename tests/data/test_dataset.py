@@ -88,8 +88,8 @@ def test_jax_arrays_and_lists_enter_too():
 @pytest.mark.parametrize(
   ("x", "y", "field"),
   [
-    (np.zeros((2, 2)), [0], "y.shape"),
-    (np.zeros((2, 2)), [[0], [1]], "y.shape"),
+    (np.zeros((2, 2)), [0], "y"),
+    (np.zeros((2, 2)), [[0], [1]], "y"),
     (np.zeros((2, 2)), [0.0, 1.0], "y"),
     (np.zeros((2, 2)), [True, False], "y"),
     (np.zeros((2, 2)), ["a", "b"], "y"),

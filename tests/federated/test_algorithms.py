@@ -26,6 +26,7 @@ from dpjax.federated import (
   scaffold,
 )
 from dpjax.federated.algorithms.apfl import mixed
+from dpjax.parallel import client_states
 from tests.federated import problems, registry
 from tests.refuses import refuses
 
@@ -399,7 +400,7 @@ def test_in_double_precision_every_algorithm_ends_where_it_does_in_single(name):
 @pytest.mark.cases(quick=[0], long=...)
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 10**9]])
 def test_rows_of_nobody_are_one_line(ids):
-  states = federated.client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)
+  states = client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)
   for call in (
     lambda: states.rows(ids),
     lambda: states.replaced(ids, np.ones((len(ids), 2))),

@@ -140,8 +140,8 @@ def test_it_is_neither_flat_clipping_nor_independent_of_gamma():
 @pytest.mark.parametrize(
   ("options", "field"),
   [
-    ((1.0, "auto"), "clipping"),
-    ((1.0, 0.01), "clipping"),
+    ((1.0, "auto"), "rule"),
+    ((1.0, 0.01), "rule"),
     ((1.0, Automatic(0.0)), "gamma"),
     ((1.0, Automatic(1e-12)), "gamma"),
     ((1.0, Automatic(float("nan"))), "gamma"),

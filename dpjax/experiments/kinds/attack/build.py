@@ -94,7 +94,12 @@ def _weights(config: AttackConfig) -> dict[str, str]:
     "train.pretrained": config.train.pretrained,
     "attack.target": getattr(config.attack, "target", None),
   }
-  return {field: names.weights_sha256(file, field) for field, file in files.items() if file}
+  # The target of a label flip is a class, no file.
+  return {
+    field: names.weights_sha256(file, field)
+    for field, file in files.items()
+    if isinstance(file, str) and file
+  }
 
 
 def _schedule(
