@@ -162,6 +162,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| paper | what of it is here | what is not, and why |",
   ),
   "docs/promises.md": (
+    "| what was not used | where it stands |",
     "| kind | its basis |",
     "| | meaning | where it stands |",
     "| guarantee | `launch.account` | config of `launch.train` and `launch.federate` | Python |",
