@@ -1,5 +1,7 @@
 """A secure sum in a run of `launch.federate`: one field, told where it is reported."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from dpjax import accounting
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build, distributed
 from dpjax.experiments.kinds.federated.secure_sums import in_words
-from dpjax.experiments.run import loop, run_keys
+from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.secure import sums
 from tests.refuses import refuses
 
@@ -82,8 +84,8 @@ def test_a_committee_is_drawn_from_the_clients_of_a_round():
   # No smaller cohort than the committee is summed.
   assert protocol == sums.Committee(num_members=4, colluding=1, min_survivors=4)
   build.check(config)
-  chosen = {**chosen, "num_members": 7}
-  with refuses("secure_sum.num_members", value=7):
+  chosen = {**chosen, "num_members": 8}
+  with refuses("secure_sum.num_members", value=8):
     build.check(_config(secure_sum=chosen))
 
 
@@ -93,18 +95,19 @@ def test_what_only_a_secure_sum_has_is_no_field_without_one():
 
 
 def test_rounds_with_too_few_survivors_are_charged_and_change_nothing(tmp_path):
+  """All seven clients must stay, and half of the rounds lose one."""
   config = _config(
-    secure_sum={"name": "additive_servers", "threshold": 1.0, "dropout_prob": 0.9},
+    secure_sum={"name": "additive_servers", "threshold": 1.0, "dropout_prob": 0.1},
+    num_rounds=8,
+    eval_every=1,
     **{"privacy.sampler": "fixed_size"},
   )
   result = loop.train(config, tmp_path / "run")
-  run = build.assemble(config)
-  assert result["num_steps"] == 3
-  kept = _params(tmp_path / "run")
-  before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
-  np.testing.assert_array_equal(
-    np.concatenate([np.ravel(v) for v in kept.values()]), before
-  )
+  assert result["num_steps"] == 8
+  rows = writers.read_metrics(tmp_path / "run")
+  refused = [bool(row["not_private/rounds_refused"]) for row in rows]
+  moved = [a["test_loss"] != b["test_loss"] for a, b in itertools.pairwise(rows)]
+  assert moved == [not was for was in refused[1:]] and True in moved and False in moved
 
 
 # --- noise inside the sum
