@@ -7,6 +7,7 @@ and exit code 1.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import pathlib
@@ -349,7 +350,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       main(*argv[1:])
     # OSError comes before UserError: a refused write is both, and must end with exit code 1.
     except OSError as error:
-      fail(error, code=1)
+      # A name that no file can have is a mistake in an argument.
+      fail(error, code=2 if error.errno == errno.ENAMETOOLONG else 1)
     except UserError as error:
       fail(error)
     # A user's own code may call sys.exit.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import math
 import os
@@ -14,7 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpjax.experiments.run import writers
+from dpjax import validate
+from dpjax.experiments.kinds.federated import config as fed_config
+from dpjax.experiments.run import checkpoint, writers
+from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -230,6 +235,65 @@ def test_two_processes_never_work_in_one_folder(tmp_path):
     (tmp_path / writers.LOCK).unlink()  # as a run that is refused gives its folder back
   with writers.alone_in(tmp_path):
     pass
+
+
+@pytest.mark.parametrize(
+  ("code", "words"),
+  [(code, "without locks") for code in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO)]
+  + [(code, "another process") for code in (errno.EWOULDBLOCK, errno.EACCES)],
+)  # fmt: skip
+def test_only_a_lock_that_is_held_is_another_process(code, words, tmp_path, monkeypatch):
+  def flock(*_):
+    raise OSError(code, os.strerror(code))
+
+  monkeypatch.setattr(writers.fcntl, "flock", flock)
+  with pytest.raises(UserError, match=words) as raised, writers.alone_in(tmp_path):
+    pass
+  assert raised.value.field == "workdir"
+
+
+@pytest.mark.parametrize("phase", ["", "training"])
+def test_what_threads_write_after_a_refused_first_save_neither_blocks_nor_shows(
+  phase, tmp_path
+):
+  """Orbax's threads make their folders anew after the clean-up, with modes of their own."""
+  config = fed_config.FedConfig()
+  folder = tmp_path / "run"
+  owner.claim(folder, config)
+  late = folder / checkpoint.FOLDER / phase / ".new" / "0.orbax-checkpoint-tmp" / "d"
+  writers.secret_folder(folder / checkpoint.FOLDER)
+  (folder / checkpoint.FOLDER / "lock").touch()
+  late.mkdir(parents=True)
+  with (
+    pytest.raises(UserError, match="full"),
+    owner.released_if_refused(folder, fresh=True),
+  ):
+    raise UserError("the disk is full")
+  assert [path.name for path in folder.rglob("*")] == [checkpoint.FOLDER]
+  late.mkdir(parents=True)
+  (late / "data").write_bytes(b"secret")
+  assert (folder / checkpoint.FOLDER).stat().st_mode & 0o077 == 0
+  # The same command goes on, and so does a corrected one.
+  assert owner.known(folder, config) is None
+  assert owner.known(folder, dataclasses.replace(config, seed=7)) is None
+  (folder / checkpoint.FOLDER / "7").mkdir()
+  (folder / checkpoint.FOLDER / "7" / "data").write_bytes(b"another run's")
+  with pytest.raises(UserError, match="must be a new, an empty"):
+    owner.known(folder, config)
+
+
+def test_a_workdir_that_is_no_folder_is_one_line(tmp_path):
+  link = tmp_path / "link"
+  link.symlink_to(tmp_path / "nothing")
+  for value, words in (
+    (link, "a link to what is not there"),
+    (link / "run", "a link to what is not there"),
+    (tmp_path / ("a" * 1000), "File name too long"),
+    (tmp_path / os.fsdecode(b"\xc3\xa4\xff"), "UTF-8"),
+  ):
+    with pytest.raises(UserError, match=words) as raised:
+      validate.folder(workdir=value)
+    assert raised.value.field == "workdir" and str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize("room", ["", "checkpoints"])

@@ -19,6 +19,7 @@ Source: Chou and Orlandi 2015, The Simplest Protocol for Oblivious Transfer, sec
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,20 +108,18 @@ def library() -> Any:
   try:
     from Crypto.PublicKey import ECC
   except ImportError as error:
-    raise UserError(f"oblivious transfer: needs pycryptodome; {INSTALL}") from error
+    raise UserError(
+      "oblivious transfer and garbled circuits: need pycryptodome, of the extra 'secure'; "
+      f"{INSTALL}"
+    ) from error
   return ECC
 
 
 def digest(*parts: bytes) -> bytes:
   """Returns the SHA-256 [32] of parts and their lengths, so no two lists are hashed as one text."""
-  try:
-    from cryptography.hazmat.primitives import hashes
-  except ImportError as error:
-    raise UserError(f"garbled circuits: need cryptography; {INSTALL}") from error
-  state = hashes.Hash(hashes.SHA256())
-  for part in parts:
-    state.update(len(part).to_bytes(4, "big") + part)
-  return state.finalize()
+  return hashlib.sha256(
+    b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+  ).digest()
 
 
 def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:

@@ -26,8 +26,11 @@ _CHUNK = 1 << 18
 
 
 @functools.cache
-def library() -> Any:
+def library(asked: str = "secure sums") -> Any:
   """Returns a namespace with the parts of the two libraries that are used here.
+
+  Args:
+    asked: what needs them, for the error.
 
   Raises:
     UserError: one of them is not installed.
@@ -54,9 +57,7 @@ def library() -> Any:
     )
   except ImportError as error:
     raise UserError(
-      "masks and shares need cryptography and pycryptodome, of the extra "
-      f"'secure'; {INSTALL}",
-      field="secagg",
+      f"{asked}: need cryptography and pycryptodome, of the extra 'secure'; {INSTALL}"
     ) from error
   return types.SimpleNamespace(
     aead=aead, algorithms=algorithms, ciphers=ciphers, ed25519=ed25519,
