@@ -86,7 +86,6 @@ def _changed(run, tmp_path, **files):
     ({"config__json": lambda held: {"rows": {}}}, "is no run of launch.train"),
     ({"config__json": lambda held: held | {"tau": 1}}, "by another version of dpjax"),
     ({"config__json": lambda held: held | {"seed": 9}}, "is not the result of this run"),
-    ({"result__json": lambda held: held | {"versions": {"dpjax": "0.0.1"}}}, "dpjax 0.0.1"),
   ],
 )
 def test_another_folder_is_one_line(run, tmp_path, files, says):
