@@ -87,7 +87,6 @@ def _changed(run, tmp_path, **files):
     ({"config__json": lambda held: {"rows": {}}}, "run"),
     ({"config__json": lambda held: held | {"tau": 1}}, "run"),
     ({"config__json": lambda held: held | {"seed": 9}}, "workdir"),
-    ({"result__json": lambda held: held | {"versions": {"dpjax": "0.0.1"}}}, "workdir"),
   ],
 )
 def test_another_folder_is_one_line(run, tmp_path, files, field):

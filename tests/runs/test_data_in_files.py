@@ -53,6 +53,7 @@ def _config(folder, **overrides):
     "privacy.noise_multiplier": 1.0,
     "privacy.sampling_prob": 0.2,
     "resident": False,
+    "noise_seed": 0,
   }
   return fields.replace_all(TrainConfig(), {**small, **overrides})
 

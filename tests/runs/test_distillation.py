@@ -53,11 +53,11 @@ def _run(config, sides):
 @pytest.mark.cases(long=["joint"], slow=...)
 @pytest.mark.parametrize("method", ["public", "joint"])
 def test_stopped_and_resumed_equals_uninterrupted(method, sides, tmp_path, monkeypatch):
-  config = _config(method=method)
+  config = _config(method=method, noise_seed=0)
   whole = loop.train(config, tmp_path / "whole", data=sides)
   # These arrays are of no published data set: that the pool is public is our word.
-  kinds = {"public": "claimed", "joint": "proved"}
-  assert whole["epsilon_kind"] == kinds[method] and 2.9 < whole["epsilon"] <= 3.0
+  assert len(whole["failed_assumptions"]) == (2 if method == "public" else 1)
+  assert 2.9 < whole["epsilon"] <= 3.0
   assert whole["task"] == "distillation" and whole["method"] == method
   assert whole["test_accuracy"] > 0.9 and whole["teacher_accuracy"] > 0.9
   assert Ledger.from_json(whole["ledger"]).num_steps == whole["num_steps"] == 30

@@ -14,6 +14,7 @@ from dpjax.experiments.kinds.central.config import FtrlConfig
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.run import loop, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.guarantee import REPEATED
 from dpjax.transforms import AdaptiveClipping
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
@@ -39,12 +40,12 @@ def _config(**overrides):
 def test_p16_resumed_equals_uninterrupted_and_pays_what_its_plan_says(
   tmp_path, monkeypatch, overrides
 ):
-  config = _config(**overrides)
+  config = _config(**overrides, noise_seed=0)
   whole = loop.train(config, tmp_path / "whole")
   plan = federate_privacy.make_plan(config, 30)[0]
   assert whole["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-6)
   assert Ledger.from_json(whole["ledger"]).num_steps == 6
-  assert whole["unit"] == "user" and whole["epsilon_kind"] == "proved"
+  assert whole["unit"] == "user" and whole["failed_assumptions"] == [REPEATED]
   assert whole["neighboring_relation"] == str(plan.neighboring_relation)
   stop_after(monkeypatch, 3)
   with pytest.raises(loop.Interrupted):
