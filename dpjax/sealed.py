@@ -36,6 +36,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax.validate import UserError
 
@@ -126,7 +127,7 @@ class _SealedField:
       return held
     opened = held.opened()
     # A traced array must not outlive its trace.
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(opened)):
+    if not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(opened)):
       vars(value)[self.name] = opened
     return opened
 

@@ -152,7 +152,7 @@ def _layer_of(module: Any, path: Any) -> Any:
   layer = part = module
   for name in path:
     by_name = isinstance(name, str) and hasattr(part, name)
-    part = getattr(part, name) if by_name else part[name]
+    part = getattr(part, name) if by_name else part[name]  # pyright: ignore[reportIndexIssue]
     layer = part if isinstance(part, nnx.Module) else layer
   return layer
 

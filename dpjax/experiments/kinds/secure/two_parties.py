@@ -49,7 +49,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
 
     # Columns are standardised by mean and deviation of all rows. Rows are shuffled, and the last
     # fifth are test rows.
-    x, y = datasets.load_breast_cancer(return_X_y=True)
+    x, y = map(np.asarray, datasets.load_breast_cancer(return_X_y=True))
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
     x = x[order]
