@@ -341,8 +341,8 @@ def _check(runs: Sequence[FinishedRun]) -> None:
     for key in run.noise_keys:
       if key in owners:
         raise UserError(
-          f"{owners[key]} and {run.name} have one config and seed, so on equal data their noise is "
-          "the same and nothing is proved of both; train one of them with another seed",
+          f"{owners[key]} and {run.name} draw from one noise key: one is a copy of the other, or "
+          "both have one noise_seed. So their noise is the same, and nothing is proved of both",
           field="runs",
         )
       owners[key] = run.name
