@@ -96,6 +96,21 @@ def test_p17_processes_draw_keys_of_their_own():
   assert _correlation(*found) < 4 and found[0].sampler != found[1].sampler
 
 
+def test_runs_that_open_weights_with_noise_have_keys_of_their_own():
+  """`launch.account` refuses two runs of one key, as if their noise were the same."""
+  config = fields.replace_all(SecureConfig(), {"task": {"name": "noisy_model"}})
+  one, other = (secure_build.build(config).new_keys() for _ in range(2))
+  assert noise.key_id(one.noise) != noise.key_id(other.noise)
+
+
+@pytest.mark.parametrize("noise_seed", [None, 3])
+def test_a_seed_of_numpy_gives_the_keys_of_the_equal_int(noise_seed):
+  private = noise_seed is not None
+  one = run_keys.drawn(2, private=private, noise_seed=noise_seed)
+  seeds = np.int64(2), noise_seed and np.int64(noise_seed)
+  assert run_keys.drawn(seeds[0], private=private, noise_seed=seeds[1]) == one
+
+
 # --- what is stated
 
 _SMALL = {

@@ -21,8 +21,8 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
+from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import cost
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -287,6 +287,14 @@ def test_p40_runs_that_cannot_be_added_have_no_bound(tmp_path, change):
   total = cost.charge([{**rows[0], **change}, *rows[1:]])
   assert total["epsilon"] is None
   assert "no finite epsilon" in cost.statement([{**rows[0], **change}, *rows[1:]])
+
+
+def test_p40_runs_with_one_noise_have_no_bound(tmp_path):
+  rows = sweep.run_sweep(_config(), tmp_path, Fake())
+  repeated = {"epsilon_kind": "claimed", "failed_assumptions": [guarantee.REPEATED]}
+  one = {**rows[0], **repeated}
+  assert cost.charge([one, *rows[1:]])["epsilon"] == 5.0
+  assert cost.charge([one, {**rows[1], **repeated}, *rows[2:]])["epsilon"] is None
 
 
 def test_p40_a_claimed_epsilon_never_becomes_a_proof(tmp_path):

@@ -89,7 +89,9 @@ def drawn(
 
 def _bytes(purpose: str, size: int, *seeds: int | None) -> bytes:
   """Returns bytes that follow from seeds; another purpose has other bytes."""
-  text = f"dpjax keys {purpose} {seeds}"
+  # A seed of NumPy's has another repr than the equal int.
+  plain = tuple(None if seed is None else int(seed) for seed in seeds)
+  text = f"dpjax keys {purpose} {plain}"
   return hashlib.sha256(text.encode()).digest()[:size]
 
 

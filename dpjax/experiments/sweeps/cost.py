@@ -29,7 +29,8 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   epsilon and delta are None if no run has finished, or if the sum is not valid: relations or units
   differ, or a run has no guarantee, or only one for a larger deployment ("simulated"). They are
   also None if runs with user-level privacy have different data or users: the records of one user
-  may belong to several users of another run.
+  may belong to several users of another run. And they are None if several runs have a `noise_seed`:
+  their noise is not independent.
 
   Runs on different data are summed, too, because a person may have a record in each data set.
 
@@ -44,11 +45,13 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
   # With several partitions into users, a user of one run need not be a user of another run.
   dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
+  failed = [text for row in done for text in row.get("failed_assumptions") or ()]
+  # Runs of one seed and one noise_seed draw the same noise, whatever their settings are.
+  shared = failed.count(guarantee.REPEATED) > 1
   # Basic composition needs one relation, one unit, and an epsilon that holds for every run itself.
-  if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
+  if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt or shared:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
-  failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   return {
     "runs": len(done),
     # `fsum` rounds only once, so the sum does not depend on the order of the runs.
@@ -112,8 +115,8 @@ def _bound(total: dict[str, Any], num_data_sets: int) -> str:
   if total["epsilon"] is None:
     return (
       "For all of them together no finite epsilon is known: none has finished, a run "
-      "promises none, their neighbouring relations or units differ, or the records of one "
-      "user are dealt to other users in another run."
+      "promises none, their neighbouring relations or units differ, the records of one "
+      "user are dealt to other users in another run, or noise_seed repeats their noise."
     )
   epsilon = upper(total["epsilon"])
   delta = upper(total["delta"])

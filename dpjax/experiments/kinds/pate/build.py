@@ -262,14 +262,17 @@ def _queries_phase(
 ) -> Phase:
   mechanism = config.aggregate
 
+  # The key is an argument: as a constant it would stand in the compiled program, which JAX may
+  # keep in a cache on disk.
   @jax.jit
-  def step(state: Any, draw: Any) -> tuple[Any, None]:
-    query, row = draw
-    label = mechanism(jax.random.fold_in(random.noise, query), row)
-    left = jnp.sum(state["labels"] >= 0) < config.most_answers
+  def answered(key: jax.Array, labels: jax.Array, query: Any, row: Any) -> jax.Array:
+    label = mechanism(jax.random.fold_in(key, query), row)
+    left = jnp.sum(labels >= 0) < config.most_answers
     # If no answer is left, the query counts as not asked. All answers were accounted for before.
-    label = jnp.where(left, label, _NOT_ASKED)
-    return {"labels": state["labels"].at[query].set(label)}, None
+    return labels.at[query].set(jnp.where(left, label, _NOT_ASKED))
+
+  def step(state: Any, draw: Any) -> tuple[Any, None]:
+    return {"labels": answered(random.noise, state["labels"], *draw)}, None
 
   def draws(start: int) -> Iterator[tuple[Any, Any]]:
     for query in range(start, config.num_queries):

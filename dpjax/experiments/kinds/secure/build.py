@@ -69,7 +69,9 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
     data_name=config.data.name,
     data=lambda: kind.data_digest(read()),
     start=start,
-    private=config.is_private,
+    # A task that opens weights with noise draws this noise itself. Secret keys also give its ledger
+    # a name of its own, by which `launch.account` tells two runs of one seed apart.
+    private=config.is_private or hasattr(config.task, "epsilon"),
     noise_seed=config.noise_seed,
   )
 
