@@ -39,6 +39,8 @@ class Call(NamedTuple):
   name: str
   args: tuple
   kwargs: tuple
+  # The size of cohorts was checked in earnest before.
+  min_clients = 1
 
   def drawn_by(self, plan: Any) -> Any:
     """Of an aggregator: the same, for the cohorts of a plan."""

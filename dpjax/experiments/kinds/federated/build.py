@@ -181,7 +181,12 @@ def _check_combination(config: FedConfig) -> None:
     )
   _check_client_optimizer(config)
   _check_secure_sum(config)
-  compressed = name_of(config, "compression") != "none"
+  compression = name_of(config, "compression")
+  if compression == "top_k" and config.compression.share == 1:
+    raise UserError(
+      "keeps every entry; must be below 1", field="compression.share", value=1.0
+    )
+  compressed = compression != "none"
   wraps = compressed or config.privacy.method in ("local", "both")
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)

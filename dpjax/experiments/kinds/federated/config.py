@@ -26,7 +26,6 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
-from dpjax.validate import UserError
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
@@ -117,14 +116,6 @@ def _uncompressed() -> None:
   """Sends messages unchanged."""
 
 
-def _top_k(share: float) -> federated.Compressor:
-  """Sends the largest entries of each array in absolute value, a share of them, with error
-  feedback."""
-  if share == 1:
-    raise UserError("keeps every entry; must be below 1", field="share", value=share)
-  return federated.top_k(share)
-
-
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
@@ -139,7 +130,7 @@ COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
   # "top_k" always has error feedback. Without feedback, small coordinates would never be sent.
-  "top_k": settings(_top_k, share=0.1),
+  "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
 }
