@@ -202,6 +202,7 @@ def audit(
   method: str = "one_run",
   confidence: float = 0.95,
   claim: TradeOff | None = None,
+  at_best: Scores | None = None,
 ) -> Audit:
   """Returns the audit of a claim: the lower bound by `method` from the scores of one run's
   canaries, and the verdict.
@@ -215,6 +216,8 @@ def audit(
     delta, epsilon_claimed: one pair of the claim.
     claim: all pairs of the claim, as `Plan.trade_off` gives them; with all pairs far more can be
       refuted. None: no p-values are computed.
+    at_best: scores that a perfect attack would give, for the audit's power: equal scores where
+      nothing was seen of a canary. None: all scores inside are above all scores outside.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
@@ -228,18 +231,20 @@ def audit(
     if delta or name == method or not bound.gaussian_only
   }
   chosen = bounds.pop(method)
-  at_best = ceiling(
-    len(scores.inside) + len(scores.outside),
-    num_inside=len(scores.inside),
-    delta=delta,
-    method=method,
-    confidence=confidence,
-    claim=claim,
-  )
+  if at_best is None:
+    at_best = Scores(np.ones(len(scores.inside)), np.zeros(len(scores.outside)))
+  best = _best(at_best, delta=delta, method=method, confidence=confidence, claim=claim)
   p_values = _p_values(scores, claim)
   return Audit(
-    chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, ceiling=at_best
+    chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, ceiling=best
   )
+
+
+def _best(
+  scores: Scores, *, delta: float, method: str, confidence: float, claim: TradeOff | None
+) -> AtBest:
+  bound = METHODS[method](scores, delta=delta, confidence=confidence)
+  return AtBest(bound, *_p_values(scores, claim))
 
 
 def ceiling(
@@ -266,8 +271,7 @@ def ceiling(
   validate.integer_at_least(1, num_inside=num_inside)
   validate.integer_at_least(1, num_outside=num_canaries - num_inside)
   perfect = Scores(inside=np.ones(num_inside), outside=np.zeros(num_canaries - num_inside))
-  bound = METHODS[method](perfect, delta=delta, confidence=confidence)
-  return AtBest(bound, *_p_values(perfect, claim))
+  return _best(perfect, delta=delta, method=method, confidence=confidence, claim=claim)
 
 
 def _p_values(scores: Scores, claim: TradeOff | None) -> tuple[float | None, float | None]:

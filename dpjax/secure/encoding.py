@@ -8,7 +8,8 @@ A secure sum adds integers modulo a power of two, so a client sends
 | ---------------------------------- | ------------------------------------------------------ |
 | the sum wraps around               | it cannot: max_clients * largest < 2^(bits - 1)        |
 | a coordinate is very large         | it is clipped to [-largest_value, largest_value]       |
-| a message holds NaN or infinity    | the client sends zeros, of weight 0                    |
+| a message holds NaN or infinity,   | the client sends zeros, of weight 0                    |
+| or its norm is beyond float32      |                                                        |
 | a finite weight is above 1         | it counts as 1, the public bound                       |
 | a weight is <= 0 or not finite     | the client sends zeros, of weight 0                    |
 | rounding a weight                  | to the nearest multiple of 1 / `largest`, never to 0   |

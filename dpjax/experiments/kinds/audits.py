@@ -192,6 +192,7 @@ def facts(
   epsilon: float | None,
   seed: int,
   note: str,
+  at_best: Scores | None = None,
 ) -> dict[str, Any]:
   """Returns the audit's part of result.json.
 
@@ -202,6 +203,7 @@ def facts(
     delta, epsilon: guarantee of the steps that ran; epsilon None: nothing is claimed.
     seed: seed of the coins that chose `included`.
     note: text about the canaries; {out_of}, {included} and {kind} are filled in.
+    at_best: scores that a perfect attack would give; None: of all canaries.
   """
   audited = auditing.audit(
     scores,
@@ -210,6 +212,7 @@ def facts(
     method=config.method,
     confidence=config.confidence,
     claim=claim.pairs(epsilon),
+    at_best=at_best,
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
   note_text = note.format(

@@ -363,6 +363,7 @@ def facts(
     delta=config.privacy.delta,
     epsilon=claimed,
     seed=config.seed,
+    at_best=_at_best(config, audited, scores),
     note=JOINED_NOTE if inserting(config).keywords["join"] else NOTE,
   )
   final = config.audit.score == "final"
@@ -372,3 +373,15 @@ def facts(
     "neighboring_relation": target.claim.relation,
   }
   return facts_of_audit
+
+
+def _at_best(config: FedConfig, audited: Audited, scores: auditing.Scores) -> Any:
+  """Returns the scores of a perfect attack where the adversary knows who takes part; else None.
+
+  A canary that took part in no round has the score 0, whether it is in or out: nobody can guess it.
+  """
+  knows = audited.target.sees in (MEMBERS_SUMS, MESSAGES)
+  if audited.directions is None or config.audit.score != "rounds" or not knows:
+    return None
+  inside = np.where(scores.inside != 0, 1.0, 0.0)
+  return scores._replace(inside=inside, outside=np.where(scores.outside != 0, -1.0, 0.0))
