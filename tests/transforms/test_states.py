@@ -15,6 +15,7 @@ import dpjax
 from dpjax import noise, transforms, trees
 from dpjax.noise import correlated, state
 from dpjax.noise.correlated import strategies, toeplitz
+from dpjax.transforms import beside_noise
 from dpjax.validate import UserError
 from tests import test_plan_spent
 from tests.refuses import refuses
@@ -143,6 +144,35 @@ def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change
   for _ in range(2):
     updates, changed = update(changed)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+_ON_ARRAYS = {
+  "negated": lambda x: -x,
+  "halved": lambda x: x / 2,
+  "absolute": abs,
+  "zero": jnp.zeros_like,
+  "ones": jnp.ones_like,
+  "reversed": jnp.flip,
+  "rolled": lambda x: jnp.roll(x, 1),
+  "cut": lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
+  "clipped": lambda x: jnp.clip(x, -0.5, 0.5),
+  "mean": lambda x: jnp.full_like(x, x.mean()),
+  "sorted": lambda x: jnp.sort(x, -1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(), (2,), (4,), (128,), (256, 1), (1, 256), (8, 8)])
+def test_no_usual_change_of_an_array_keeps_its_digest(shape):
+  """A digest that is linear in the bits lets an even number of signs pass."""
+  digest = jax.jit(beside_noise.digest)
+  for seed in range(8):
+    drawn = jax.random.normal(jax.random.key(seed), shape)
+    for x in (drawn, jnp.ones(shape), jnp.round(4 * drawn) / 4):
+      for how, change in _ON_ARRAYS.items():
+        other = change(x)
+        if not np.array_equal(other, x):
+          assert digest(other) != digest(x), how
 
 
 _ON_A_LEAF = {
