@@ -1,6 +1,5 @@
 """The vmap route against a loop of batch size 1 in float64, and against jax-privacy."""
 
-import dataclasses
 import functools
 
 import flax.linen as nn
@@ -135,7 +134,7 @@ def test_p11_microbatches_never_change_the_result(size):
   whole = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, mask)
   parts = gradients.clipped_grad(loss_fn, l2_clip_norm=1.0, microbatch_size=size)
   got = jax.jit(parts)(params, batch, mask)
-  found = (dataclasses.replace(one, seal=None) for one in (got, whole))  # is no number
+  found = ((one.total, one.norms, one.losses) for one in (got, whole))
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5), *found)
   assert parts.sensitivity("replace_one") == 2.0  # per example, not per microbatch
 
