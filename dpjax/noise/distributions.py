@@ -25,21 +25,55 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 
 from dpjax.types import Array, ArrayLike, DType
 
 # Number of 32-bit words for one exponential draw. With 192 bits a draw reaches 192 log 2 = 133.
 WORDS = 6
-# JAX's generator of ordinary keys (`source.new_key`). Its keys have 128 bits, where those of JAX's
-# default have 64, and XLA fuses its draws with what uses them.
-ORDINARY = "threefry4x32"
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
 # Smallest first word of u for which Laplace noise is computed from 1 - u, at u = 1 - 2^-8. Nearer
 # to 1, -log(u) would lose more than 8 bits.
 NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
+
+
+# --- ordinary keys
+
+# JAX's generator of ordinary keys (`source.new_key`). Its keys have 128 bits, where those of JAX's
+# default have 64, and XLA fuses its draws with what uses them.
+_OF_JAX = "threefry4x32"
+
+
+def _typed(words: jax.Array) -> jax.Array:
+  return jax.random.wrap_key_data(words, impl=_OF_JAX)
+
+
+def _made(keys: jax.Array) -> jax.Array:
+  # On a CPU XLA would compute a key again wherever it is used. In a chain of keys that costs
+  # minutes, since each key is computed from eight words of the one before.
+  return jax.lax.optimization_barrier(jax.random.key_data(keys))
+
+
+# The bits are those of JAX's `threefry4x32`; only keys that are made of keys are computed once.
+ORDINARY: Any = jax.extend.random.define_prng_impl(
+  key_shape=(4,),
+  seed=lambda seed: jax.random.key_data(jax.random.key(seed, impl=_OF_JAX)),
+  split=lambda words, shape: _made(jax.random.split(_typed(words), shape)),
+  random_bits=lambda words, width, shape: jax.random.bits(
+    _typed(words), shape, jnp.dtype(f"uint{width}")
+  ),
+  fold_in=lambda words, data: _made(jax.random.fold_in(_typed(words), data)),
+  name="dpjax_threefry4x32",
+  tag="dpjax4",
+)
+
+
+def is_ordinary(key: Array) -> bool:
+  """Returns whether a key is one of `source.new_key`, or of JAX's own `threefry4x32`."""
+  return jax.random.key_impl(key) in (ORDINARY, _OF_JAX)
 
 
 def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
@@ -170,7 +204,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 
 def three_words(key: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
   """Returns three random words, uint32 [shape] each; the first three of `words`."""
-  if jax.random.key_impl(key) == ORDINARY:
+  if is_ordinary(key):
     return _fused_words(key, 3, shape)
   return tuple(jax.random.bits(key, (3, *shape), jnp.uint32))
 
@@ -180,7 +214,7 @@ def words(key: Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
 
   Each word is uint32 [shape].
   """
-  if jax.random.key_impl(key) == ORDINARY:
+  if is_ordinary(key):
     high, low, turn, *more = _fused_words(key, WORDS + 2, shape)
   else:
     high, low, turn = three_words(key, shape)

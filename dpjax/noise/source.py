@@ -222,7 +222,7 @@ def to_words(key: Array, name: str = "key") -> jax.Array:
   True
   """
   impl = jax.random.key_impl(key)
-  if impl not in _GENERATORS.values():
+  if impl not in _GENERATORS.values() and not distributions.is_ordinary(key):
     raise UserError(
       "no key of a generator that noise is drawn from; make one by dpjax.new_key()",
       field=name,
@@ -326,7 +326,7 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   high, low, turn = distributions.three_words(key, shape)
   radius = jnp.sqrt(2 * _tail_exponential(high, low))
   # A polynomial takes a tenth of the time of `jnp.cos`.
-  if jax.random.key_impl(key) == ORDINARY:
+  if distributions.is_ordinary(key):
     return radius * _cosine(turn)
   # Keys of other generators keep the bits of their noise.
   angle = 2 * jnp.pi * ((turn >> 8).astype(jnp.float32) + 0.5) * 2.0**-24

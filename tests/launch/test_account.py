@@ -418,7 +418,7 @@ def test_batches_with_replacement_are_answered_by_pld_under_both_relations():
   with refuses("num_examples", value=None):
     _ask(asked[0], "--sampling_prob=0.1", *more)
   (by_rdp,) = _ask(*asked, *more, "--accountant=rdp")
-  with refuses("sampler"):
+  with refuses("event"):
     solve.epsilon_of(by_rdp, "rdp")
 
 
