@@ -206,9 +206,9 @@ def test_p12_the_chance_of_an_overflow_is_a_number_also_below_the_smallest_float
     (lambda: sampling.CyclicSampler(5, 4), "steps_per_pass"),
     (lambda: sampling.CyclicSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
     (lambda: sampling.BallsInBinsSampler(0, 4), "num_bins"),
-    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "sampling_prob"),
+    (lambda: sampling.CyclicPoissonSampler(1.5, 2, 4), "prob"),
     (lambda: sampling.CyclicPoissonSampler(0.5, 0, 4), "num_groups"),
-    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "sampling_prob"),
+    (lambda: sampling.MinSepSampler(0.0, 2, 4, 4), "prob"),
     (lambda: sampling.MinSepSampler(0.5, 0, 4, 4), "min_sep"),
     (
       lambda: sampling.MinSepSampler(0.5, 2, 4, 4).draw(4, seed=0, step=4),

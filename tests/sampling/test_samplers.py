@@ -121,8 +121,8 @@ def test_p42_the_data_size_is_an_argument_not_a_field():
 @pytest.mark.parametrize(
   ("make", "field"),
   [
-    (lambda: sampling.PoissonSampler(1.5, 4), "sampling_prob"),
-    (lambda: sampling.PoissonSampler(0, 4), "sampling_prob"),
+    (lambda: sampling.PoissonSampler(1.5, 4), "prob"),
+    (lambda: sampling.PoissonSampler(0, 4), "prob"),
     (lambda: sampling.PoissonSampler(0.1, 0), "capacity"),
     (lambda: sampling.FixedSizeSampler(5, 4), "batch_size"),
     (lambda: sampling.FixedSizeSampler(2, 4).draw(5, seed=0, step=0), "num_examples"),
