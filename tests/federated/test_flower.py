@@ -223,7 +223,7 @@ def test_mistakes_are_one_line(changes, field):
 
 @pytest.mark.skipif(_HERE, reason="flwr is installed")
 def test_without_flwr_one_line_says_what_to_install():
-  with pytest.raises(UserError, match=r"flwr: is not installed .*dpjax\[flower\]"):
+  with pytest.raises(UserError, match=r"flwr: is not installed .*\.\[flower\]"):
     server("plain")
 
 

@@ -314,7 +314,7 @@ def test_a_missing_extra_is_named_before_the_first_row(
 
   for module in (primitives, alignment):
     monkeypatch.setattr(module, "library", library if module is lacks else lambda: None)
-  with pytest.raises(UserError, match=rf"dpjax\[{extra}\]"):
+  with pytest.raises(UserError, match=rf"\.\[{extra}\]"):
     secure_table.run_all(SecureConfig(task=task), tmp_path / "run")
   assert not (tmp_path / "run").exists()
 

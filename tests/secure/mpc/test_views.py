@@ -110,7 +110,7 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch):
-  def missing():
+  def missing(*asked):
     raise UserError(f"needs the extra 'secure'; {primitives.INSTALL}")
 
   monkeypatch.setattr(primitives, "library", missing)
