@@ -93,8 +93,8 @@ def test_replacing_costs_twice_the_sensitivity():
 @pytest.mark.parametrize(
   ("asked", "field"),
   [
-    ({"neighboring_relation": "add_or_remove_one", "accountant": "rdp"}, "sampler"),
-    ({"neighboring_relation": "replace_special", "accountant": "pld"}, "sampler"),
+    ({"neighboring_relation": "add_or_remove_one", "accountant": "rdp"}, "event"),
+    ({"neighboring_relation": "replace_special", "accountant": "pld"}, "event"),
   ],
 )
 def test_what_nobody_has_proved_is_refused(asked, field):

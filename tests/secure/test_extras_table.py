@@ -76,6 +76,9 @@ def _hide(monkeypatch, but):
   kept = {module for name in but for module in _MODULES[name]}
   for module in {module for each in _MODULES.values() for module in each} - kept:
     monkeypatch.setitem(sys.modules, module, None)
+    # Parts that another test has loaded would be found without their package.
+    for part in [name for name in sys.modules if name.startswith(f"{module}.")]:
+      monkeypatch.setitem(sys.modules, part, None)
   primitives.library.cache_clear()
 
 
