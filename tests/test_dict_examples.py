@@ -254,7 +254,7 @@ def test_the_digest_covers_names_values_and_order():
     ({"a": np.zeros((12, 0))}, {}, "x['a'].shape"),
     ({"a": np.full(12, 2**40)}, {}, "x['a']"),
     ({"a": np.zeros(12, bool)}, {}, "x['a']"),
-    ({"a": np.zeros(11)}, {}, "y.shape"),
+    ({"a": np.zeros(11)}, {}, "y"),
     ({"a": np.zeros(12, int)}, {"vocab_size": 3}, "vocab_size"),
   ],
 )
