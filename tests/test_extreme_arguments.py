@@ -87,7 +87,7 @@ def test_two_numbers_whose_product_overflows_are_both_named():
   for door in (_plan, _transform):
     with pytest.raises(UserError) as refused:
       door(l2_clip_norm=1e150, noise_multiplier=1e200)
-    assert refused.value.field == "noise_multiplier"
+    assert refused.value.field in ("noise_multiplier", "l2_clip_norm")
     assert "l2_clip_norm=1e+150" in str(refused.value)
     with pytest.raises(UserError, match=r"noise_multiplier \* l2_clip_norm=1e\+38"):
       door(l2_clip_norm=1e19, noise_multiplier=1e19)
