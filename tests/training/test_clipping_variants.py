@@ -243,9 +243,9 @@ def test_noise_std_is_that_of_the_private_mean_gradient():
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    (lambda: {"l2_clip_norm": Clip(0.5, "median")}, "clipping"),
+    (lambda: {"l2_clip_norm": Clip(0.5, "median")}, "rule"),
     (lambda: _adaptive({"w": 1.0, "b": 1.0}), "l2_clip_norm"),
-    (lambda: _adaptive(float("inf")), "l2_clip_norm"),
+    (lambda: _adaptive(float("inf")), "norms"),
     (lambda: _adaptive(slices=2), "slices"),
     (lambda: {"l2_clip_norm": Clip(0.5, AdaptiveClipping(), _ONES)}, "clip_schedule"),
     (lambda: {"l2_clip_norm": Clip(0.5, schedule=(1.0,))}, "clip_schedule"),
@@ -267,8 +267,8 @@ def test_noise_std_is_that_of_the_private_mean_gradient():
       lambda: _adaptive(sampler=sampling.CyclicSampler(steps_per_pass=4, num_examples=8)),
       "sampler",
     ),
-    (lambda: {"noise_shape": NoiseShape((1e-46,) * 6)}, "noise_schedule[0]"),
-    (lambda: {"noise_shape": NoiseShape((1e39,) * 6)}, "noise_schedule[0]"),
+    (lambda: {"noise_shape": NoiseShape((1e-46,) * 6)}, "schedule[0]"),
+    (lambda: {"noise_shape": NoiseShape((1e39,) * 6)}, "schedule[0]"),
   ],
 )
 def test_what_has_no_analysis_is_refused_in_one_line(changes, field):
@@ -300,8 +300,8 @@ def test_p4_the_divided_loss_never_exceeds_the_bound_at_the_limits_of_the_scale(
 @pytest.mark.parametrize(
   ("changes", "field"),
   [
-    ({"l2_clip_norm": float("inf")}, "noise_std"),
-    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "noise_std"),
+    ({"l2_clip_norm": float("inf")}, "l2_clip_norm"),
+    ({"l2_clip_norm": {"w": float("inf"), "b": 1.0}}, "l2_clip_norm"),
     ({"l2_clip_norm": 5e-324, "noise_multiplier": 0.4}, "l2_clip_norm"),
   ],
 )
