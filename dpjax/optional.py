@@ -34,7 +34,7 @@ def missing(error: BaseException) -> UserError | None:
     None unless `error` is the failed import of a package in `EXTRA_OF`.
 
   >>> print(missing(ModuleNotFoundError("No module named 'PIL'", name="PIL")))
-  needs PIL, which is not installed: pip install -e '.[runs]'
+  needs PIL, which is not installed: pip install -e '.[runs]' in dpjax's clone
   """
   if not isinstance(error, ModuleNotFoundError):
     return None

@@ -304,7 +304,7 @@ def unread(config: SecureConfig) -> unread_lib.Unused:
   If the computation reads `train`, fields that `unused.of_training` finds there are included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
-  ['protocol', 'train']
+  ['noise_seed', 'protocol']
   """
   if config.task.reads != "train":
     return _unread(config)
