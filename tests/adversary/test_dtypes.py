@@ -86,7 +86,6 @@ def test_a_loss_of_mixed_precision_keeps_every_guarantee():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_few_losses_of_low_precision_keep_every_guarantee():
   _run(4, tuple(ROUTES))
 
@@ -181,7 +180,6 @@ for size in (0.0, 20.0):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_no_sum_is_rounded_over_devices():
   flags = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=4",

@@ -7,7 +7,6 @@ from tests.refuses import refuses
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_memory_of_a_device_does_not_follow_the_population():
   few, many = (population_cost.measure(n, "disk", rounds=20) for n in (20, 5000))
   assert few.device_bytes == many.device_bytes

@@ -8,7 +8,6 @@ from tests import commands
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_command_measures_one_process_against_two(tmp_path, small_run):
   flags = ["--suite=sweeps", "--processes=1,2", "--repeats=1", f"--out={tmp_path}"]
   done = commands.run("launch.benchmark", *flags, f"--configs={small_run}")

@@ -407,7 +407,6 @@ def test_ragged_clients_do_not_compile_one_by_one(map_clients):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_ragged_clients_compile_few_programs_where_their_rows_are_sent():
   """Twenty sizes, each example in two epochs: sent once, in shapes that follow the steps'."""
   calls, rows = [], data.from_arrays(np.ones((190, 2)), np.zeros(190, int), num_classes=1)

@@ -79,7 +79,6 @@ def loss(apply):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_model_and_a_loss_with_loops_train(tmp_path):
   (tmp_path / "loops.py").write_text(_SCANS)
   done = _launch(

@@ -128,7 +128,6 @@ def test_the_fast_route_knows_the_shared_kernels():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_fast_route_agrees_with_one_gradient_each():
   model = _small(group="C4", filters=(2,), strides=(2,), pool_after=(), num_groups=None)
   x, y = jnp.asarray(_X[:, :4, :4], jnp.float32), jnp.array([0, 2], jnp.int32)

@@ -101,7 +101,6 @@ def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less()
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_p4_bfloat16_activations_keep_the_bound_and_float32_sums():
   """The clipped gradient of each example alone, in float64, of losses that stretch it: weights
   that saturate, one token repeated (rows that add up), rows that cancel, a tiny and a huge

@@ -84,7 +84,6 @@ def test_killed_between_rows_and_checkpoint_it_goes_on_elsewhere_bit_for_bit(tmp
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("first", ["disk", "memory"])
 def test_a_run_goes_on_where_its_states_did_not_lie(first, tmp_path):
   whole = loop.train(_scaffold(), tmp_path / "whole")

@@ -84,7 +84,6 @@ def test_dropout_and_augmentation_draw_apart():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_checks_hold_with_keys():
   subject = check.subject(_config(**_MODELS["Dropped"]))
   for row in (*influence.CHECKS, charges.own_sum, charges.key_reuse):

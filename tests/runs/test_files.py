@@ -345,7 +345,6 @@ def _power_cuts(count: int, whole: pathlib.Path, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_after_a_loss_of_power_a_run_goes_on_to_the_same_result(whole, tmp_path):
   _power_cuts(8, whole, tmp_path)
 

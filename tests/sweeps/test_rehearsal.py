@@ -118,7 +118,6 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["radp", "radp_dpsgd", "adlm"])
 def test_every_method_can_be_rehearsed(method, tmp_path):
   config = RelevanceConfig(method=method, num_epochs=2, batch_size=400)

@@ -120,7 +120,6 @@ print("left")
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_who_leaves_waits_for_nobody_who_is_gone():
   addresses, pipe = _addresses(2), subprocess.PIPE
   command = lambda rank: [sys.executable, "-c", _LEAVES, json.dumps([addresses, rank])]

@@ -64,7 +64,6 @@ def test_a_value_sent_in_the_clear_would_be_seen(ran):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("program", "line"),
   [
