@@ -131,7 +131,10 @@ def _tell(fn, *keys):
 
 
 def _is_typed(key):
-  return jax.numpy.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
+  if not jax.numpy.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+    return False
+  # The generator of ordinary keys calls that of JAX for a use that is recorded already.
+  return jax.random.key_impl(key) != "threefry4x32"
 
 
 def _wrapped(record):

@@ -157,7 +157,7 @@ _ON_ARRAYS = {
   "cut": lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
   "clipped": lambda x: jnp.clip(x, -0.5, 0.5),
   "mean": lambda x: jnp.full_like(x, x.mean()),
-  "sorted": lambda x: jnp.sort(x, -1),
+  "sorted": lambda x: jnp.sort(x, -1) if x.ndim else x,
 }
 
 
