@@ -227,6 +227,7 @@ def _fused_words(key: Array, count: int, shape: tuple[int, ...]) -> tuple[Array,
 
   So XLA computes a word where it is used. Words that were parts of one array would be stored.
   """
-  # Without the barrier XLA computes the keys again for every number.
-  keys = jax.lax.optimization_barrier(jax.random.split(key, count))
+  # The words of JAX's own key are taken for those of an ordinary key, which `_made` computes once.
+  own = jax.random.wrap_key_data(jax.random.key_data(key), impl=ORDINARY)
+  keys = jax.random.split(own, count)
   return tuple(jax.random.bits(own_key, shape, jnp.uint32) for own_key in keys)

@@ -5,8 +5,8 @@ Whoever knows a key can subtract its noise. `new_key` draws keys from the operat
 
 | key                     | bits of secret | random bits come from        | noisy sums are       |
 | ----------------------- | -------------- | ---------------------------- | -------------------- |
-| `new_key()`             | 128            | JAX's own `threefry4x32`     | floating-point sums  |
-| `new_key(release=True)` | 256            | the cipher ChaCha20 (RFC 8439) | on the public grid |
+| `new_key()`             | 128            | `threefry4x32`               | floating-point sums  |
+| `new_key(release=True)` | 256            | ChaCha20 (RFC 8439)          | on the public grid   |
 | `jax.random.key(seed)`  | those of seed  | JAX's default                | floating-point sums  |
 
 A key of a seed is for tests: anyone who guesses the seed has the noise.
@@ -187,7 +187,7 @@ def new_key(*, release: bool = False) -> jax.Array:
   """Draws a secret key from the operating system's entropy, new at each call.
 
   Args:
-    release: False: a key of JAX's own `threefry4x32`, of 128 bits. True: a release key of 256 bits,
+    release: False: a key of 128 bits, with the bits of JAX's `threefry4x32`. True: one of 256 bits,
       whose noise comes from ChaCha20 and is rounded to a public grid.
 
   >>> bool(new_key() == new_key())
@@ -317,7 +317,9 @@ def _cosine(turn: jax.Array) -> jax.Array:
   square = x * x
   value = jnp.float32(_SINE[-1])
   for coefficient in _SINE[-2::-1]:
-    value = value * square + jnp.float32(coefficient)
+    # All values are above -2, so the maximum changes none. Without it a compiler may round product
+    # and sum once, and another program would draw other last bits.
+    value = jnp.maximum(value * square, -2.0) + jnp.float32(coefficient)
   return jnp.where(turn >> 31, -x, x) * value
 
 
@@ -341,9 +343,7 @@ def _per_leaf(
   With `short`, float32 leaves get normal noise from 96 bits instead. This is faster, and has
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
-  # Without the barriers XLA computes the keys again for every number, from the first key on.
-  derived = jax.random.split(jax.lax.optimization_barrier(key), max(len(leaves), 1))
-  keys = jax.lax.optimization_barrier(derived)
+  keys = jax.random.split(key, max(len(leaves), 1))
 
   def draw(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")

@@ -277,9 +277,7 @@ def dp_sgd(
       size = jax.tree.leaves(examples)[0].shape[0]
       num_keys = padded_batch_size if size == rows else size
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
-      # Without the barriers XLA derives the keys again for every number that an example draws.
-      own_key = jax.lax.optimization_barrier(jax.random.fold_in(example_key, call))
-      keys = jax.lax.optimization_barrier(jax.random.split(own_key, num_keys))
+      keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask

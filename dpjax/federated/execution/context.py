@@ -64,9 +64,7 @@ def begin(
   client: ClientAlgorithm, context: Context, memory: ArrayTree, who: ArrayLike, n: ArrayLike
 ) -> Any:
   """Returns client number `who`, with n examples, before its first step."""
-  # Without the barrier XLA derives the key again for every number that the client draws.
-  key = jax.lax.optimization_barrier(jax.random.fold_in(context.key, who))
-  return client.init(context.received, memory, n, key)
+  return client.init(context.received, memory, n, jax.random.fold_in(context.key, who))
 
 
 def step(
