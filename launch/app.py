@@ -24,6 +24,7 @@ from absl import app, flags, logging
 from dpjax import names, parallel
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -131,13 +132,12 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   Such runs get faster, and other runs may get slower (`dpjax.parallel.allocator`). Call it before
   JAX is used.
   """
-  from dpjax import models
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
   # An unknown model raises UserError here. The run itself refuses it later, and names the field.
   with contextlib.suppress(UserError):
-    if any(map(models.needs_features, asked)):
+    if any(map(networks.needs_features, asked)):
       allocator.keep_freed_memory()
 
 

@@ -32,9 +32,9 @@ from typing import Any
 from absl import flags
 
 from dpjax import optional
-from dpjax.data import prepared, tff
-from dpjax.data.published import is_embedded
 from dpjax.validate import UserError, first_line
+from dpjax.zoo.datasets import prepared, tff
+from dpjax.zoo.datasets.published import is_embedded
 from launch import app
 
 _PROBE_SECONDS = 20

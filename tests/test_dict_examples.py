@@ -13,11 +13,12 @@ import pytest
 
 import dpjax
 from configs import quickstart
-from dpjax import data, gradients, metrics, models, training
+from dpjax import data, gradients, metrics, training
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import loop
 from dpjax.sampling import indexed
 from dpjax.types import Batch, Example
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _RANDOM = np.random.default_rng(0)
@@ -351,7 +352,7 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeyp
       _, layer, leaf = name.split("/")
       params["params"].setdefault(layer, {})[leaf] = saved[name]
   test = mine.load()[1]
-  network = models.build(f"mine_dicts:{model}", num_classes=2)
+  network = networks.build(f"mine_dicts:{model}", num_classes=2)
   network.init(jax.random.key(0), test.x[:1])
   scores = metrics.evaluate(network.apply, params, test)
   assert scores["accuracy"] == pytest.approx(result["test_accuracy"])

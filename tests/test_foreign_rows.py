@@ -7,10 +7,11 @@ import pytest
 from jax import numpy as jnp
 from jax import random
 
-from dpjax import Plan, models, training
+from dpjax import Plan, training
 from dpjax.sampling import PoissonSampler, UserSampler
 from dpjax.sampling.users import group_by_user
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 ROWS = 40
@@ -111,5 +112,5 @@ def test_a_hostile_checkpoint_is_one_printable_line(tmp_path, attack):
   path.write_bytes(content)
   params = {"params": {"d": np.ones(2, np.float32)}}
   with pytest.raises(UserError) as caught:
-    models.load_checkpoint(path, params)
+    networks.load_checkpoint(path, params)
   assert str(caught.value).isprintable()

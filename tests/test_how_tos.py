@@ -23,11 +23,12 @@ from dpjax import accounting, data, models
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import play, registry
-from dpjax.data import published
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import published
 from launch import list as launch_list
 from tests import commands, own_folder
 from tests.adversary import plants
@@ -52,6 +53,7 @@ class NoisyCount:
 """
 _ALGORITHM = """
 from dpjax import federated
+from dpjax.zoo import networks
 
 def gentle_avg(loss_fn, client_tx, **options):
   return federated.fed_avg(loss_fn, client_tx, **options)
@@ -86,11 +88,11 @@ def test_data_in_an_npz_need_no_code(tmp_path):
 
 
 def test_a_model_by_name_is_one_row(monkeypatch):
-  module = importlib.import_module("dpjax.models.registry")
+  module = importlib.import_module("dpjax.zoo.networks.registry")
   row = module._Entry(models.Mlp, models.Mlp)
   monkeypatch.setitem(module._ENTRIES, "perceptron", row)
-  assert "perceptron" in models.names()
-  assert models.build("perceptron", num_classes=2, features=(3,)).features == (3,)
+  assert "perceptron" in networks.names()
+  assert networks.build("perceptron", num_classes=2, features=(3,)).features == (3,)
 
 
 def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from dpjax.experiments.sweeps import experiment
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.training import augment
+from dpjax.zoo import recipes
 from tests import key_recorder
 from tests.runs import small_configs
 
@@ -80,7 +81,7 @@ def _joint():
 def _adversarial(statistics=None, pairs=None):
   key = jax.random.key(7)
   plan = _plan(statistics=statistics)
-  both = training.adversarial(
+  both = recipes.adversarial(
     lambda critic, pair: critic * jnp.sum(pair["fake"] - pair["real"]),
     lambda generator, critic, key: -critic * generator * jax.random.normal(key),
     plan,

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from dpjax import data, models, names
+from dpjax import data, names
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _MODULES = {
@@ -57,21 +58,21 @@ def test_a_name_that_is_neither_registered_nor_a_path_says_both_forms():
 
 
 def test_a_model_is_a_class_or_a_function():
-  assert models.build("own_parts:Net", num_classes=2, width=5).width == 5
-  assert models.build("own_parts:net", num_classes=2, width=5).width == 5
-  assert models.options("own_parts:Net") == ("width",)
-  assert models.needs_features("own_parts:Net") is None
+  assert networks.build("own_parts:Net", num_classes=2, width=5).width == 5
+  assert networks.build("own_parts:net", num_classes=2, width=5).width == 5
+  assert networks.options("own_parts:Net") == ("width",)
+  assert networks.needs_features("own_parts:Net") is None
 
 
 def test_an_option_that_a_model_does_not_have_is_refused():
   with refuses("widht", value=5):
-    models.check_options("own_parts:Net", {"widht": 5})
-  models.check_options("own_parts:net", {"widht": 5})  # takes any
+    networks.check_options("own_parts:Net", {"widht": 5})
+  networks.check_options("own_parts:net", {"widht": 5})  # takes any
 
 
 def test_what_a_path_returns_is_checked():
   with refuses("model.name"):
-    models.build("own_parts:no_net", num_classes=2)
+    networks.build("own_parts:no_net", num_classes=2)
   with refuses("data.name"):
     data.load("own_parts:dict".replace("own_parts", "builtins"))
 

@@ -51,7 +51,8 @@ def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
     num_blocks: number of blocks, from the first on; at most those of the model.
 
   >>> from dpjax import models  # doctest: +SLOW
-  >>> model = models.build("transformer", num_classes=5, num_layers=2, num_heads=1, features=4)
+  >>> from dpjax.zoo import networks
+  >>> model = networks.build("transformer", num_classes=5, num_layers=2, num_heads=1, features=4)
   >>> params = model.init(jax.random.key(0), jnp.zeros((1, 3), int))
   >>> [x.shape for x in attention_inputs(model)(params, jnp.zeros((2, 3), int))]
   [(2, 3, 4), (2, 3, 4)]

@@ -15,30 +15,19 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.data import cache as cache
   from dpjax.data import partition as partition
-  from dpjax.data import prepared as prepared
   from dpjax.data import preprocess as preprocess
-  from dpjax.data import shakespeare as shakespeare
-  from dpjax.data import shakespeare_lines as shakespeare_lines
   from dpjax.data.ahead import ahead as ahead
   from dpjax.data.dataset import Dataset as Dataset
   from dpjax.data.dataset import from_arrays as from_arrays
   from dpjax.data.dataset import in_files as in_files
   from dpjax.data.federation import Federation as Federation
+  from dpjax.data.federation import by_client as by_client
   from dpjax.data.identity import computed as computed
   from dpjax.data.identity import digest as digest
   from dpjax.data.image_folders import image_folder as image_folder
-  from dpjax.data.leaf import leaf_federation as leaf_federation
-  from dpjax.data.natural import by_client as by_client
-  from dpjax.data.natural import natural_federation as natural_federation
-  from dpjax.data.pfl import pfl_federation as pfl_federation
-  from dpjax.data.random_process import load_random_process as load_random_process
-  from dpjax.data.registry import EMBEDDED as EMBEDDED
-  from dpjax.data.registry import load as load
-  from dpjax.data.registry import takes_declaration as takes_declaration
   from dpjax.data.resident import resident as resident
   from dpjax.data.resident import resident_bytes as resident_bytes
   from dpjax.data.rows import Rows as Rows
-  from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
   from dpjax.data.tables import clipped_cells as clipped_cells
   from dpjax.data.tables import table as table
   from dpjax.data.target_kinds import Interval as Interval
@@ -48,6 +37,6 @@ if TYPE_CHECKING:
   from dpjax.data.text import PADDING_ID as PADDING_ID
   from dpjax.data.text import encode_text as encode_text
   from dpjax.data.text_files import text_file as text_file
-  from dpjax.data.tff import tff_federation as tff_federation
+  from dpjax.zoo.datasets.registry import load as load
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

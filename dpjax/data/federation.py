@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,129 @@ def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
   holders = np.bincount(flat, minlength=1)
   if holders.max() > 1:
     raise UserError("two clients, or one client twice, hold the same row", field="indices")
+
+
+Pair = tuple[Federation, Federation]  # train, test
+
+
+def by_client(
+  dataset: Dataset,
+  client_ids: Sequence[Any] | np.ndarray,
+  *,
+  sizes: Sequence[int] | np.ndarray | None = None,
+  max_examples: int | None = None,
+) -> Federation:
+  """Groups rows into one client for each id. Clients are ordered by id as text: 10 before 2.
+
+  Rows of a client keep their order.
+
+  Args:
+    client_ids: owners of the examples [n], as text, UTF-8 bytes or integers. b"7", "7" and 7
+      are one client.
+    sizes: lengths of consecutive stretches of rows, each of one client. If they are given,
+      `client_ids` has one id for each stretch, and a stretch may have length 0.
+    max_examples: public upper limit on the number of examples of a client. The client's first
+      examples are kept. None: all are kept.
+
+  Raises:
+    UserError: one line: an id that is empty, or neither text nor an integer; a number of ids
+      that does not fit the data.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> d = from_arrays(np.arange(4.0)[:, None], [0, 1, 1, 0], num_classes=2)
+  >>> fed = by_client(d, ["bob", b"ann", "bob", "bob"], max_examples=2)
+  >>> fed.client_ids, fed.client("bob").x.ravel().tolist()
+  (('ann', 'bob'), [0.0, 2.0])
+  """
+  if max_examples is not None:
+    validate.integer_at_least(1, max_examples=max_examples)
+  ids = texts(client_ids)
+  counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
+  if len(counts) != len(ids) or counts.sum() != len(dataset):
+    raise UserError(
+      "must be one for each example, or with `sizes` one for each client, whose sizes add up to "
+      "the number of examples",
+      field="client_ids",
+    )
+  if not ids:
+    raise UserError("must name at least one client", field="client_ids")
+  distinct = sorted(set(ids))
+  places = {name: place for place, name in enumerate(distinct)}
+  stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
+  owners = np.repeat(stretches, counts)  # [n]
+  if max_examples is not None:
+    by_owner, first = _sorted(owners, 0)
+    # Number of earlier rows of the same owner, for each row.
+    before = np.arange(len(by_owner)) - first[owners[by_owner]]
+    kept = np.sort(by_owner[before < max_examples])
+    dataset = dataset.subset(kept)
+    owners = owners[kept]
+  order, starts = _sorted(owners, len(distinct))
+  return Federation(dataset, np.split(order, starts[1:]), distinct)
+
+
+def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (row numbers sorted by owner [n], start of each owner's rows in them [num_clients]).
+  Rows of one owner keep their order."""
+  ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+  return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
+
+
+def texts(client_ids: Iterable[Any]) -> list[str]:
+  """Returns ids as text in one normal form, so that all types and encodings of one id become equal.
+
+  Raises UserError for an id that is empty, or neither text nor an integer.
+
+  >>> texts([b"ann", "ann", 7, np.int64(7)])
+  ['ann', 'ann', '7', '7']
+  """
+  plain_ids: list[Any] = [
+    client_id.item()
+    if isinstance(client_id, np.generic | np.ndarray) and client_id.ndim == 0
+    else client_id
+    for client_id in client_ids
+  ]
+  kinds = set(map(type, plain_ids))
+  if not kinds <= {str, bytes, int}:
+    wrong = next(
+      client_id for client_id in plain_ids if type(client_id) not in (str, bytes, int)
+    )
+    raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
+  try:
+    ids = list(map(_text, plain_ids))
+    # `encode` fails for a lone surrogate, which UTF-8 cannot encode.
+    "".join(ids).encode()
+  except UnicodeError as error:
+    raise UserError(
+      f"must be UTF-8, got {error.object!r:.60}",  # type: ignore[attr-defined]
+      field="client_ids",
+    ) from None
+  if "" in ids:
+    raise UserError(
+      f"the id at place {ids.index('')} is empty; records of nobody knows whom "
+      "have no privacy per client: leave them out when the data are prepared",
+      field="client_ids",
+    )
+  return ids
+
+
+def _text(client_id: str | bytes | int) -> str:
+  text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
+  # One character, such as an accented letter, may have several encodings. NFC makes them equal.
+  return unicodedata.normalize("NFC", text)
+
+
+def paired(train: Federation, test: Federation, name: str) -> Pair:
+  """Returns (train, test). Raises UserError if their examples differ in type or shape, or if train
+  or test is empty."""
+  kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
+  if kinds[0] != kinds[1]:
+    shapes = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
+    raise UserError(
+      f"train and test differ in what one example is: {shapes}", field="name", value=name
+    )
+  if not (len(train) and len(test)):
+    raise UserError(
+      "train and test must hold at least one example each", field="name", value=name
+    )
+  return train, test

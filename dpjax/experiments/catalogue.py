@@ -18,8 +18,7 @@ from dpjax import accounting, auditing, models, names, sampling, training
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.data import image_folders, npz, prepared, tables, text_files
-from dpjax.data.published import PUBLISHED
+from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import ftrl
@@ -31,6 +30,9 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import prepared
+from dpjax.zoo.datasets.published import PUBLISHED
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -188,9 +190,9 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(models.documented(name).__doc__)} "
-    f"[options: {', '.join(models.options(name))}]"
-    for name in models.names()
+    name: f"{sentence(networks.documented(name).__doc__)} "
+    f"[options: {', '.join(networks.options(name))}]"
+    for name in networks.names()
   }
 
 
@@ -218,7 +220,7 @@ def _users(path: str) -> str:
   value = names.find(path, "topic")
   words = sentence(value.__doc__) or "without a docstring"
   if models.libraries.is_model_class(value):
-    options = ", ".join(models.options(path))
+    options = ", ".join(networks.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):
     return f"{_line(value)} (--config.attack of launch.attack)"

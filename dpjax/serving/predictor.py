@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import data, mechanisms, models, trees, validate
+from dpjax import data, mechanisms, trees, validate
 from dpjax.data import tables
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import (
@@ -47,6 +47,7 @@ from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 # Batch size of the evaluation of runs, which is the default of dpjax.metrics.
 EVALUATION = 500
@@ -366,7 +367,7 @@ def _holds_all_weights(config: TrainConfig) -> bool:
 
 
 def _check_kind(config: TrainConfig, at: str) -> None:
-  if config.loss == embeddings.NAME or models.is_language(config.model.name):
+  if config.loss == embeddings.NAME or networks.is_language(config.model.name):
     if config.loss == embeddings.NAME:
       what = "embeddings"
       instead = "a run with pretrained='RUN/params.npz' and labels"
@@ -392,7 +393,7 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
   data.needs_arrays(test, at)
-  unit_range = models.needs_unit_range(train.model.name)
+  unit_range = networks.needs_unit_range(train.model.name)
   shape = tuple(test.x.shape[1:])
   known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
   assert known is not None

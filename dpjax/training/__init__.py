@@ -5,23 +5,8 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.training.adversarial import Adversarial as Adversarial
-  from dpjax.training.adversarial import AdversarialState as AdversarialState
-  from dpjax.training.adversarial import adversarial as adversarial
   from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
   from dpjax.training.augment import augmented as augmented
-  from dpjax.training.contrastive import alignment as alignment
-  from dpjax.training.contrastive import (
-    alignment_and_uniformity as alignment_and_uniformity,
-  )
-  from dpjax.training.contrastive import contrastive as contrastive
-  from dpjax.training.contrastive import contrastive_loss as contrastive_loss
-  from dpjax.training.contrastive import on_sphere as on_sphere
-  from dpjax.training.contrastive import uniformity as uniformity
-  from dpjax.training.distillation import Distillation as Distillation
-  from dpjax.training.distillation import DistillationState as DistillationState
-  from dpjax.training.distillation import distillation as distillation
-  from dpjax.training.distillation import joint_distillation as joint_distillation
   from dpjax.training.dp_sgd import StepInfo as StepInfo
   from dpjax.training.dp_sgd import TrainState as TrainState
   from dpjax.training.dp_sgd import clip_scale as clip_scale

@@ -17,14 +17,14 @@ def gradient_penalty(
 ) -> Array:
   """Returns (|gradient of the score| - 1)^2 at a random point between two examples.
 
-  Use it within the critic's loss of `training.adversarial`, whose examples are pairs. The penalty
+  Use it within the critic's loss of `recipes.adversarial`, whose examples are pairs. The penalty
   then reads one private example, as the rest of that loss does. Clipping bounds the gradient of the
   whole loss, so the penalty costs no privacy and needs no separate bound.
 
   Args:
     score: the critic's score of ONE example, a scalar.
     real, generated: the two examples of one pair, of one shape.
-    key: typed key of the point, which is uniform between the two examples. `training.adversarial`
+    key: typed key of the point, which is uniform between the two examples. `recipes.adversarial`
       passes a secret key to `pair`: make this one from it by `jax.random.split`.
 
   Returns:

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses, models
+from dpjax import losses
 from dpjax.types import Example
+from dpjax.zoo import networks
 
 SHAPE, CLASSES = (4, 4, 1), 3
 
 
 def smooth(seed=0, activation="sigmoid"):
   """(loss, params) of a net of 16 inputs, 24 units and 3 classes, weights U(-.5, .5)."""
-  model = models.build("mlp", num_classes=CLASSES, features=(24,), activation=activation)
+  model = networks.build("mlp", num_classes=CLASSES, features=(24,), activation=activation)
   shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *SHAPE)))
   leaves, treedef = jax.tree.flatten(shapes)
   keys = jax.random.split(jax.random.key(seed), len(leaves))

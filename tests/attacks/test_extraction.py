@@ -51,7 +51,7 @@ def test_digits_that_are_taken_away_take_exactness_away():
 
 
 def _extraction(**options):
-  model = dpjax.models.build("linear", num_classes=_K)
+  model = dpjax.zoo.networks.build("linear", num_classes=_K)
   init = lambda key: model.init(key, jnp.zeros((1, _D)))
   fit = attacks.Fit(**{**dict(steps=400, learning_rate=0.05, batch_size=64), **options})
   return attacks.Extraction(model.apply, init, fit)

@@ -64,7 +64,7 @@ def _blobs(seed, n=400):
 
 @functools.cache
 def _nets():
-  model, loss = dpjax.models.build("linear", num_classes=4), _cross_entropy
+  model, loss = dpjax.zoo.networks.build("linear", num_classes=4), _cross_entropy
   first = lambda seed: model.init(jax.random.key(seed), jnp.zeros((1, 12, 12, 1)))
   fit = attacks.Fit(steps=150, learning_rate=0.01, batch_size=64)
   train = lambda seed: fit(

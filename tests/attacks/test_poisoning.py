@@ -156,7 +156,7 @@ def _backdoor(name):
   plan = _plan(
     sampler=dpjax.PoissonSampler(prob=1.0, capacity=16), normalize_by=12, num_steps=12
   )
-  model = dpjax.models.build("linear", num_classes=10)
+  model = dpjax.zoo.networks.build("linear", num_classes=10)
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
   defence = attacks.defences(plan, num_byzantine=2, trim=0.2)[name]
 

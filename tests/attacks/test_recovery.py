@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import attacks, federated, models
+from dpjax import attacks, federated
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 
@@ -53,7 +54,9 @@ def test_every_label_of_a_batch_of_one(net):
 @pytest.mark.slow
 def test_labels_of_a_batch_by_the_models_own_probabilities(net):
   """With the true mean probabilities the counts are exact."""
-  model = models.build("mlp", num_classes=net.classes, features=(24,), activation="sigmoid")
+  model = networks.build(
+    "mlp", num_classes=net.classes, features=(24,), activation="sigmoid"
+  )
   for truth, seen in _gradients(net, 8, batch=8):
     chances = np.mean(jax.nn.softmax(model.apply(net.params, truth.x)), axis=0)
     found = attacks.infer_labels(seen, batch_size=8, probabilities=chances)

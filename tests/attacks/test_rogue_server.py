@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import attacks, losses, models
+from dpjax import attacks, losses
 from dpjax.types import Example
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _UNITS = 128
@@ -23,7 +24,7 @@ def _examples(count, seed):
 
 @pytest.fixture(scope="module")
 def network():
-  model = models.build("mlp", num_classes=3, features=(_UNITS,), activation="relu")
+  model = networks.build("mlp", num_classes=3, features=(_UNITS,), activation="relu")
   params = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
   loss = losses.softmax_cross_entropy(model.apply)
   return loss, params

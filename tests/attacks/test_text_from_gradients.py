@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import attacks, losses, models, training
+from dpjax import attacks, losses, training
 from dpjax.attacks import text_from_gradients as text
 from dpjax.types import Example
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _VOCAB = 12
@@ -17,7 +18,7 @@ _WIDTH = 32
 
 @pytest.fixture(scope="module")
 def model():
-  return models.build(
+  return networks.build(
     "transformer", num_classes=_VOCAB, num_layers=2, num_heads=2, features=_WIDTH,
     max_length=_LENGTH,
   )  # fmt: skip

@@ -10,11 +10,13 @@ import pytest
 
 from dpjax import auditing, losses, models
 from dpjax.auditing import final_model
-from dpjax.data import from_arrays, load
+from dpjax.data import from_arrays
 from dpjax.experiments.checks import many_models
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from dpjax.types import Example
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import load
 from tests import commands, hlo
 from tests.refuses import refuses
 
@@ -26,7 +28,7 @@ def audited():
   """(plan at epsilon 4) -> scores of final models on a few digits."""
   train, _ = load("digits")
   records, own = train.subset(slice(0, RECORDS - 1)), train.subset(slice(200, 500))
-  model = models.build("linear", num_classes=10)
+  model = networks.build("linear", num_classes=10)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   zeros = model.init(jax.random.key(0), train.x[:1])
   params = auditing.fitted_params(loss_fn, zeros, own, num_steps=60, learning_rate=0.03)

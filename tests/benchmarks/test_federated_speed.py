@@ -8,13 +8,14 @@ import pytest
 
 from benchmarks import federated_speed, fedjax_peer
 from dpjax import models
+from dpjax.zoo import networks
 from tests.federated import programs
 from tests.refuses import refuses
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-  build = models.build
+  build = networks.build
   monkeypatch.setattr(
     models, "build", lambda name, **options: build("linear", num_classes=10)
   )
@@ -64,8 +65,9 @@ _EIGHT = """
 import sys
 sys.path.insert(0, ".")
 from dpjax import models
-build = models.build
-models.build = lambda name, **options: build("linear", num_classes=10)
+from dpjax.zoo import networks
+build = networks.build
+networks.build = lambda name, **options: build("linear", num_classes=10)
 from benchmarks import federated_speed as benchmark
 measure = benchmark.measure
 benchmark.measure = lambda name, methods, repeats: measure(

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from dpjax import data
+from dpjax.zoo import datasets
 from tests.data import client_files
 
 CLIENTS, RECORDS = 100_000, 1_000_000
@@ -39,7 +40,7 @@ def main() -> None:
     rows = [(client, say) for client in ids]
     client_files.sqlite(path, {"train": rows, "test": rows[:9]})
     clock.start()
-    train, _ = data.tff_federation(path, max_length=32)
+    train, _ = datasets.tff_federation(path, max_length=32)
     clock.lap("tff_federation, sentences of 32 bytes")
     assert train.client_ids == federation.client_ids
   found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn import datasets
 
 from dpjax import data
-from dpjax.data import digits
+from dpjax.zoo.datasets import digits
 
 
 def test_split_is_a_partition_of_all_1797():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.data import tff
 from dpjax.sampling import group_by_user
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
+from dpjax.zoo.datasets import tff
 from tests.data import client_files
 from tests.refuses import refuses
 
@@ -132,21 +133,25 @@ def tweets(tmp_path, tfds_files):
 
 @pytest.mark.slow
 def test_prepared_data_by_any_field(tweets):
-  train, test = data.natural_federation("tweets", tweets, client_id="user", max_length=2)
+  train, test = datasets.natural_federation(
+    "tweets", tweets, client_id="user", max_length=2
+  )
   assert train.client_ids == ("ann", "zoë") and test.client_ids == ("new", "zoë")
   assert train.client("zoë").x.tolist() == [[*b"hi"], [*b"ah"]]
   assert train.dataset.vocab_size == 256 and train.dataset.num_classes == 2
-  train, _ = data.natural_federation("tweets", tweets, client_id="number", max_examples=1)
+  train, _ = datasets.natural_federation(
+    "tweets", tweets, client_id="number", max_examples=1
+  )
   assert train.client_ids == ("10", "9") and train.client("10").y.tolist() == [1]
 
 
 def test_a_field_that_is_not_there(tweets):
-  message = one_line(data.natural_federation, "tweets", tweets, client_id="usr")
+  message = one_line(datasets.natural_federation, "tweets", tweets, client_id="usr")
   assert (
     "has no field 'usr' (did you mean 'user'?)" in message and "name='tweets'" in message
   )
-  assert "client_id=''" in one_line(data.natural_federation, "tweets", tweets)
-  message = one_line(data.natural_federation, "mnist", tweets, client_id="writer")
+  assert "client_id=''" in one_line(datasets.natural_federation, "tweets", tweets)
+  message = one_line(datasets.natural_federation, "mnist", tweets, client_id="writer")
   assert "python -m launch.prepare --dataset=mnist" in message
 
 
@@ -166,7 +171,7 @@ def _npz(path, **changed):
 
 def test_arrays_of_ones_own_with_a_column_of_ids(tmp_path):
   path = _npz(tmp_path / "own.npz")
-  train, test = data.natural_federation(path, client_id="who")
+  train, test = datasets.natural_federation(path, client_id="who")
   assert train.client_ids == ("a", "b") and test.client_ids == ("c",)
   assert train.client("b").y.tolist() == [0, 1]
 
@@ -182,7 +187,7 @@ def test_arrays_of_ones_own_with_a_column_of_ids(tmp_path):
 )
 def test_columns_that_do_not_fit(tmp_path, changed, says):
   path = _npz(tmp_path / "own.npz", **changed)
-  assert says in one_line(data.natural_federation, path, client_id="who")
+  assert says in one_line(datasets.natural_federation, path, client_id="who")
 
 
 def _module(monkeypatch, made):
@@ -195,12 +200,12 @@ def _module(monkeypatch, made):
 def test_a_function_of_ones_own(monkeypatch):
   fed = data.by_client(_dataset(), list("abca"))
   path = _module(monkeypatch, (fed, fed))
-  assert data.natural_federation(path) == (fed, fed)
+  assert datasets.natural_federation(path) == (fed, fed)
   assert "client_id='x': would be ignored" in one_line(
-    data.natural_federation, path, client_id="x"
+    datasets.natural_federation, path, client_id="x"
   )
   path = _module(monkeypatch, (_dataset(), _dataset()))
-  assert "two dpjax.data.Federation" in one_line(data.natural_federation, path)
+  assert "two dpjax.data.Federation" in one_line(datasets.natural_federation, path)
 
 
 # --- LEAF
@@ -219,17 +224,17 @@ def _leaf(folder, **changed):
 
 def test_leaf_joins_a_writer_who_is_in_two_files(tmp_path):
   root = _leaf(tmp_path / "femnist")
-  train, test = data.leaf_federation(root, num_classes=3, shape=(2, 2, 1))
+  train, test = datasets.leaf_federation(root, num_classes=3, shape=(2, 2, 1))
   assert train.client_ids == ("empty", "f0", "f1") and train.sizes.tolist() == [0, 1, 3]
   assert train.client("f1").y.tolist() == [0, 1, 1] and test.client_ids == ("f9",)
   assert train.dataset.x.shape == (4, 2, 2, 1) and train.dataset.x.dtype == np.float32
-  flat, _ = data.leaf_federation("femnist", tmp_path, num_classes=3, max_examples=1)
+  flat, _ = datasets.leaf_federation("femnist", tmp_path, num_classes=3, max_examples=1)
   assert flat.sizes.tolist() == [0, 1, 1] and flat.dataset.x.shape == (2, 4)
 
 
 def test_leaf_with_ints_for_pixels_is_no_text(tmp_path):
   root = _leaf(tmp_path, train=[{"a": ([[0, 1, 1, 0]], [0])}])
-  train, _ = data.leaf_federation(root, num_classes=3)
+  train, _ = datasets.leaf_federation(root, num_classes=3)
   assert train.dataset.x.dtype == np.float32
 
 
@@ -237,13 +242,13 @@ def test_leaf_tweets_and_next_characters(tmp_path):
   tweet = lambda words: ["17", "Mon Apr 06", "NO_QUERY", "ann", words, "training"]
   users = {"ann": ([tweet("hi"), tweet("ho")], [1, 0])}
   root = client_files.leaf(tmp_path / "s", {"train": [users], "test": [users]})
-  train, _ = data.leaf_federation(root, num_classes=2, max_length=3)
+  train, _ = datasets.leaf_federation(root, num_classes=2, max_length=3)
   assert train.client("ann").x.tolist() == [[*b"hi", 0], [*b"ho", 0]]
   users = {"HAMLET": (["to be", "o be "], [" ", "o"])}
   root = client_files.leaf(tmp_path / "h", {"train": [users], "test": [users]})
-  train, _ = data.leaf_federation(root, max_length=5)
+  train, _ = datasets.leaf_federation(root, max_length=5)
   assert train.dataset.y.tolist() == [32, 111] and train.dataset.num_classes == 256
-  assert "one of 256" in one_line(data.leaf_federation, root, num_classes=2)
+  assert "one of 256" in one_line(datasets.leaf_federation, root, num_classes=2)
 
 
 def _file(**changed):
@@ -257,7 +262,7 @@ def test_leaf_of_2019_and_a_byte_order_mark(tmp_path):
   empty = {"x": [], "y": []}
   content = _file(user_data={"a": {"x": [[1]], "y": [0]}, "b": empty})
   (folder / "train" / "all_data_0.json").write_bytes(b"\xef\xbb\xbf" + content.encode())
-  train, _ = data.leaf_federation(folder, num_classes=2)
+  train, _ = datasets.leaf_federation(folder, num_classes=2)
   assert train.client_ids == ("a",) and len(train.dataset) == 1
 
 
@@ -300,21 +305,21 @@ def test_files_of_leaf_that_are_none(tmp_path, monkeypatch, content, says):
   (folder / "train" / "all_data_0.json").write_bytes(raw)
   # A long path would be cut in its middle.
   monkeypatch.chdir(tmp_path.parent)
-  message = one_line(data.leaf_federation, folder.name, num_classes=2)
+  message = one_line(datasets.leaf_federation, folder.name, num_classes=2)
   assert says in message and message.startswith(f"name='{folder.name}'")
 
 
 def test_leaf_says_what_makes_its_folder(tmp_path):
-  assert "preprocess.sh" in one_line(data.leaf_federation, "none", tmp_path)
+  assert "preprocess.sh" in one_line(datasets.leaf_federation, "none", tmp_path)
   root = _leaf(tmp_path / "f")
-  assert "num_classes: must be declared" in one_line(data.leaf_federation, root)
+  assert "num_classes: must be declared" in one_line(datasets.leaf_federation, root)
   options = {"num_classes": 3}
   for shape in ((2, 3), (-2, -2), (2.0, 2)):
-    assert "shape=" in one_line(data.leaf_federation, root, shape=shape, **options)
+    assert "shape=" in one_line(datasets.leaf_federation, root, shape=shape, **options)
   mixed = client_files.leaf(tmp_path / "m", {
     "train": [{"a": ([[1.0]], [0]), "b": ([[1.0, 2.0]], [0])}],
     "test": [{"a": ([[1.0]], [0])}]})  # fmt: skip
-  assert "one kind and shape" in one_line(data.leaf_federation, mixed, **options)
+  assert "one kind and shape" in one_line(datasets.leaf_federation, mixed, **options)
 
 
 # --- TensorFlow Federated
@@ -337,21 +342,21 @@ def _database(path, **changed):
 
 
 def test_a_database_of_tff_by_writer(tmp_path):
-  train, test = data.tff_federation(_database(tmp_path), num_classes=62)
+  train, test = datasets.tff_federation(_database(tmp_path), num_classes=62)
   assert train.client_ids == ("f0", "f1") and train.dataset.x.shape == (3, 28, 28, 1)
   assert train.client("f1").y.tolist() == [0, 7] and test.client_ids == ("f0",)
   np.testing.assert_array_equal(train.client("f0").x, 1.0)
-  train, _ = data.tff_federation(
+  train, _ = datasets.tff_federation(
     "emnist_all.sqlite", tmp_path, num_classes=62, max_examples=1
   )
   assert train.client("f1").y.tolist() == [0] and len(train.dataset) == 2
 
 
 def test_blocks_of_a_database_do_not_show(tmp_path, monkeypatch):
-  whole, _ = data.tff_federation(_database(tmp_path), num_classes=62)
+  whole, _ = datasets.tff_federation(_database(tmp_path), num_classes=62)
   for size in (1, 2):
     monkeypatch.setattr(tff, "_BLOCK", size)
-    parts, _ = data.tff_federation(tmp_path / "emnist_all.sqlite", num_classes=62)
+    parts, _ = datasets.tff_federation(tmp_path / "emnist_all.sqlite", num_classes=62)
     assert data.digest(parts) == data.digest(whole)
 
 
@@ -360,10 +365,10 @@ def test_sentences_have_no_labels(tmp_path):
   splits = {"train": [("u", say(b"how to")), ("v", say(b"no"))], "test": [("w", say(b"x"))]}
   counts = {("u", "train"): 1, ("v", "train"): 1, ("mute", "train"): 0, ("w", "test"): 1}
   path = client_files.sqlite(tmp_path / "stackoverflow.sqlite", splits, counts)
-  train, _ = data.tff_federation(path, max_length=4)
+  train, _ = datasets.tff_federation(path, max_length=4)
   assert train.client("u").x.tolist() == [[*b"how "]] and train.sizes.tolist() == [0, 1, 1]
   assert train.dataset.num_classes == 1 and train.dataset.vocab_size == 256
-  assert "no classes" in one_line(data.tff_federation, path, num_classes=5)
+  assert "no classes" in one_line(datasets.tff_federation, path, num_classes=5)
 
 
 _OF_F1 = {("f0", "all_train"): 1, ("f0", "all_test"): 1}
@@ -382,7 +387,7 @@ _OF_F1 = {("f0", "all_train"): 1, ("f0", "all_test"): 1}
 )
 def test_a_database_that_contradicts_itself(tmp_path, told, says):
   path = _database(tmp_path, told=told)
-  assert says in one_line(data.tff_federation, path, num_classes=62)
+  assert says in one_line(datasets.tff_federation, path, num_classes=62)
 
 
 _ZEROS = np.zeros(784)
@@ -408,29 +413,29 @@ def test_records_that_are_none(tmp_path, record, says):
   record = client_files.example(**record) if isinstance(record, dict) else record
   rows = {"train": [("a", record)], "test": [("a", record)]}
   path = client_files.sqlite(tmp_path / "x.sqlite", rows)
-  assert says in one_line(data.tff_federation, path, num_classes=62)
+  assert says in one_line(datasets.tff_federation, path, num_classes=62)
 
 
 def test_a_pixel_too_few_and_one_too_many_are_not_two_images(tmp_path):
   make = lambda size: client_files.example(pixels=np.zeros(size), label=0)
   rows = {"train": [("a", make(783)), ("b", make(785))], "test": [("a", make(784))]}
   path = client_files.sqlite(tmp_path / "x.sqlite", rows)
-  assert "numbers, got 783" in one_line(data.tff_federation, path, num_classes=62)
+  assert "numbers, got 783" in one_line(datasets.tff_federation, path, num_classes=62)
 
 
 def test_files_of_tff_that_are_none(tmp_path):
-  message = one_line(data.tff_federation, "emnist_all.sqlite", tmp_path)
+  message = one_line(datasets.tff_federation, "emnist_all.sqlite", tmp_path)
   assert f"launch.prepare --dataset=femnist --data_dir={tmp_path}" in message
-  assert "must end in .sqlite" in one_line(data.tff_federation, "x.db", tmp_path)
+  assert "must end in .sqlite" in one_line(datasets.tff_federation, "x.db", tmp_path)
   whole = _database(tmp_path).read_bytes()
   for name, held in {"cut": whole[:5000], "none": b"", "text": b"no database" * 99}.items():
     path = tmp_path / f"{name}.sqlite"
     path.write_bytes(held)
-    assert "cannot be read" in one_line(data.tff_federation, path, num_classes=62)
+    assert "cannot be read" in one_line(datasets.tff_federation, path, num_classes=62)
   sqlite3.connect(tmp_path / "blank.sqlite").close()
-  assert "cannot be read" in one_line(data.tff_federation, tmp_path / "blank.sqlite")
+  assert "cannot be read" in one_line(datasets.tff_federation, tmp_path / "blank.sqlite")
   assert "num_classes: must be declared" in one_line(
-    data.tff_federation, tmp_path / "emnist_all.sqlite"
+    datasets.tff_federation, tmp_path / "emnist_all.sqlite"
   )
 
 
@@ -449,28 +454,30 @@ def _h5(folder, name="fed_emnist", **features):
 
 
 def test_the_older_files_of_tff(tmp_path):
-  train, test = data.tff_federation(_h5(tmp_path), num_classes=62)
+  train, test = datasets.tff_federation(_h5(tmp_path), num_classes=62)
   assert train.client_ids == ("f0_1", "f1_2", "f3_0") == test.client_ids
   assert train.sizes.tolist() == [1, 2, 0] and train.dataset.x.shape == (3, 28, 28, 1)
   assert train.client("f1_2").y.tolist() == [0, 1]
   path = _h5(tmp_path, "so", pixels=lambda n: None, label=lambda n: None,
              tokens=lambda n: np.array([b"ab"] * n, "S2"))  # fmt: skip
-  train, _ = data.tff_federation(path, max_length=3, max_examples=1)
+  train, _ = datasets.tff_federation(path, max_length=3, max_examples=1)
   assert train.client("f1_2").x.tolist() == [[*b"ab", 0]]
 
 
 def test_older_files_that_are_none(tmp_path):
   path = _h5(tmp_path, "n", label=lambda n: np.zeros(n + 1, np.int32))
-  assert "(2,) labels for 1 examples" in one_line(data.tff_federation, path, num_classes=9)
+  assert "(2,) labels for 1 examples" in one_line(
+    datasets.tff_federation, path, num_classes=9
+  )
   path = _h5(tmp_path, "u", pixels=lambda n: None)
-  assert "must hold one of pixels" in one_line(data.tff_federation, path, num_classes=9)
+  assert "must hold one of pixels" in one_line(datasets.tff_federation, path, num_classes=9)
   path = _h5(tmp_path, "l", label=lambda n: None)
-  assert "cannot be read" in one_line(data.tff_federation, path, num_classes=9)
+  assert "cannot be read" in one_line(datasets.tff_federation, path, num_classes=9)
   path = _h5(tmp_path, "t")
   path.write_bytes(path.read_bytes()[:900])
-  assert "cannot be read" in one_line(data.tff_federation, path, num_classes=9)
+  assert "cannot be read" in one_line(datasets.tff_federation, path, num_classes=9)
   (tmp_path / "n_test.h5").unlink()
-  assert "there is no file" in one_line(data.tff_federation, tmp_path / "n_train.h5")
+  assert "there is no file" in one_line(datasets.tff_federation, tmp_path / "n_train.h5")
 
 
 def test_two_spellings_of_one_name_are_one_client():
@@ -483,4 +490,4 @@ def test_two_spellings_of_one_name_are_one_client():
 @pytest.mark.parametrize("name", ["a.npz", "mnist", "tests.data.test_natural:nothing"])
 def test_a_declaration_of_what_is_no_table_is_refused(name):
   with refuses("declaration"):
-    data.natural_federation(name, client_id="user", declaration={"columns": {}})
+    datasets.natural_federation(name, client_id="user", declaration={"columns": {}})

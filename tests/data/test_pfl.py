@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import data
+from dpjax.zoo import datasets
 from tests.data import client_files
 from tests.refuses import refuses
 
@@ -38,7 +39,7 @@ def _as_pfl_reads(path, split, user, num_labels, prefix="labels"):
 
 def test_photographs_have_their_users_and_labels(tmp_path):
   path = _flair(tmp_path)
-  train, test = data.pfl_federation(path.name, tmp_path, num_classes=3)
+  train, test = datasets.pfl_federation(path.name, tmp_path, num_classes=3)
   assert train.client_ids == ("10@N", "ann") and test.client_ids == ("eve",)
   assert train.dataset.target == data.Labels(("cat", "dog", "sky"))
   for split, federation in (("train", train), ("val", test)):
@@ -51,7 +52,7 @@ def test_photographs_have_their_users_and_labels(tmp_path):
 
 def test_fine_labels_other_splits_and_fewer_examples(tmp_path):
   path = _flair(tmp_path)
-  train, test = data.pfl_federation(
+  train, test = datasets.pfl_federation(
     path, num_classes=2, fine_grained=True, test_split="test", max_examples=2
   )
   assert train.dataset.target == data.Labels(("cat", "red car"))
@@ -65,7 +66,7 @@ def test_an_image_shrinks_to_means_of_squares(tmp_path):
   noise = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
   with h5py.File(path, "r+") as file:
     file["train/ann/images"][...] = noise
-  train, _ = data.pfl_federation(path, num_classes=3, image_size=4)
+  train, _ = datasets.pfl_federation(path, num_classes=3, image_size=4)
   means = noise.reshape(3, 4, 2, 4, 2, 3).mean(axis=(2, 4)) / 255
   np.testing.assert_allclose(train.client("ann").x, means, atol=1e-6)
   assert train.dataset.x.dtype == np.float32
@@ -77,13 +78,13 @@ def test_sentences_carry_the_word_after_their_last(tmp_path):
     "val": {"8": [[18, 2, 19]]},
   }
   path = client_files.pfl_sentences(tmp_path / "stackoverflow.hdf5", users)
-  train, test = data.pfl_federation(path)
+  train, test = datasets.pfl_federation(path)
   assert train.client_ids == ("12", "7") and train.dataset.vocab_size == 20
   assert train.client("7").x.tolist() == [[18, 4, 5, 19, 0, 0, 0], [18, 3, 19, 0, 0, 0, 0]]
   # Cut as pfl-research cuts it: six words, and the seventh as the last target.
   assert train.client("12").x.tolist() == [[18, 1, 2, 3, 4, 5, 6]]
   assert test.dataset.x.dtype == np.int32 and data.PADDING_ID == 0
-  fewer, _ = data.pfl_federation(path, max_examples=1)
+  fewer, _ = datasets.pfl_federation(path, max_examples=1)
   assert fewer.client("7").x.tolist() == [[18, 4, 5, 19, 0, 0, 0]]
 
 
@@ -104,7 +105,7 @@ def test_sentences_carry_the_word_after_their_last(tmp_path):
 def test_an_option_that_does_not_fit_is_one_line(tmp_path, options, field):
   path = _flair(tmp_path)
   with refuses(field) as error:
-    data.pfl_federation(**{"name": str(path), "num_classes": 3, **options})
+    datasets.pfl_federation(**{"name": str(path), "num_classes": 3, **options})
   assert "\n" not in str(error.value)
 
 
@@ -151,10 +152,10 @@ def test_a_damaged_file_of_photographs_is_one_line(tmp_path, change, says):
     change(file)
   if not says:
     # One user fewer is a sound file.
-    assert data.pfl_federation(path, num_classes=3)[0].client_ids == ("10@N",)
+    assert datasets.pfl_federation(path, num_classes=3)[0].client_ids == ("10@N",)
     return
   with refuses("name") as error:
-    data.pfl_federation(path, num_classes=3)
+    datasets.pfl_federation(path, num_classes=3)
   assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
@@ -180,7 +181,7 @@ def test_a_damaged_file_of_sentences_is_one_line(tmp_path, change, field):
   with h5py.File(path, "r+") as file:
     change(file)
   with refuses(field) as error:
-    data.pfl_federation(path)
+    datasets.pfl_federation(path)
   assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
@@ -189,7 +190,7 @@ def test_options_of_photographs_are_refused_for_sentences(tmp_path):
   path = client_files.pfl_sentences(tmp_path / "stackoverflow.hdf5", users)
   for options in ({"num_classes": 3}, {"image_size": 4}):
     with refuses("name", "num_classes"):
-      data.pfl_federation(path, **options)
+      datasets.pfl_federation(path, **options)
   path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
   with refuses("name"):
-    data.pfl_federation(path)
+    datasets.pfl_federation(path)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.data import prepared
 from dpjax.validate import UserError
+from dpjax.zoo.datasets import prepared
 from tests.refuses import refuses
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from dpjax import data
-from dpjax.data import shakespeare
+from dpjax.zoo import datasets
+from dpjax.zoo.datasets import shakespeare
 from tests.refuses import refuses
 
 # Written for this test, in the layout of the editions.
@@ -154,7 +155,9 @@ def test_windows_against_a_loop(size, length, stride):
 
 def test_federation_by_play_and_role(texts):
   """Only roles with two speeches; a text is cut once, so no window spans the cut."""
-  train, test = data.shakespeare_federation(texts, length=4, test_share=0.25, min_chars=10)
+  train, test = datasets.shakespeare_federation(
+    texts, length=4, test_share=0.25, min_chars=10
+  )
   assert train.client_ids == test.client_ids == ("mixed/ANN", "test/ANN", "test/LADY BOB")
   text = "Farewell.\nFarewell.\nI did."  # 26 characters: 20 to learn from
   decode = shakespeare.decode
@@ -167,17 +170,17 @@ def test_federation_by_play_and_role(texts):
 
 
 def test_stride_one_is_every_window(texts):
-  train, _ = data.shakespeare_federation(
+  train, _ = datasets.shakespeare_federation(
     texts, length=4, stride=1, test_share=0.25, min_chars=10
   )
   assert train.sizes[0] == 20 - 4
 
 
 def test_short_roles_are_left_out_or_empty_in_test(texts):
-  train, test = data.shakespeare_federation(texts, length=8)  # needs 12 characters
+  train, test = datasets.shakespeare_federation(texts, length=8)  # needs 12 characters
   assert train.sizes.min() >= 1 and test.sizes.min() == 0
   with refuses("texts"):
-    data.shakespeare_federation(texts, length=8, min_chars=1_000)
+    datasets.shakespeare_federation(texts, length=8, min_chars=1_000)
 
 
 def test_load_pools_the_clients(tmp_path):
@@ -215,7 +218,7 @@ def test_a_users_file_may_begin_with_the_same_word(tmp_path, monkeypatch):
 )
 def test_wrong_arguments(texts, arguments, field):
   with refuses(field):
-    data.shakespeare_federation(texts, **arguments)
+    datasets.shakespeare_federation(texts, **arguments)
 
 
 def test_the_real_plays(real, tmp_path):
@@ -229,7 +232,7 @@ def test_the_real_plays(real, tmp_path):
 
 
 def test_the_real_federation(real, tmp_path):
-  train, test = data.shakespeare_federation(tmp_path)
+  train, test = datasets.shakespeare_federation(tmp_path)
   assert train.num_clients == test.num_clients == 1_019
   assert train.sizes.min() == 1 and train.sizes.max() == 632
   assert (len(train), len(test)) == (41_242, 9_902)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dpjax import data
 from dpjax.data import table_declaration, table_files, tables
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
 from tests.refuses import refuses
 
 _PEOPLE = "age,sex,job,ill\n30,f,nurse,no\n150,m,,yes\n60,f,smith,no\n-5,m,nurse,yes\n"
@@ -366,7 +367,7 @@ def test_clients_are_the_values_of_a_column(tmp_path):
     "ward,age,ill\n" + "".join(f"{'ab'[i % 2]},{i},no\n" for i in range(40)),
   )
   keys = declared(columns={"age": {"lower": 0, "upper": 40}}, ignore=["ward"])
-  pair = data.natural_federation(str(path), client_id="ward", declaration=keys)
+  pair = datasets.natural_federation(str(path), client_id="ward", declaration=keys)
   assert pair[0].client_ids == ("a", "b")
   ages = pair[0].client("b").x[:, 0] * 40
   assert len(ages) and (np.round(ages) % 2 == 1).all()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import data, models
+from dpjax import data
 from dpjax.data import table_declaration, tables, tokenizer_files
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import (
@@ -19,6 +19,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _REVIEWS = 'review,stars\n"a b, a",good\nb,bad\na a,good\nb b,bad\na,good\nb a,bad\n'
@@ -170,9 +171,9 @@ def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
   (tmp_path / "posts.json").write_text(json.dumps({**keys, "num_examples": 3}))
   options = {"num_layers": 1, "num_heads": 1, "features": 4, "max_length": 3}
   options["norm_epsilon"] = 1e-5
-  own = models.Transformer(vocab_size=3, **options)
+  own = networks.Transformer(vocab_size=3, **options)
   begun = own.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
-  models.save_gpt2(tmp_path / "gpt2.safetensors", own, begun)
+  networks.save_gpt2(tmp_path / "gpt2.safetensors", own, begun)
   config = TrainConfig(
     data=DataConfig(
       name=str(tmp_path / "posts.txt"), declaration=str(tmp_path / "posts.json")
@@ -188,7 +189,7 @@ def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
   np.testing.assert_array_equal(embedding[1:], begun["params"]["embed"]["embedding"])
   assert run.guarantee.kind == "claimed" and len(run.guarantee.failed_assumptions) == 2
   run.save(tmp_path, run.params)
-  again = models.load_gpt2(tmp_path / "model.safetensors", own)
+  again = networks.load_gpt2(tmp_path / "model.safetensors", own)
   jax.tree.map(np.testing.assert_array_equal, again, begun)
 
 

@@ -15,8 +15,9 @@ from jax import lax
 from dpjax import gradients, losses, models, trees
 from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.ghost.units import Rule
-from dpjax.models.wide_resnet import WsConv
 from dpjax.types import Example
+from dpjax.zoo import networks
+from dpjax.zoo.networks.wide_resnet import WsConv
 from tests import quick_compile
 from tests.gradients import ghost_oracle as oracle
 from tests.refuses import refuses
@@ -143,10 +144,10 @@ def _inside_branches_and_loops(jaxpr, inside=False):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("build", [models.Cnn, models.CifarCnn, models.ScatterCnn])
+@pytest.mark.parametrize("build", [models.Cnn, models.CifarCnn, networks.ScatterCnn])
 def test_no_convolution_runs_in_a_branch_or_a_loop(build):
   """There XLA's CPU backend takes 3 to 20 times as long for one."""
-  channels = 27 if build is models.ScatterCnn else 3
+  channels = 27 if build is networks.ScatterCnn else 3
   model, x = build(num_classes=10), np.zeros((4, 32, 32, channels), np.float32)
   params = model.init(jax.random.key(0), x[:1])
   grad_fn = gradients.clipped_grad(
@@ -222,7 +223,7 @@ def test_models(name):
 @pytest.mark.parametrize("tied", [True, False])
 def test_p30_transformers_with_and_without_tied_embeddings(tied):
   sizes = dict(num_layers=1, num_heads=2, features=8, max_length=6)
-  model = models.Transformer(vocab_size=11, tie_embeddings=tied, **sizes)
+  model = networks.Transformer(vocab_size=11, tie_embeddings=tied, **sizes)
   tokens = _tokens(SIZE, 6, below=5)  # repeated
   params = oracle.as_float64(model.init(jax.random.key(0), tokens[:1]))
   oracle.check(losses.next_token(model.apply), params, Example(tokens, jnp.zeros(SIZE)))
@@ -715,6 +716,7 @@ _TWO_DEVICES = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from dpjax import gradients
+from dpjax.zoo import networks
 rng = np.random.default_rng(0)
 normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
 equal = lambda a, b: jax.tree.map(

@@ -13,6 +13,7 @@ from jax import lax
 from dpjax import gradients, losses, models, trees
 from dpjax.gradients import memory
 from dpjax.types import Example
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 
@@ -39,7 +40,7 @@ def _mlp():
 
 def _transformer():
   sizes = dict(num_layers=2, num_heads=2, features=32, max_length=24)
-  model = models.Transformer(vocab_size=50, **sizes)
+  model = networks.Transformer(vocab_size=50, **sizes)
   tokens = jnp.asarray(np.random.default_rng(1).integers(0, 50, (16, 24)), jnp.int32)
   params = model.init(jax.random.key(0), tokens[:1])
   return losses.next_token(model.apply), params, Example(tokens, jnp.zeros(16, jnp.int32))

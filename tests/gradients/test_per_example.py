@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 from dpjax import gradients, losses, models
 from dpjax.types import Example
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 
@@ -41,10 +42,10 @@ _MODELS = {
   "cnn": (models.Cnn, (28, 28, 1)),
   "cifar_cnn": (models.CifarCnn, (16, 16, 3)),
   "radp_cnn": (models.RadpCnn.mnist, (28, 28, 1)),
-  "scatter_linear": (models.ScatterLinear, (7, 7, 81)),
-  "scatter_cnn": (models.ScatterCnn, (7, 7, 81)),
+  "scatter_linear": (networks.ScatterLinear, (7, 7, 81)),
+  "scatter_cnn": (networks.ScatterCnn, (7, 7, 81)),
   "wide_resnet": (
-    functools.partial(models.WideResNet, depth=10, width=1, num_groups=4),
+    functools.partial(networks.WideResNet, depth=10, width=1, num_groups=4),
     (8, 8, 3),
   ),
 }
@@ -61,7 +62,7 @@ def _setup(name, size=5, seed=0):
 
 
 def _language(size=5):
-  model = models.Transformer(
+  model = networks.Transformer(
     vocab_size=7, num_layers=1, num_heads=2, features=8, max_length=6
   )
   tokens = np.random.default_rng(0).integers(1, 7, (size, 6))

@@ -16,6 +16,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import dry_run, loop
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
 from tests import commands
 from tests.refuses import refuses
 
@@ -100,7 +101,7 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
 
 def _loaded(flipped):
   """digits, or a set of that shape with other pixels and labels."""
-  train, test = data.registry.load("digits")
+  train, test = datasets.registry.load("digits")
   x, y = train.x, train.y
   if flipped:
     order = np.random.default_rng(0).permutation(len(train))

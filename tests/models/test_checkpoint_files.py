@@ -21,7 +21,7 @@ import pytest
 from flax import serialization
 from flax.training import train_state
 
-from dpjax import data, models, names
+from dpjax import data, names
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
@@ -33,6 +33,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.run import loop
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 # Orbax reads arrays at once: where one is damaged, others end after its loop is closed.
@@ -88,7 +89,7 @@ def _equal(got, wanted):
 def test_every_way_to_save_gives_the_newest_parameters(saved):
   folder, tree = saved
   for name in _NAMES:
-    _equal(models.load_checkpoint(folder / name, _LIKE), tree)
+    _equal(networks.load_checkpoint(folder / name, _LIKE), tree)
   assert names.weights_file(str(folder / "steps")) == str(folder / "steps/10/default")
   assert names.weights_file(str(folder / "flax")) == str(folder / "flax/checkpoint_10")
 
@@ -99,7 +100,7 @@ def test_flax_writes_large_arrays_in_chunks_that_are_joined(tmp_path, monkeypatc
   content = serialization.to_bytes(tree)
   assert content.count(b"__msgpack_chunked_array__") == 2
   (tmp_path / "a.msgpack").write_bytes(content)
-  _equal(models.load_checkpoint(tmp_path / "a.msgpack", _LIKE), tree)
+  _equal(networks.load_checkpoint(tmp_path / "a.msgpack", _LIKE), tree)
 
 
 def test_types_are_cast_and_a_head_of_other_classes_begins_afresh(tmp_path):
@@ -107,7 +108,7 @@ def test_types_are_cast_and_a_head_of_other_classes_begins_afresh(tmp_path):
   for dtype in (np.float16, jnp.bfloat16, np.float64):
     held = jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), tree)
     (tmp_path / "a.msgpack").write_bytes(serialization.to_bytes(held))
-    got = models.load_checkpoint(tmp_path / "a.msgpack", _LIKE)["params"]
+    got = networks.load_checkpoint(tmp_path / "a.msgpack", _LIKE)["params"]
     wanted = held["params"]["dense_0"]["kernel"].astype(np.float32)
     np.testing.assert_array_equal(got["dense_0"]["kernel"], wanted)
     assert got["dense_0"]["kernel"].dtype == np.float32
@@ -116,7 +117,7 @@ def test_types_are_cast_and_a_head_of_other_classes_begins_afresh(tmp_path):
 
 def _refused(path, like=_LIKE):
   with pytest.raises(UserError) as error:
-    models.load_checkpoint(path, like)
+    networks.load_checkpoint(path, like)
   (line,) = str(error.value).splitlines()
   assert len(line) < 500
   return line
@@ -225,7 +226,7 @@ def test_a_wrong_folder_of_orbax_is_one_line(saved, tmp_path):
   (folder / "sha256.json").write_text("{}")
   assert "is a checkpoint of a run, as secret as its data" in _refused(folder)
   os.remove(folder / "sha256.json")
-  _equal(models.load_checkpoint(folder, _LIKE), saved[1])
+  _equal(networks.load_checkpoint(folder, _LIKE), saved[1])
   described = (folder / "_METADATA").read_text()
   for content in (
     "",

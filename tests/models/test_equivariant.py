@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import gradients, losses, models
-from dpjax.models import equivariant
+from dpjax import gradients, losses
 from dpjax.types import Example
+from dpjax.zoo import networks
+from dpjax.zoo.networks import equivariant
 from tests.refuses import refuses
 
 _X = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
@@ -147,4 +148,4 @@ def test_the_fast_route_agrees_with_one_gradient_each():
 
 
 def test_it_is_registered():
-  assert models.build("equivariant_cnn", num_classes=2, group="C4").group == "C4"
+  assert networks.build("equivariant_cnn", num_classes=2, group="C4").group == "C4"

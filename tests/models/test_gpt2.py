@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import models
+from dpjax.zoo import networks
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file
@@ -22,7 +22,7 @@ from tests.refuses import refuses
 
 _LAYERS, _HEADS, _WIDTH, _LENGTH, _VOCAB = 2, 2, 8, 6, 11
 _SIZES = dict(num_layers=_LAYERS, num_heads=_HEADS, features=_WIDTH, max_length=_LENGTH)
-_MODEL = models.Transformer(vocab_size=_VOCAB, norm_epsilon=1e-5, **_SIZES)
+_MODEL = networks.Transformer(vocab_size=_VOCAB, norm_epsilon=1e-5, **_SIZES)
 _TOKENS = np.random.default_rng(1).integers(0, _VOCAB, (3, _LENGTH))
 
 
@@ -91,7 +91,7 @@ def _close(params, tensors):
 
 def test_a_file_gives_the_logits_of_gpt2(tmp_path):
   tensors = _tensors()
-  error = _close(models.load_gpt2(_written(tmp_path, tensors), _MODEL), tensors)
+  error = _close(networks.load_gpt2(_written(tmp_path, tensors), _MODEL), tensors)
   other = np.abs(_gpt2(tensors, _TOKENS, epsilon=1e-6) - _gpt2(tensors, _TOKENS)).max()
   assert other / np.abs(_gpt2(tensors, _TOKENS)).max() > 10 * error  # it can tell epsilons
 
@@ -103,14 +103,14 @@ def test_prefix_buffers_tied_head_and_half_precision(tmp_path):
   files["transformer.h.0.attn.bias"] = np.ones((1, 1, _LENGTH, _LENGTH), bool)
   files["transformer.h.1.attn.masked_bias"] = np.float32(-1e4).reshape(1)
   files["lm_head.weight"] = half["wte.weight"].copy()
-  params = models.load_gpt2(_bfloat16(tmp_path, files), _MODEL)
-  expected = models.load_gpt2(
+  params = networks.load_gpt2(_bfloat16(tmp_path, files), _MODEL)
+  expected = networks.load_gpt2(
     _written(tmp_path, {n: a.astype(np.float32) for n, a in half.items()}), _MODEL
   )
   jax.tree.map(np.testing.assert_array_equal, params, expected)
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
   single = {n: a.astype(np.float16) for n, a in tensors.items()}
-  held = models.load_gpt2(_written(tmp_path, single), _MODEL)["params"]["positions"]
+  held = networks.load_gpt2(_written(tmp_path, single), _MODEL)["params"]["positions"]
   np.testing.assert_array_equal(held, single["wpe.weight"].astype(np.float32))
 
 
@@ -137,7 +137,7 @@ def test_ids_that_leave_zero_to_the_padding_give_the_same_logits(tmp_path):
   tensors = _tensors()
   path = _written(tmp_path, tensors)
   wide = _MODEL.clone(vocab_size=_VOCAB + 1)
-  params = models.load_gpt2(path, wide, first_id=1)
+  params = networks.load_gpt2(path, wide, first_id=1)
   ours = jax.jit(wide.apply)(params, jnp.asarray(_TOKENS + 1))
   wanted = _gpt2(tensors, _TOKENS)
   np.testing.assert_allclose(
@@ -145,13 +145,13 @@ def test_ids_that_leave_zero_to_the_padding_give_the_same_logits(tmp_path):
   )
   # The padding has the embedding of the last word.
   np.testing.assert_array_equal(ours[..., 0], ours[..., -1])
-  models.save_gpt2(tmp_path / "again.safetensors", wide, params, first_id=1)
+  networks.save_gpt2(tmp_path / "again.safetensors", wide, params, first_id=1)
   again = load_file(tmp_path / "again.safetensors")
   assert again.keys() == tensors.keys()
   for name, array in tensors.items():
     np.testing.assert_array_equal(again[name], array)
   with refuses("path"):
-    models.load_gpt2(path, wide)
+    networks.load_gpt2(path, wide)
 
 
 @pytest.mark.long
@@ -160,23 +160,25 @@ def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
     model = _MODEL.clone(tie_embeddings=tied, num_layers=1)
     params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(_TOKENS))
     path = tmp_path / f"{tied}.safetensors"
-    models.save_gpt2(path, model, params)
-    jax.tree.map(np.testing.assert_array_equal, models.load_gpt2(path, model), params)
+    networks.save_gpt2(path, model, params)
+    jax.tree.map(np.testing.assert_array_equal, networks.load_gpt2(path, model), params)
     assert load_file(path)["h.0.attn.c_attn.weight"].shape == (_WIDTH, 3 * _WIDTH)
     assert ("lm_head.weight" in load_file(path)) is not tied
   with refuses("path"):
-    models.load_gpt2(tmp_path / "True.safetensors", _MODEL.clone(num_heads=4, num_layers=1))
+    networks.load_gpt2(
+      tmp_path / "True.safetensors", _MODEL.clone(num_heads=4, num_layers=1)
+    )
   with refuses("params"):
-    models.save_gpt2(tmp_path / "x", _MODEL, params)
+    networks.save_gpt2(tmp_path / "x", _MODEL, params)
   with pytest.raises(OSError, match="cannot be written"):
-    models.save_gpt2(tmp_path / "no" / "x", model, params)
+    networks.save_gpt2(tmp_path / "no" / "x", model, params)
 
 
 @pytest.mark.parametrize("name", ["num_heads", "norm_epsilon"])
 def test_what_a_file_says_of_itself_may_be_anything(name, tmp_path):
   save_file(_tensors(), tmp_path / "odd.safetensors", metadata={name: "two"})
   with refuses("path"):
-    models.load_gpt2(tmp_path / "odd.safetensors", _MODEL)
+    networks.load_gpt2(tmp_path / "odd.safetensors", _MODEL)
 
 
 def _nan(tensors):
@@ -203,7 +205,7 @@ def test_a_file_of_another_model_is_refused_in_one_line(message, tmp_path):
   tensors = _tensors()
   _FAULTS[message](tensors)
   with refuses("path") as caught:
-    models.load_gpt2(_written(tmp_path, tensors), _MODEL)
+    networks.load_gpt2(_written(tmp_path, tensors), _MODEL)
   assert "\n" not in str(caught.value)
 
 
@@ -211,8 +213,8 @@ def test_no_file_no_safetensors_and_no_gpt2_are_refused_in_one_line(tmp_path):
   (tmp_path / "odd").write_bytes(b"\x80\x04pickle")
   for name, message in (("none", "path"), ("odd", "path")):
     with refuses(message) as caught:
-      models.load_gpt2(tmp_path / name, _MODEL)
+      networks.load_gpt2(tmp_path / name, _MODEL)
     assert "\n" not in str(caught.value)
   path = _written(tmp_path, _tensors())
   with refuses("norm_epsilon", value=1e-06):
-    models.load_gpt2(path, _MODEL.clone(norm_epsilon=1e-6))
+    networks.load_gpt2(path, _MODEL.clone(norm_epsilon=1e-6))

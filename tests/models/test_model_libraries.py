@@ -7,11 +7,12 @@ import pytest
 from flax import nnx
 
 from configs import quickstart
-from dpjax import data, models, trees
+from dpjax import data, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run.run_keys import drawn
 from dpjax.models import libraries
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 eqx = pytest.importorskip("equinox")
@@ -24,7 +25,7 @@ _TRAIN, _ = data.load("digits")
 
 
 def _model(name, **options):
-  return models.build(f"{_MODULE}:{name}", num_classes=10, **options)
+  return networks.build(f"{_MODULE}:{name}", num_classes=10, **options)
 
 
 def _started(name, **options):
@@ -92,8 +93,8 @@ def test_parameters_have_the_names_of_the_layers():
     f"params/{at}/{w}" for at in layers for w in ("bias", "weight")
   ]
   assert names["pair"] == ["params/1/0", "params/3/0"]
-  assert models.options(f"{_MODULE}:Nnx") == ("rate",)
-  assert models.options(f"{_MODULE}:Equinox") == ("rate",)
+  assert networks.options(f"{_MODULE}:Nnx") == ("rate",)
+  assert networks.options(f"{_MODULE}:Equinox") == ("rate",)
 
 
 @pytest.mark.cases(long=["NnxConstant"], slow=...)

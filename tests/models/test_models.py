@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax import models, trees
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 KEY = jax.random.key(0)
@@ -49,8 +50,8 @@ SMALL = {
 def _model(name: str, **options) -> nn.Module:
   options = SMALL[name][0] | options
   if name == "wrn":
-    return models.WideResNet(num_classes=7, **options)
-  return models.build(name, num_classes=7, **options)
+    return networks.WideResNet(num_classes=7, **options)
+  return networks.build(name, num_classes=7, **options)
 
 
 def _inputs(name: str) -> jax.Array:
@@ -81,7 +82,7 @@ def _influence(apply, x: jax.Array) -> tuple[float, float]:
 
 
 def test_small_covers_every_name():
-  assert set(models.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
+  assert set(networks.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
 
 
 @pytest.mark.cases(
@@ -174,7 +175,7 @@ def test_float64_stays_float64(x64):
   ],
 )
 def test_parameter_counts(name, shape, count):
-  model = models.build(name, num_classes=10)
+  model = networks.build(name, num_classes=10)
   shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, *shape)))
   assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
@@ -196,7 +197,7 @@ def test_cnn_refuses_images_too_small_for_its_kernels(size):
 @pytest.mark.parametrize("name", ["cnn", "radp_mnist", "scatter_linear", "wrn_16_4"])
 def test_a_missing_channel_axis_is_named(name):
   with refuses("x.shape"):
-    models.build(name, num_classes=10).init(KEY, jnp.zeros((2, 28, 28)))
+    networks.build(name, num_classes=10).init(KEY, jnp.zeros((2, 28, 28)))
 
 
 @pytest.mark.cases(long=[4, 7, 8])
@@ -209,9 +210,9 @@ def test_a_missing_channel_axis_is_named(name):
     (lambda: models.Mlp(num_classes=2, features=(0,)), "features"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), pool_after=(2,)), "pool_after"),
     (lambda: models.ConvNet(num_classes=2, filters=(4,), strides=(1, 1)), "strides"),
-    (lambda: models.WideResNet(num_classes=2, depth=15), "depth"),
-    (lambda: models.WideResNet(num_classes=2, num_groups=5), "num_groups"),
-    (lambda: models.Transformer(9, features=10, num_heads=4), "features"),
+    (lambda: networks.WideResNet(num_classes=2, depth=15), "depth"),
+    (lambda: networks.WideResNet(num_classes=2, num_groups=5), "num_groups"),
+    (lambda: networks.Transformer(9, features=10, num_heads=4), "features"),
   ],
 )
 def test_wrong_fields_are_refused_when_the_model_is_made(make, field):

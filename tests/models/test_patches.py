@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import models
 from dpjax.data import Dataset
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central import patch_features as patches_of_runs
@@ -23,8 +22,9 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import model_inputs
-from dpjax.models import patches
 from dpjax.validate import UserError
+from dpjax.zoo import networks
+from dpjax.zoo.networks import patches
 from tests.refuses import refuses
 
 
@@ -38,7 +38,7 @@ def _random_images(shape, seed=1):
 
 @functools.cache
 def _network(height=9, width=11, colours=3):
-  return models.learned_patches(_random_images((60, height, width, colours)), words=7)
+  return networks.learned_patches(_random_images((60, height, width, colours)), words=7)
 
 
 def _oracle(image, network):
@@ -73,7 +73,7 @@ def test_features_are_those_of_the_definition(shape):
   x = _random_images(shape, seed=2)
   # A picture of one colour has no patch of size.
   x[0] = 0.25
-  seen = models.patch_features(x, network)
+  seen = networks.patch_features(x, network)
   wanted = np.stack([_oracle(image, network) for image in x])
   assert seen.shape == (shape[0], network.directions.shape[1])
   np.testing.assert_allclose(seen, wanted, rtol=2e-3, atol=2e-3)
@@ -85,16 +85,16 @@ def test_a_record_moves_its_own_features_alone_wherever_it_stands():
   """Bit for bit: one record less moves the others to another place of another chunk."""
   network = _network()
   x = _random_images((2 * patches._CHUNK + 3, 9, 11, 3), seed=3)
-  whole = models.patch_features(x, network)
+  whole = networks.patch_features(x, network)
   for gone in (0, patches._CHUNK - 1, len(x) - 1):
-    left = models.patch_features(np.delete(x, gone, axis=0), network)
+    left = networks.patch_features(np.delete(x, gone, axis=0), network)
     np.testing.assert_array_equal(left, np.delete(whole, gone, axis=0))
   other = x.copy()
   other[1] = 1 - other[1]
-  changed = models.patch_features(other, network)
+  changed = networks.patch_features(other, network)
   np.testing.assert_array_equal(np.delete(changed, 1, 0), np.delete(whole, 1, 0))
   assert np.abs(changed[1] - whole[1]).max() > 0.1
-  alone = models.patch_features(x[5:6], network)
+  alone = networks.patch_features(x[5:6], network)
   np.testing.assert_array_equal(alone[0], whole[5])
 
 
@@ -102,16 +102,16 @@ def test_mirror_images_have_the_same_mirrored_features():
   network = _network()
   x = _random_images((4, 9, 11, 3), seed=4)
   seen = [
-    models.patch_features(each, network, mirrored=True) for each in (x, x[:, :, ::-1])
+    networks.patch_features(each, network, mirrored=True) for each in (x, x[:, :, ::-1])
   ]
   np.testing.assert_array_equal(*seen)
-  assert np.abs(seen[0] - models.patch_features(x, network)).max() > 0.01
+  assert np.abs(seen[0] - networks.patch_features(x, network)).max() > 0.01
 
 
 def test_what_is_learnt_evens_out_random_images_and_repeats():
   images = _random_images((60, 9, 11, 3))
   network = _network()
-  again = models.learned_patches(images, words=7)
+  again = networks.learned_patches(images, words=7)
   for first, second in zip(network, again, strict=True):
     np.testing.assert_array_equal(first, second)
   for name in ("axes", "words", "directions"):
@@ -135,10 +135,10 @@ def test_values_that_are_no_image_are_refused(value):
   x = np.zeros((2, 9, 11, 3), np.float32)
   x[1, 2, 3, 0] = value
   with refuses("x") as error:
-    models.patch_features(x, _network())
+    networks.patch_features(x, _network())
   assert "\n" not in str(error.value)
   with refuses("images"):
-    models.learned_patches(x)
+    networks.learned_patches(x)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_values_that_are_no_image_are_refused(value):
 )
 def test_images_of_another_kind_are_refused(shape, field):
   with refuses(field) as error:
-    models.patch_features(np.zeros(shape, np.float32), _network())
+    networks.patch_features(np.zeros(shape, np.float32), _network())
   assert "\n" not in str(error.value)
   with pytest.raises(UserError):
     patches.patch_shape(shape if shape[-1] != 1 else (1, 9))
@@ -162,25 +162,25 @@ def test_images_of_another_kind_are_refused(shape, field):
 
 def test_an_error_does_not_tell_the_number_of_records():
   with refuses("x") as error:
-    models.patch_features(np.zeros((4321, 5, 9, 3), np.float32), _network())
+    networks.patch_features(np.zeros((4321, 5, 9, 3), np.float32), _network())
   assert "4321" not in str(error.value)
 
 
 @pytest.mark.parametrize(
   ("call", "field"),
   [
-    (lambda x: models.learned_patches(x, words=0), "words"),
-    (lambda x: models.learned_patches(x, words=2.5), "words"),
-    (lambda x: models.learned_patches(x[:0]), "images"),
-    (lambda x: models.learned_patches(x[:1]), "images"),
-    (lambda x: models.learned_patches(0 * x + 0.5), "images"),
-    (lambda x: models.learned_patches(list(x)), "images"),
-    (lambda x: models.learned_patches(255 * x), "images"),
-    (lambda x: models.patch_features(x + 0j, _network()), "x"),
-    (lambda x: models.patch_features(x.astype(str), _network()), "x"),
-    (lambda x: models.patch_features(x, None), "network"),
-    (lambda x: models.patch_features(x, tuple(_network())), "network"),
-    (lambda x: models.patch_features(x, _network(), mirrored="no"), "mirrored"),
+    (lambda x: networks.learned_patches(x, words=0), "words"),
+    (lambda x: networks.learned_patches(x, words=2.5), "words"),
+    (lambda x: networks.learned_patches(x[:0]), "images"),
+    (lambda x: networks.learned_patches(x[:1]), "images"),
+    (lambda x: networks.learned_patches(0 * x + 0.5), "images"),
+    (lambda x: networks.learned_patches(list(x)), "images"),
+    (lambda x: networks.learned_patches(255 * x), "images"),
+    (lambda x: networks.patch_features(x + 0j, _network()), "x"),
+    (lambda x: networks.patch_features(x.astype(str), _network()), "x"),
+    (lambda x: networks.patch_features(x, None), "network"),
+    (lambda x: networks.patch_features(x, tuple(_network())), "network"),
+    (lambda x: networks.patch_features(x, _network(), mirrored="no"), "mirrored"),
   ],
 )
 def test_a_wrong_argument_is_one_line(call, field):
@@ -192,18 +192,18 @@ def test_a_wrong_argument_is_one_line(call, field):
 def test_double_precision_and_other_types_change_nothing():
   network = _network()
   x = (_random_images((3, 9, 11, 3)) * 4).round().clip(0, 4) / 4
-  seen = models.patch_features(x, network)
+  seen = networks.patch_features(x, network)
   with jax.enable_x64(True):
-    again = models.learned_patches(_random_images((60, 9, 11, 3)), words=7)
+    again = networks.learned_patches(_random_images((60, 9, 11, 3)), words=7)
     np.testing.assert_array_equal(again.words, network.words)
-    doubled = models.patch_features(x.astype(np.float64), network)
+    doubled = networks.patch_features(x.astype(np.float64), network)
   np.testing.assert_allclose(doubled, seen, atol=1e-5)
   for dtype in (np.float64, np.float16, ">f4"):
-    np.testing.assert_array_equal(models.patch_features(x.astype(dtype), network), seen)
+    np.testing.assert_array_equal(networks.patch_features(x.astype(dtype), network), seen)
 
 
 def test_no_images_have_no_features():
-  assert models.patch_features(np.zeros((0, 9, 11, 3)), _network()).shape == (0, 56)
+  assert networks.patch_features(np.zeros((0, 9, 11, 3)), _network()).shape == (0, 56)
 
 
 # --- in a run

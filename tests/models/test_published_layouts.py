@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from dpjax import models
+from dpjax.zoo import networks
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import save_file
@@ -28,7 +28,7 @@ _WIDTH = 8
 _HEADS = 2
 _LAYERS = 2
 _CLASSES = 3
-_VIT = models.VisionTransformer(
+_VIT = networks.VisionTransformer(
   num_classes=_CLASSES,
   image_size=8,
   patch_size=4,
@@ -37,7 +37,7 @@ _VIT = models.VisionTransformer(
   features=_WIDTH,
   mlp_features=12,
 )
-_BERT = models.Bert(
+_BERT = networks.Bert(
   num_classes=_CLASSES,
   vocab_size=11,
   num_layers=_LAYERS,
@@ -46,7 +46,7 @@ _BERT = models.Bert(
   mlp_features=12,
   max_length=6,
 )
-_BASIC = models.ResNet(num_classes=_CLASSES, depths=(1, 2), features=4, image_size=0)
+_BASIC = networks.ResNet(num_classes=_CLASSES, depths=(1, 2), features=4, image_size=0)
 _BOTTLENECK = _BASIC.clone(bottleneck=True, depths=(1, 1), features=2)
 _RNG = np.random.default_rng(0)
 _IMAGES = _RNG.random((3, 8, 8, 3)).astype(np.float32)
@@ -133,7 +133,7 @@ def _conv_of(name: str, norm: str, inputs: int, outputs: int, size: int) -> Tens
   }
 
 
-def _torchvision(model: models.ResNet) -> Tensors:
+def _torchvision(model: networks.ResNet) -> Tensors:
   tensors = _conv_of("conv1", "bn1", 3, model.features, 7)
   inputs = model.features
   for stage, depth in enumerate(model.depths):
@@ -320,18 +320,18 @@ def _cases() -> dict[str, _Case]:
   vit = _vit_oracle(timm, _IMAGES)
   bert = _bert()
   cases = {
-    "timm": _Case(_VIT, models.load_vit, timm, _IMAGES, vit, "head"),
+    "timm": _Case(_VIT, networks.load_vit, timm, _IMAGES, vit, "head"),
     "hugging_face": _Case(
-      _VIT, models.load_vit, _hugging_face(timm), _IMAGES, vit, "classifier"
+      _VIT, networks.load_vit, _hugging_face(timm), _IMAGES, vit, "classifier"
     ),
     "bert": _Case(
-      _BERT, models.load_bert, bert, _TOKENS, _bert_oracle(bert, _TOKENS), "classifier"
+      _BERT, networks.load_bert, bert, _TOKENS, _bert_oracle(bert, _TOKENS), "classifier"
     ),
   }
   for name, model in (("basic", _BASIC), ("bottleneck", _BOTTLENECK)):
     tensors = _torchvision(model)
     logits = _resnet_oracle(tensors, _LARGE)
-    cases[name] = _Case(model, models.load_resnet, tensors, _LARGE, logits, "fc")
+    cases[name] = _Case(model, networks.load_resnet, tensors, _LARGE, logits, "fc")
   return cases
 
 

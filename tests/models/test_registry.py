@@ -7,27 +7,27 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dpjax import models
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", networks.names())
 def test_every_name_builds_a_module(name):
-  assert isinstance(models.build(name, num_classes=10), nn.Module)
+  assert isinstance(networks.build(name, num_classes=10), nn.Module)
 
 
 def test_only_the_heads_of_features_want_features():
-  wanting = {name for name in models.names() if models.needs_features(name)}
+  wanting = {name for name in networks.names() if networks.needs_features(name)}
   scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
   public = {"vgg16_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"}
   assert wanting == scattering | public | {"patches_linear"}
-  assert models.needs_features("scatter_linear") == "scattering"
-  assert models.needs_features("alexnet_linear") == "alexnet"
+  assert networks.needs_features("scatter_linear") == "scattering"
+  assert networks.needs_features("alexnet_linear") == "alexnet"
 
 
 def test_a_head_starts_from_zeros_where_it_is_said():
   def head(name, **options):
-    model = models.build(name, num_classes=3, **options)
+    model = networks.build(name, num_classes=3, **options)
     return model.init(jax.random.key(0), jnp.ones((1, 4)))["params"]["head"]["kernel"]
 
   on_features = ("patches_linear", "vgg16_linear", "alexnet_linear", "minilm_linear")
@@ -38,14 +38,14 @@ def test_a_head_starts_from_zeros_where_it_is_said():
 
 def test_unknown_name_is_refused_with_the_nearest():
   with refuses("model", value="wrn_16_5"):
-    models.build("wrn_16_5", num_classes=10)
+    networks.build("wrn_16_5", num_classes=10)
   with refuses("model", value="batchnorm"):
-    models.needs_features("batchnorm")
+    networks.needs_features("batchnorm")
 
 
 def test_unknown_option_is_refused_with_the_nearest():
   with refuses("activaton") as error:
-    models.build("cnn", num_classes=10, activaton="relu")
+    networks.build("cnn", num_classes=10, activaton="relu")
   assert "\n" not in str(error.value)
 
 
@@ -58,9 +58,9 @@ class Bare(nn.Module):
 def test_an_option_of_a_model_without_any_is_refused_with_the_flag_that_drops_it():
   name = f"{__name__}:Bare"
   with refuses("model.options.features"):
-    models.check_options(name, {"features": (64,)}, prefix="model.options.")
+    networks.check_options(name, {"features": (64,)}, prefix="model.options.")
   with refuses("features"):
-    models.check_options(name, {"features": (64,)})
+    networks.check_options(name, {"features": (64,)})
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_an_option_of_a_model_without_any_is_refused_with_the_flag_that_drops_it
 )
 def test_what_the_name_decides_is_not_an_option(name, option):
   with refuses(option):
-    models.build(name, num_classes=10, **{option: 4})
+    networks.build(name, num_classes=10, **{option: 4})
 
 
 def test_options_of_a_preset_override_it():
-  model = models.build("radp_mnist", num_classes=3, filters=(2,), pool_after=(1,))
+  model = networks.build("radp_mnist", num_classes=3, filters=(2,), pool_after=(1,))
   assert (model.filters, model.dense_sizes, model.num_classes) == ((2,), (32,), 3)
 
 
 def test_transformer_takes_the_classes_as_vocabulary():
-  assert models.build("transformer", num_classes=17).vocab_size == 17
+  assert networks.build("transformer", num_classes=17).vocab_size == 17
 
 
 def test_wide_resnets_have_the_depth_of_their_name():
-  depths = [models.build(name, num_classes=2).depth for name in ("wrn_16_4", "wrn_40_4")]
+  depths = [networks.build(name, num_classes=2).depth for name in ("wrn_16_4", "wrn_40_4")]
   assert depths == [16, 40]
 
 
@@ -90,4 +90,4 @@ def test_wide_resnets_have_the_depth_of_their_name():
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
 def test_num_classes_is_checked(value):
   with refuses("num_classes"):
-    models.build("cnn", num_classes=value)
+    networks.build("cnn", num_classes=value)

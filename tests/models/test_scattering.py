@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from dpjax import models
-from dpjax.models.scattering import _lowpass_matrix, _morlet_hat, num_channels, scattering
+from dpjax.zoo import networks
+from dpjax.zoo.networks.scattering import (
+  _lowpass_matrix,
+  _morlet_hat,
+  num_channels,
+  scattering,
+)
 from tests.refuses import refuses
 
-MODULE = sys.modules["dpjax.models.scattering"]  # the package's name is the function
+MODULE = sys.modules["dpjax.zoo.networks.scattering"]  # the package's name is the function
 RNG = np.random.default_rng(0)
 
 
@@ -237,7 +242,7 @@ def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
   monkeypatch.setattr(MODULE, "_smooth", counted)
   images = _random(7, 12, 8, 2)
   progress = lambda done, total: seen.append((done, total, len(traces)))
-  features = models.scattering_features(images, batch_size=3, progress=progress)
+  features = networks.scattering_features(images, batch_size=3, progress=progress)
   assert [entry[:2] for entry in seen] == [(3, 7), (6, 7), (7, 7)]
   assert seen[0][2] == seen[-1][2] > 0
   monkeypatch.undo()
@@ -248,44 +253,44 @@ def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
 def test_no_place_and_no_number_of_images_moves_a_bit():
   # A record fewer moves those behind it to other places of their chunk.
   images = np.repeat(_random(1, 12, 12, 1), 48, axis=0)
-  seen = models.scattering_features(images, J=1, L=4)
+  seen = networks.scattering_features(images, J=1, L=4)
   np.testing.assert_array_equal(seen, seen[:1].repeat(48, axis=0))
-  standardized = models.standardized_features(seen, 1)
+  standardized = networks.standardized_features(seen, 1)
   for count in (1, 2):
     np.testing.assert_array_equal(
-      models.standardized_features(seen[:count], 1), standardized[:count]
+      networks.standardized_features(seen[:count], 1), standardized[:count]
     )
 
 
 @pytest.mark.slow
 def test_mirrored_features_are_the_mean_of_both_images():
   images = _random(5, 8, 8, 2)
-  found = models.scattering_features(images, mirrored=True, batch_size=2)
+  found = networks.scattering_features(images, mirrored=True, batch_size=2)
   both = scattering(images), scattering(images[:, :, ::-1])
   np.testing.assert_allclose(found, (both[0] + both[1]) / 2, atol=1e-6)
-  other = models.scattering_features(images[:, :, ::-1], mirrored=True, batch_size=2)
+  other = networks.scattering_features(images[:, :, ::-1], mirrored=True, batch_size=2)
   assert (found == other).all()  # bit for bit: no example and its image differ
   assert np.abs(found - both[0]).max() > 1e-3
 
 
 def test_opponent_colours_are_orthonormal_and_those_of_the_transformed_image():
   images = _random(3, 8, 8, 3)
-  turned = models.opponent_colours(images)
+  turned = networks.opponent_colours(images)
   lengths = np.linalg.norm(turned, axis=-1), np.linalg.norm(images, axis=-1)
   np.testing.assert_allclose(*lengths, atol=1e-6)
   np.testing.assert_allclose(turned[..., 0], images.sum(axis=-1) / 3**0.5, atol=1e-6)
   np.testing.assert_allclose(
     turned[..., 1] * 2**0.5, images[..., 0] - images[..., 2], atol=1e-6
   )
-  grey = models.opponent_colours(np.repeat(images[..., :1], 3, axis=-1))
+  grey = networks.opponent_colours(np.repeat(images[..., :1], 3, axis=-1))
   assert np.abs(grey[..., 1:]).max() < 1e-6
   for mirrored in (False, True):
     options = {"mirrored": mirrored, "batch_size": 2}
-    found = models.scattering_features(images, colours="opponent", **options)
+    found = networks.scattering_features(images, colours="opponent", **options)
     np.testing.assert_allclose(
-      found, models.scattering_features(turned, **options), atol=1e-6
+      found, networks.scattering_features(turned, **options), atol=1e-6
     )
-    assert np.abs(found - models.scattering_features(images, **options)).max() > 1e-2
+    assert np.abs(found - networks.scattering_features(images, **options)).max() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -293,31 +298,35 @@ def test_opponent_colours_are_orthonormal_and_those_of_the_transformed_image():
 )
 def test_colours_that_images_do_not_have_are_refused(colours, depth, told):
   with refuses("colours"):
-    models.scattering_features(_random(1, 8, 8, depth), colours=colours)
+    networks.scattering_features(_random(1, 8, 8, depth), colours=colours)
   with refuses("colours"):
-    models.typical_scales((8, 8, depth), colours=colours)
+    networks.typical_scales((8, 8, depth), colours=colours)
 
 
 def test_typical_scales_of_opponent_colours_are_those_of_correlated_ones():
   """Against images whose colours have that correlation, transformed."""
   rng = np.random.default_rng(0)
-  plain, opponent = (models.typical_scales((8, 8, 3), colours=c) for c in models.COLOURS)
+  plain, opponent = (
+    networks.typical_scales((8, 8, 3), colours=c) for c in networks.COLOURS
+  )
   light = rng.normal(size=(40000, 1)) * 0.9**0.5
-  seen = models.opponent_colours(light + rng.normal(size=(40000, 3)) * 0.1**0.5).std(axis=0)
+  seen = networks.opponent_colours(light + rng.normal(size=(40000, 3)) * 0.1**0.5).std(
+    axis=0
+  )
   ratio = (opponent / plain).reshape(3, 81)
   np.testing.assert_allclose(ratio, np.tile(seen[:, None], 81), rtol=0.03)
 
 
 def test_features_in_half_precision():
   images = _random(2, 8, 8, 1)
-  half = models.scattering_features(images, dtype=np.float16)
+  half = networks.scattering_features(images, dtype=np.float16)
   assert half.dtype == np.float16
   np.testing.assert_allclose(half, scattering(images), atol=1e-3)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_tiny_data_sets(count):
-  features = models.scattering_features(_random(count, 8, 8, 1))
+  features = networks.scattering_features(_random(count, 8, 8, 1))
   assert features.shape == (count, 2, 2, 81)
 
 
@@ -334,7 +343,7 @@ def test_tiny_data_sets(count):
 )
 def test_wrong_images_are_refused(images, options, field):
   with refuses(field):
-    models.scattering_features(images, **options)
+    networks.scattering_features(images, **options)
 
 
 @pytest.mark.slow
@@ -342,9 +351,9 @@ def test_typical_scales_are_those_of_photographs_within_a_factor():
   """Digits, enlarged, are no photographs, and yet: all but the low-pass, which follows the
   mean of the pixels, come near one size."""
   images = np.kron(datasets.load_digits().images[:64] / 16, np.ones((2, 2)))[..., None]
-  found = models.scattering_features(images.astype(np.float32))
+  found = networks.scattering_features(images.astype(np.float32))
   sizes = np.sqrt(np.square(found).mean(axis=(0, 1, 2)))
-  scales = models.typical_scales((16, 16, 1))
+  scales = networks.typical_scales((16, 16, 1))
   assert np.ptp(np.log(sizes[1:] / scales[1:])) < np.log(5)
   assert np.ptp(np.log(sizes[1:])) > np.log(20)
-  np.testing.assert_array_equal(models.typical_scales((16, 16, 2)), np.tile(scales, 2))
+  np.testing.assert_array_equal(networks.typical_scales((16, 16, 2)), np.tile(scales, 2))

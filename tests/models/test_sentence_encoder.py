@@ -13,7 +13,7 @@ import types
 import numpy as np
 import pytest
 
-from dpjax import data, models
+from dpjax import data
 from dpjax.data import text
 from dpjax.experiments.kinds.central import build, features, one_release
 from dpjax.experiments.kinds.central.config import (
@@ -23,8 +23,9 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.run import model_inputs
-from dpjax.models import sentence_encoder
-from dpjax.models.sentence_encoder import Encoder
+from dpjax.zoo import networks
+from dpjax.zoo.networks import sentence_encoder
+from dpjax.zoo.networks.sentence_encoder import Encoder
 from tests.refuses import refuses
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
@@ -90,26 +91,26 @@ _LINES = ["", "a", "bad", "cafe", "hh", "bad", "decade"]
 
 
 def test_an_embedding_is_the_mean_of_the_last_layer_at_norm_one(tiny):
-  got = models.sentence_features(_LINES)
+  got = networks.sentence_features(_LINES)
   wanted = np.stack([_oracle(line) for line in _LINES])
   np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
   assert got.shape == (7, 8) and np.ptp(wanted, axis=0).min() > 0.01
-  assert models.sentence_features([]).shape == (0, 8)
+  assert networks.sentence_features([]).shape == (0, 8)
 
 
 def test_a_row_follows_from_its_own_text(tiny):
-  whole = models.sentence_features(_LINES)
+  whole = networks.sentence_features(_LINES)
   for place, line in enumerate(_LINES):
     others = ["h" * 9] * 3 + [line]
     np.testing.assert_allclose(
-      models.sentence_features(others)[-1], whole[place], rtol=1e-6, atol=1e-7
+      networks.sentence_features(others)[-1], whole[place], rtol=1e-6, atol=1e-7
     )
 
 
 def test_bytes_are_the_text_and_a_character_cut_in_two_is_left_out(tiny):
   rows = text.encode_text(["cafe", "ab\N{GRINNING FACE}"], max_length=4)
   got = np.concatenate([*sentence_encoder.sentence_chunks(rows)])
-  np.testing.assert_array_equal(got, models.sentence_features(["cafe", "ab"]))
+  np.testing.assert_array_equal(got, networks.sentence_features(["cafe", "ab"]))
   with refuses("x"):
     [*sentence_encoder.sentence_chunks(rows + 300)]
   with refuses("x"):
@@ -121,14 +122,14 @@ def test_other_weights_or_none_are_refused(tiny, monkeypatch):
   whole = tiny.read_bytes()
   tiny.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
   with refuses("features"):
-    models.sentence_features(_LINES)
+    networks.sentence_features(_LINES)
   tiny.unlink()
   with refuses("features"):
-    models.sentence_features(_LINES)
+    networks.sentence_features(_LINES)
   tiny.write_bytes(whole)
   monkeypatch.setattr(sentence_encoder, "_PACKAGE", "no_such_package_anywhere")
   with refuses("features"):
-    models.sentence_features(_LINES)
+    networks.sentence_features(_LINES)
 
 
 def _pair():
@@ -200,6 +201,6 @@ def test_the_published_weights_give_the_published_similarities():
     "It's so sunny outside!",
     "He drove to the stadium.",
   ]
-  got = models.sentence_features(lines)
+  got = networks.sentence_features(lines)
   wanted = [[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]]
   np.testing.assert_allclose(got @ got.T, wanted, atol=1e-4)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import gradients, losses, models, trees
-from dpjax.models.transformer import Attention
+from dpjax import gradients, losses, trees
 from dpjax.types import Example
+from dpjax.zoo import networks
+from dpjax.zoo.networks.transformer import Attention
 from tests.refuses import refuses
 
 KEY = jax.random.key(0)
@@ -19,7 +20,7 @@ TOKENS = jnp.array([[1, 2, 3, 4, 5, 6]])
 
 @pytest.fixture(scope="module")
 def network():
-  model = models.Transformer(vocab_size=11, **SIZES)
+  model = networks.Transformer(vocab_size=11, **SIZES)
   params = jax.jit(model.init)(KEY, TOKENS)
   return jax.jit(lambda tokens: model.apply(params, tokens))
 
@@ -44,8 +45,8 @@ def test_order_matters(network):
 
 @pytest.mark.long
 def test_tying_saves_one_matrix_and_its_gradient_has_both_uses():
-  tied = models.Transformer(vocab_size=11, **SIZES)
-  untied = models.Transformer(vocab_size=11, tie_embeddings=False, **SIZES)
+  tied = networks.Transformer(vocab_size=11, **SIZES)
+  untied = networks.Transformer(vocab_size=11, tie_embeddings=False, **SIZES)
   params, more = (jax.jit(model.init)(KEY, TOKENS) for model in (tied, untied))
   assert trees.size(more) - trees.size(params) == 11 * 8
   embedding = params["params"]["embed"]["embedding"]
@@ -82,12 +83,14 @@ def test_attention_is_the_average_over_the_past_when_scores_are_equal():
 )
 def test_wrong_tokens_are_refused(tokens, field):
   with refuses(field):
-    models.Transformer(vocab_size=11, **SIZES).init(KEY, tokens)
+    networks.Transformer(vocab_size=11, **SIZES).init(KEY, tokens)
 
 
 @pytest.mark.slow
 def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less():
-  kept, again = (models.Transformer(vocab_size=11, **SIZES, remat=r) for r in (False, True))
+  kept, again = (
+    networks.Transformer(vocab_size=11, **SIZES, remat=r) for r in (False, True)
+  )
   shapes = [jax.eval_shape(model.init, KEY, TOKENS) for model in (kept, again)]
   assert shapes[0] == shapes[1]
   held = []
@@ -97,7 +100,7 @@ def test_blocks_that_are_computed_again_have_the_same_parameters_and_keep_less()
     held.append(trees.size(back))  # numbers that the backward pass is given
   assert held[1] < 0.8 * held[0]
   with refuses("remat", value="yes"):
-    models.Transformer(vocab_size=11, **SIZES, remat="yes")
+    networks.Transformer(vocab_size=11, **SIZES, remat="yes")
 
 
 @pytest.mark.long
@@ -106,7 +109,7 @@ def test_p4_bfloat16_activations_keep_the_bound_and_float32_sums():
   that saturate, one token repeated (rows that add up), rows that cancel, a tiny and a huge
   scale; and without clipping, the direction of a float32 model's."""
   options = dict(vocab_size=11, num_layers=1, num_heads=2, features=8, max_length=6)
-  half, full = (models.Transformer(**options, dtype=d) for d in ("bfloat16", None))
+  half, full = (networks.Transformer(**options, dtype=d) for d in ("bfloat16", None))
   params = jax.jit(full.init)(KEY, TOKENS)
   tokens = jnp.array([[1, 2, 3, 4, 5, 6], [7] * 6, [7, 8] * 3, [0, 0, 9, 9, 9, 9]])
 

@@ -59,7 +59,7 @@ _EXCEPTIONS = {
   # a peer's own order of examples, beside which ours is timed
   "benchmarks/peer_worker.py": {"seed"},
   # public random frequencies, and the random numbers of generated images: no record in them
-  "dpjax/training/synthesis.py": {"standard_normal", "normal"},
+  "dpjax/zoo/recipes/synthesis.py": {"standard_normal", "normal"},
   # an adversary's first guess
   "dpjax/attacks/gradient_inversion.py": {"normal"},
   "dpjax/attacks/class_inversion.py": {"truncated_normal"},
@@ -78,7 +78,7 @@ _EXCEPTIONS = {
   # public random features of a model that is fitted in one release
   "dpjax/experiments/kinds/central/one_release.py": {"normal"},
   # a start of the search for principal axes, which its end does not depend on
-  "dpjax/training/pate.py": {"normal"},
+  "dpjax/zoo/recipes/pate.py": {"normal"},
   # draws that are timed, and requests of a load test
   "benchmarks/card_parts.py": {"normal"},
   "benchmarks/noise_draws.py": {"normal"},

@@ -18,8 +18,9 @@ import pytest
 from flax import linen as nn
 
 import dpjax
-from dpjax import data, training
+from dpjax import data
 from dpjax.experiments.kinds.synthesis import sample_scores
+from dpjax.zoo import recipes
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "synthesis" / "gan.csv"
 _EPSILONS = (1.0, 8.0)
@@ -77,7 +78,7 @@ def scores(epsilon, *, epochs, seed=0):
   plan = dpjax.Plan.for_data(
     train, batch_size=600, epochs=epochs, epsilon=epsilon, delta=1e-5, l2_clip_norm=1.0
   )
-  both = training.adversarial(
+  both = recipes.adversarial(
     _critic_loss,
     _generator_loss,
     plan,

@@ -29,8 +29,9 @@ import pytest
 import dpjax
 from dpjax import attacks, data, losses, training
 from dpjax.attacks import allowed
-from dpjax.data import shakespeare_lines
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
+from dpjax.zoo.datasets import shakespeare_lines
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks" / "exposure"
 _LENGTH = 40
@@ -48,13 +49,13 @@ _FORMS = [attacks.CanaryFormat(f"the key of {name} is {{}}.") for name in _NAMES
 _SECRETS = np.random.default_rng(4711).integers(0, _FORMS[0].num_secrets, len(_FORMS))
 # Epsilon; None: no noise, and no clipping that counts.
 _TRAININGS = {"none": None, "clipping": 0.0, "epsilon 8": 8.0, "epsilon 1": 1.0}
-_MODEL = dpjax.models.build(
-  "transformer", num_classes=data.shakespeare.VOCAB_SIZE, num_layers=1, num_heads=4, features=64,
-  max_length=_LENGTH,
+_MODEL = dpjax.zoo.networks.build(
+  "transformer", num_classes=datasets.shakespeare.VOCAB_SIZE, num_layers=1, num_heads=4,
+  features=64, max_length=_LENGTH,
 )  # fmt: skip
-_LOSS = losses.next_token(_MODEL.apply, padding_id=data.shakespeare.PADDING)
+_LOSS = losses.next_token(_MODEL.apply, padding_id=datasets.shakespeare.PADDING)
 _SCORE = losses.next_token(
-  _MODEL.apply, padding_id=data.shakespeare.PADDING, reduction="sum"
+  _MODEL.apply, padding_id=datasets.shakespeare.PADDING, reduction="sum"
 )
 
 
@@ -97,7 +98,7 @@ def _trained(name):
   plan = _plan(_TRAININGS[name], len(lines))
   y = np.zeros(len(lines), np.int32)
   records = data.resident(
-    data.from_arrays(lines, y, num_classes=data.shakespeare.VOCAB_SIZE)
+    data.from_arrays(lines, y, num_classes=datasets.shakespeare.VOCAB_SIZE)
   )
   algorithm = training.dp_sgd(_LOSS, plan, optax.adam(3e-3), noise_key=jax.random.key(1))
   state = algorithm.init(_MODEL.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
@@ -105,7 +106,7 @@ def _trained(name):
   for batch in plan.batches(records, rng=0):
     state, _ = step(state, batch)
   total = attacks.sequence_losses(_SCORE, state.params, others).sum()
-  tokens = np.sum(others[:, 1:] != data.shakespeare.PADDING)
+  tokens = np.sum(others[:, 1:] != datasets.shakespeare.PADDING)
   return plan, state.params, float(np.exp(total / tokens))
 
 

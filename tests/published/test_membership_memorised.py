@@ -25,7 +25,7 @@ def found():
   x = np.asarray(dpjax.data.preprocess.center(digits.subset(slice(0, _N))).x)
   labels = np.random.default_rng(0).integers(0, 10, _N).astype(np.int32)
   records = dpjax.data.from_arrays(x, labels, num_classes=10)
-  model: Any = dpjax.models.build("mlp", num_classes=10, features=(256,))
+  model: Any = dpjax.zoo.networks.build("mlp", num_classes=10, features=(256,))
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
   plan = dpjax.Plan(
     sampler=dpjax.PoissonSampler(prob=0.2, capacity=100),

@@ -38,7 +38,7 @@ _FROM_MEAN, _SETTINGS = (
   True,
   dict(l2=0.01, total_variation=1.0, temperature=5.0, spread=0.2),
 )
-_MODEL = dpjax.models.build("mlp", num_classes=10, features=(128,), activation="relu")
+_MODEL = dpjax.zoo.networks.build("mlp", num_classes=10, features=(128,), activation="relu")
 _INIT = lambda key: _MODEL.init(key, jnp.zeros((1, *_SHAPE)))
 
 
@@ -67,7 +67,7 @@ def _target(records, epsilon):
 
 
 def _judge(records, seed=5):
-  model = dpjax.models.build("cnn", num_classes=10)
+  model = dpjax.zoo.networks.build("cnn", num_classes=10)
 
   def loss(params, batch):
     logits = jax.nn.log_softmax(model.apply(params, batch.x))

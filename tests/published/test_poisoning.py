@@ -74,7 +74,7 @@ def run(partition, tell=print):
   train, test = data.load("mnist")
   train = train.subset(slice(0, _CLIENTS * _EACH))
   federation = data.Federation(train, _PARTITIONS[partition](train.y))
-  model = dpjax.models.build("linear", num_classes=10)
+  model = dpjax.zoo.networks.build("linear", num_classes=10)
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
 
   def trained(aggregator, attack, attackers):

@@ -21,11 +21,12 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import accounting, attacks, federated, losses, models, training
-from dpjax.data import shakespeare, shakespeare_lines
+from dpjax import accounting, attacks, federated, losses, training
 from dpjax.federated import placement
 from dpjax.types import Example
 from dpjax.validate import UserError
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import shakespeare, shakespeare_lines
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks" / "text_from_gradients"
 _LENGTH = 40
@@ -33,7 +34,7 @@ _CLIENTS = 4
 _RATE = 0.1
 _CLIP = 0.1
 _PATTERN = "*/query_key_value/kernel"
-_MODEL = models.build(
+_MODEL = networks.build(
   "transformer", num_classes=shakespeare.VOCAB_SIZE, num_layers=2, num_heads=4, features=128,
   max_length=_LENGTH,
 )  # fmt: skip

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import auditing, data, models, relevance
+from dpjax import auditing, data, relevance
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
@@ -16,10 +16,11 @@ from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _SHAPE = (4, 4, 1)
-_LINEAR = relevance.Nets(*[models.build("linear", num_classes=3)] * 4)
+_LINEAR = relevance.Nets(*[networks.build("linear", num_classes=3)] * 4)
 _LOCAL = Rigorous(shuffle=False, model1="none", pool=2, delta=1e-6)
 
 

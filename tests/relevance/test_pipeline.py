@@ -9,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import accounting, data, models, relevance, trees
+from dpjax import accounting, data, relevance, trees
 from dpjax.relevance import adlm, gradient_methods, train
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _TRAIN, _TEST = data.load("digits")
@@ -19,11 +20,11 @@ _SMALL, _FEW = _TRAIN.subset(slice(0, 200)), _TEST.subset(slice(0, 40))
 
 
 def _mlp(width, activation="tanh"):
-  return models.build("mlp", num_classes=width, features=(8,), activation=activation)
+  return networks.build("mlp", num_classes=width, features=(8,), activation=activation)
 
 
 _NETS = relevance.Nets(_mlp(10, "relu"), _mlp(10), _mlp(30), _mlp(10, "tempered_sigmoid"))
-_LINEAR = relevance.Nets(*[models.build("linear", num_classes=10)] * 4)
+_LINEAR = relevance.Nets(*[networks.build("linear", num_classes=10)] * 4)
 _KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**200 + 1)
 _LOCAL = Rigorous(
   model1="untrained", split=False, shuffle=False, epsilon_b=0.5, budget_share_1=0.1, pool=2
@@ -310,7 +311,7 @@ def test_a_shuffler_buys_local_budget():
 def test_with_a_huge_budget_rigorous_mode_learns():
   """Not private, but it shows that what remains without noise is the task."""
   how = dataclasses.replace(_LOCAL, pool=1, features="laplace", epsilon_b=100.0)
-  nets = _NETS._replace(second=models.build("linear", num_classes=10))
+  nets = _NETS._replace(second=networks.build("linear", num_classes=10))
   scores = []
   job = dataclasses.replace(
     _job(20_000.0, rigorous=how, on_epoch=lambda e, s: scores.append(s["accuracy"])),

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import data, models, relevance
+from dpjax import data, relevance
 from dpjax.relevance import settings, train
+from dpjax.zoo import networks
 
 _CLASSES = 3
 _KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
@@ -30,7 +31,7 @@ class _Watched:
   """A net that notes what its initialiser is shown."""
 
   def __init__(self, width, seen):
-    self.net = models.build("linear", num_classes=width)
+    self.net = networks.build("linear", num_classes=width)
     self.seen, self.apply = seen, self.net.apply
 
   def init(self, key, x):
@@ -39,7 +40,7 @@ class _Watched:
 
 
 def _job(net=None, **fields):
-  net = models.build("linear", num_classes=_CLASSES) if net is None else net
+  net = networks.build("linear", num_classes=_CLASSES) if net is None else net
   how = settings.Rigorous(shuffle=False, model1="untrained", epsilon_b=0.5, split=False)
   standard = {"train": _records(12), "test": _records(6, 1), "keys": _KEYS}
   standard |= {"nets": relevance.Nets(net, net, net, net), "rigorous": how, "epsilon": 4.0}
@@ -80,7 +81,7 @@ def test_p17_neighbours_share_neither_noise_nor_batches(monkeypatch, method, mod
     {"epsilon": 5.0},
     {"private": settings.Private(l2_clip_norm=2.0)},
     {"training": settings.Training(num_epochs=2, batch_size=4)},
-    {"nets": relevance.Nets(*[models.build("mlp", num_classes=_CLASSES)] * 4)},
+    {"nets": relevance.Nets(*[networks.build("mlp", num_classes=_CLASSES)] * 4)},
   ]
   for changed in others:
     other = dataclasses.replace(job, **changed)
@@ -94,10 +95,10 @@ def test_p17_two_methods_share_no_noise(monkeypatch):
   assert len(set.union(*drawn)) == sum(map(len, drawn))
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", networks.names())
 def test_a_registered_model_is_told_by_what_it_is(name):
   """Noise is bound to the net's repr; an address in it would be another in every process."""
-  assert " at 0x" not in repr(models.build(name, num_classes=_CLASSES))
+  assert " at 0x" not in repr(networks.build(name, num_classes=_CLASSES))
 
 
 @pytest.mark.cases(

@@ -19,14 +19,15 @@ import optax
 from jax import core
 
 from dpjax import accounting, data, federated, models, secure, training, trees, validate
-from dpjax.data import digits, pfl, published, registry, shakespeare, tff
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release, patch_features
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.models import patches, public_trunks, sentence_encoder
 from dpjax.types import Example
 from dpjax.validate import UserError
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import digits, pfl, published, registry, shakespeare, tff
+from dpjax.zoo.networks import patches, public_trunks, sentence_encoder
 
 _KEY = jax.random.key(7)
 _TREE = {"w": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "b": jnp.array([0.1, -3.0])}
@@ -136,7 +137,7 @@ def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
 
 def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np.ndarray]:
   """As many channels as scattering has, in a twinkling."""
-  x = models.opponent_colours(x) if colours == "opponent" else x
+  x = networks.opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from dpjax import relevance, trees
-from dpjax.data import digits
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.sweeps import experiment
 from dpjax.validate import UserError
+from dpjax.zoo.datasets import digits
 from tests.runs import descriptions
 
 _RECORDS = 24

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dpjax import training
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
 from dpjax.experiments.kinds.distillation import build
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
 from dpjax.experiments.run import loop, run_keys
+from dpjax.zoo import recipes
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 
@@ -116,7 +116,7 @@ def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
   leak = _run(_config(), sides)
   with refuses("student_loss"):
     leak.first()
-  assert isinstance(run.first(), training.distillation.__globals__["DistillationState"])
+  assert isinstance(run.first(), recipes.distillation.__globals__["DistillationState"])
 
 
 @pytest.mark.parametrize(

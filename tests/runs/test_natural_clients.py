@@ -7,7 +7,6 @@ import pytest
 
 from configs.fed import femnist
 from dpjax import data
-from dpjax.data import natural
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -117,6 +116,6 @@ def test_an_array_in_a_file_is_read_as_rounds_need_it(tmp_path):
   x.flush()
   stored = np.load(tmp_path / "x.npy", mmap_mode="r")
   held = data.from_arrays(stored, np.zeros(12, int), num_classes=2)
-  fed = natural.by_client(held, list("abcabcabcabc"))
+  fed = data.by_client(held, list("abcabcabcabc"))
   assert np.shares_memory(fed.dataset.x, stored)  # nothing was copied
   np.testing.assert_array_equal(fed.client("b").x, x[1::3])

@@ -16,7 +16,6 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
-from dpjax.data import published
 from dpjax.experiments.checks import size_of_data, table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
@@ -40,6 +39,8 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
+from dpjax.zoo.datasets import published
 from tests.refuses import refuses
 from tests.runs import descriptions, published_runs
 
@@ -543,7 +544,7 @@ def test_data_far_from_the_declared_number_are_refused():
 
 
 def test_published_data_declare_their_own():
-  for name, split in data.EMBEDDED.items():
+  for name, split in datasets.EMBEDDED.items():
     if name == "digits":
       assert data.load(name)[0].nominal_size == len(split()[0])
   assert data.load("digits", num_examples=1437)[0].nominal_size == 1437

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import data, models
-from dpjax.data.shakespeare_lines import blocks_of, tokens_of
+from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
@@ -22,10 +21,12 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
+from dpjax.zoo import datasets, networks
+from dpjax.zoo.datasets.shakespeare_lines import blocks_of, tokens_of
 from tests.refuses import refuses
 
 _OPTIONS = dict(num_layers=1, num_heads=2, features=8, max_length=7, norm_epsilon=1e-5)
-_MODEL = models.Transformer(vocab_size=data.shakespeare.VOCAB_SIZE, **_OPTIONS)
+_MODEL = networks.Transformer(vocab_size=datasets.shakespeare.VOCAB_SIZE, **_OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def weights(tmp_path_factory):
   tokens = jnp.zeros((1, 7), jnp.int32)
   params = jax.jit(_MODEL.init)(jax.random.key(5), tokens)
   path = tmp_path_factory.mktemp("weights") / "base.safetensors"
-  models.save_gpt2(path, _MODEL, params)
+  networks.save_gpt2(path, _MODEL, params)
   return path
 
 
@@ -55,7 +56,7 @@ def _config(weights, **changed):
 def _datasets(blocks=False):
   lines = tokens_of([f"ab{i:02}" for i in range(12)], 7)
   x = blocks_of(lines, 3) if blocks else lines
-  size = data.shakespeare.VOCAB_SIZE
+  size = datasets.shakespeare.VOCAB_SIZE
   labels = np.zeros(len(x), np.int32)
   make = lambda split: data.Dataset(x, labels, "lines", size, split, size)
   # Private runs on a user's own data need a declared size.
@@ -77,8 +78,8 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   assert result["num_parameters"] == sum(map(np.size, released.values()))
   assert result["trainable"].startswith("lora, rank 2") and result["test_perplexity"] > 1
   # the merged export is the public base but for W + (alpha / rank) A B
-  before = models.load_gpt2(weights, _MODEL)["params"]
-  after = models.load_gpt2(tmp_path / "run" / "model.safetensors", _MODEL)["params"]
+  before = networks.load_gpt2(weights, _MODEL)["params"]
+  after = networks.load_gpt2(tmp_path / "run" / "model.safetensors", _MODEL)["params"]
   out = "params/block_0/mlp_out/kernel"
   low_rank = 4.0 * released[f"{out}/a"] @ released[f"{out}/b"]
   kernel = before["block_0"]["mlp_out"].pop("kernel") + low_rank
@@ -87,7 +88,7 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   # edited weights are another run: the folder is refused
   held = weights.read_bytes()
   try:
-    models.save_gpt2(
+    networks.save_gpt2(
       weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}}
     )
     with pytest.raises(UserError, match="pretrained: is not the file"):
@@ -145,7 +146,7 @@ def test_published_weights_are_tuned_by_flag(layout, tmp_path):
   kinds = {"bert": "bert", "basic": "resnet", "hugging_face": "vit"}
   options = {
     name: getattr(case.model, name)
-    for name in models.options(kinds[layout])
+    for name in networks.options(kinds[layout])
     if getattr(case.model, name) is not None
   }
   config = TrainConfig(

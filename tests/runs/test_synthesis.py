@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.synthesis.config import (
 )
 from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
-from dpjax.training.synthesis import Embedding
+from dpjax.zoo.recipes.synthesis import Embedding
 from tests.refuses import refuses
 from tests.runs.stops import stop_after
 

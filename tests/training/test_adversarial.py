@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Batch, Plan, PoissonSampler, training
+from dpjax import Batch, Plan, PoissonSampler
 from dpjax.key_uses import KeyUse
+from dpjax.zoo import recipes
 from tests.refuses import refuses
 from tests.training import plans
 
@@ -34,7 +35,7 @@ def _generator_loss(generator, critic, key):
 
 
 def _both(plan, public=1):
-  return training.adversarial(
+  return recipes.adversarial(
     _critic_loss,
     _generator_loss,
     plan,
@@ -105,7 +106,7 @@ def test_what_is_not_proved_is_refused():
   with refuses("plan.slices", value=2):
     _both(plans.of_three(slices=2))
   with refuses("public_key"):
-    training.adversarial(
+    recipes.adversarial(
       _critic_loss,
       _generator_loss,
       plans.of_three(),
@@ -131,7 +132,7 @@ def _linear(pair, *, public=1, num_examples=16):
     num_steps=1,
     delta=1e-5,
   )
-  return training.adversarial(
+  return recipes.adversarial(
     lambda critic, number: -critic * number,
     lambda generator, critic, key: -critic * generator,
     plan,
@@ -167,7 +168,7 @@ def test_the_public_key_moves_no_pair():
 def test_a_public_key_that_follows_from_the_noise_key_is_refused():
   for key in (jax.random.key(0), jax.random.fold_in(jax.random.key(0), 3)):
     with refuses("public_key"):
-      training.adversarial(
+      recipes.adversarial(
         _critic_loss,
         _generator_loss,
         plans.of_three(),
@@ -196,7 +197,7 @@ def test_a_pair_that_sees_other_examples_is_refused():
 def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
   secret = jnp.arange(3.0)
   holder = [jnp.zeros(())]
-  late = training.distillation(
+  late = recipes.distillation(
     lambda teacher, x: teacher * x,
     lambda student, teacher, x: jnp.sum(student * holder[0]),
     plans.of_three(),
@@ -213,7 +214,7 @@ def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
   keeps = optax.GradientTransformation(
     lambda params: secret, lambda updates, state, params=None: (updates + state, state)
   )
-  both = training.adversarial(
+  both = recipes.adversarial(
     _critic_loss,
     _generator_loss,
     plans.of_three(),

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Batch, training
+from dpjax import Batch
+from dpjax.zoo import recipes
 from tests.refuses import refuses
 from tests.training import plans
 
@@ -41,7 +42,7 @@ def _both(plan, **changes):
     **changes,
   }
   student_loss = settings.pop("student_loss", _student_loss)
-  return training.distillation(_teacher_loss, student_loss, plan, **settings)
+  return recipes.distillation(_teacher_loss, student_loss, plan, **settings)
 
 
 @pytest.mark.slow
@@ -149,7 +150,7 @@ def _student_of_private(student, teacher, x):
 
 
 def _joint(plan):
-  return training.joint_distillation(
+  return recipes.joint_distillation(
     _teacher_loss,
     _student_of_private,
     plan,

@@ -207,7 +207,7 @@ def test_p41_the_loop_touches_each_batch_once():
 @pytest.mark.slow
 def test_training_learns_and_the_plan_pays_for_what_ran():
   data, plan = _data(), _plan(noise_multiplier=1.0, num_steps=8)
-  model = dpjax.models.build("linear", num_classes=3)
+  model = dpjax.zoo.networks.build("linear", num_classes=3)
   params = model.init(jax.random.key(0), data.x[:1])
   loss = dpjax.losses.softmax_cross_entropy(model.apply)
   algorithm = training.dp_sgd(loss, plan, optax.sgd(0.1), noise_key=jax.random.key(0))

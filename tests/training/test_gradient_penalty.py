@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from dpjax import Batch, training
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.zoo import recipes
 from tests.refuses import refuses
 from tests.training import plans
 
@@ -64,7 +65,7 @@ def _generator_loss(generator, critic, key):
 
 
 def _both(critic_loss=_critic_loss, generator_loss=_generator_loss, **options):
-  return training.adversarial(
+  return recipes.adversarial(
     critic_loss,
     generator_loss,
     plans.of_three(),

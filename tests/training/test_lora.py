@@ -10,6 +10,7 @@ from dpjax.gradients.ghost.explain import explain
 from dpjax.training import lora
 from dpjax.types import Example
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
@@ -25,7 +26,7 @@ def _mlp():
 
 def _transformer():
   sizes = dict(num_layers=1, num_heads=2, features=8, max_length=5)
-  model = models.Transformer(vocab_size=11, **sizes)
+  model = networks.Transformer(vocab_size=11, **sizes)
   tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (_SIZE, 5)), jnp.int32)
   loss = losses.next_token(jax.jit(model.apply))
   return loss, model.init(_KEY, tokens), Example(tokens, jnp.zeros(_SIZE, jnp.int32))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dpjax.training import pate
+from dpjax.zoo.recipes import pate
 from tests.refuses import refuses
 
 _CLASSES = 3

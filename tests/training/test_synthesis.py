@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpjax.mechanisms import ClassSums
-from dpjax.training.synthesis import Embedding, Synthesis
 from dpjax.validate import UserError
+from dpjax.zoo.recipes.synthesis import Embedding, Synthesis
 from tests.refuses import refuses
 
 _EMBEDDING = Embedding((4, 4, 1), num_frequencies=6, length_scale=2.0, side=2)

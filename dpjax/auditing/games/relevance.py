@@ -22,7 +22,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from dpjax import data, models, relevance
+from dpjax import data, relevance
 from dpjax.auditing.games import plans, samplers
 from dpjax.auditing.games.game import (
   Claim,
@@ -37,6 +37,7 @@ from dpjax.relevance import feature_shares as shares_lib
 from dpjax.relevance import labels as labels_lib
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous, settings, train
+from dpjax.zoo import networks
 
 PACKAGE = "relevance"
 _RELATION = "replace_one"
@@ -170,7 +171,7 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
   y = np.arange(len(x)) % _CLASSES
   rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
   test = data.from_arrays(np.ones((2, 2), np.float32), [0, 1], num_classes=_CLASSES)
-  net = models.build("linear", num_classes=_CLASSES)
+  net = networks.build("linear", num_classes=_CLASSES)
   keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
   fields = {"training": settings.Training(num_epochs=2, batch_size=2), **fields}
   return relevance.Inputs(

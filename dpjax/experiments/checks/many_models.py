@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import auditing, data, losses, models, validate
+from dpjax import auditing, data, losses, validate
 from dpjax.accounting import lower, upper
 from dpjax.experiments.run import provenance, writers
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
@@ -85,7 +86,7 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   folder = pathlib.Path(out)
   _check_folder(settings, folder)
   records, members, test = _parts(settings)
-  model: Any = models.build("linear", num_classes=records.num_classes)
+  model: Any = networks.build("linear", num_classes=records.num_classes)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
   if settings.initial == "worst_case":

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dpjax import gradients, models, names, validate
+from dpjax import gradients, names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -16,6 +16,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.validate import UserError, Verbatim
+from dpjax.zoo import networks
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -156,7 +157,7 @@ def unit_range(model_name: str, config: DataConfig) -> None:
   ...
   dpjax.validate.UserError: data.center=True: must be False, for the features of ...
   """
-  if config.center and models.needs_unit_range(model_name):
+  if config.center and networks.needs_unit_range(model_name):
     raise UserError(
       f"must be False, for the features of model.name={model_name!r} are of images in [0, 1]",
       field="data.center",
@@ -179,10 +180,10 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
   A user's model is built, and so checked, only when data are loaded.
   """
-  names.one_of(models.names(), **{f"{section}.name": config.name})
+  names.one_of(networks.names(), **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
-  models.check_options(config.name, config.options, prefix=f"{section}.options.")
+  networks.check_options(config.name, config.options, prefix=f"{section}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
     # The bound on clipped sums is tested for these types of activations (tests/gradients).
     validate.one_of(
@@ -191,7 +192,7 @@ def model(config: ModelConfig, section: str = "model") -> None:
     )
   if not names.is_path(config.name):
     with of_model(config, section):
-      models.build(config.name, num_classes=2, **config.options)
+      networks.build(config.name, num_classes=2, **config.options)
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
-from dpjax.data import published
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
+from dpjax.zoo.datasets import published
 
 
 def unread(config: Any) -> Unused:

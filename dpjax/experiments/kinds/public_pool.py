@@ -20,10 +20,10 @@ import numpy as np
 
 from dpjax import data
 from dpjax.accounting.text import paragraph
-from dpjax.data import published
 from dpjax.data.rows import Rows
 from dpjax.experiments.run import guarantee, run_keys
 from dpjax.validate import UserError
+from dpjax.zoo.datasets import published
 
 _ASSUMED = "the pool is public: no record of this run is in it, or decides what is in it"
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from dpjax import models, trees
+from dpjax import trees
 from dpjax.accounting import Ledger, by_name
 from dpjax.columns import Columns
 from dpjax.data import Dataset, Federation, Rows
@@ -36,6 +36,7 @@ from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Phase
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -228,7 +229,7 @@ def _blank(
   seconds = 0.0
   shape = held.x.shape[1:]
   dtype = held.x.dtype
-  if models.needs_features(model.name):
+  if networks.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):

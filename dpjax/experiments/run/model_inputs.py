@@ -15,15 +15,10 @@ from typing import Any
 import numpy as np
 
 from dpjax import data, names, validate
-from dpjax.data import (
-  image_folders,
-  registry,
-  table_declaration,
-  tables,
-  target_kinds,
-)
+from dpjax.data import image_folders, table_declaration, tables, target_kinds
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
+from dpjax.zoo.datasets import registry
 
 NAME = "inputs.json"
 _DTYPES = ("float32", "int32")

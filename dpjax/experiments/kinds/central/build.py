@@ -68,6 +68,7 @@ from dpjax.plan import Plan
 from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
+from dpjax.zoo import networks, recipes
 
 if TYPE_CHECKING:
   from dpjax.parallel.made_for import StepProgram
@@ -201,7 +202,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   """
   kept = data.cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and models.needs_features(config.model.name):
+  if features and kept is not None and networks.needs_features(config.model.name):
     data.cache.check_folder(kept)
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
@@ -258,7 +259,7 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
   """Builds the model of a config with `width` outputs; `fixed` overrides its options."""
   with bounds.of_model(config):
-    return models.build(config.name, num_classes=width, **{**config.options, **fixed})
+    return networks.build(config.name, num_classes=width, **{**config.options, **fixed})
 
 
 def init_params(
@@ -330,7 +331,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if networks.needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -422,7 +423,7 @@ def assemble(
     if config.loss == CONTRASTIVE:
       views: Any = training.AUGMENTATIONS[config.augmentation]
       assert example_key is not None
-      return training.contrastive(
+      return recipes.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
       )
     moved = starting_point.of_head(loss_fn, tx) if first else (loss_fn, tx)
@@ -497,9 +498,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return lambda folder: model_inputs.write(folder, None)
-  if not models.needs_features(model.name):
+  if not networks.needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
-  unit_range = models.needs_unit_range(model.name)
+  unit_range = networks.needs_unit_range(model.name)
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return lambda folder: model_inputs.write(folder, facts)
 
@@ -543,7 +544,7 @@ def job_on_data(
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
   def start(random: RunKeys) -> Schedule:
-    if loaded is not None or not models.needs_features(config.model.name):
+    if loaded is not None or not networks.needs_features(config.model.name):
       return single(phase(read(), random))
     # Features are computed only here, since a digest needs none. So a finished run never computes
     # them.

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import (
   gradients,
-  models,
   sampling,
   training,
   transforms,
@@ -26,6 +25,7 @@ from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
+from dpjax.zoo import networks
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
@@ -159,7 +159,7 @@ class DataConfig:
 
 @dataclasses.dataclass
 class ModelConfig:
-  """The model of a run; see `dpjax.models.build`."""
+  """The model of a run; see `dpjax.zoo.networks.build`."""
 
   name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
@@ -168,7 +168,7 @@ class ModelConfig:
   mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
-    rules.among(models.COLOURS),
+    rules.among(networks.COLOURS),
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import data, losses, metrics, training
+from dpjax import data, losses, metrics
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import CONTRASTIVE as NAME
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
+from dpjax.zoo import recipes
 
 # Width of an embedding, as in Wang and Isola 2020.
 WIDTH = 128
@@ -97,7 +98,7 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
   @jax.jit
   def scored(params: Params, x: Array, keys: Array) -> tuple[Array, Array]:
     batch = Batch(Example(x, None), jnp.ones(len(x), bool))
-    loss = training.contrastive_loss(apply, augment_fn, params, batch, keys)
-    return training.on_sphere(apply(params, x)), loss
+    loss = recipes.contrastive_loss(apply, augment_fn, params, batch, keys)
+    return recipes.on_sphere(apply(params, x)), loss
 
   return scored

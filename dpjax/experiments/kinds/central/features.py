@@ -20,10 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import data, models
+from dpjax import data
 from dpjax.data import rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
+from dpjax.zoo import datasets, networks
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
@@ -56,7 +57,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
   run's data `data_name` hold records of those data.
   """
-  kind = models.needs_features(model)
+  kind = networks.needs_features(model)
   if kind is None or kind in _OF_NO_DATA:
     return ()
   # Imported here, since few runs need features of public networks.
@@ -85,7 +86,7 @@ def tokenizer_facts(config: Any) -> dict[str, Any] | None:
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
   # Only the declaration of the data can name a tokenizer.
-  if not data.takes_declaration(config.data.name):
+  if not datasets.takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
 
@@ -109,7 +110,7 @@ def featured(
     UserError: examples without such features, such as images of an unsupported size; features
       outside memory without a folder `kept`; weights of a public network that are not installed.
   """
-  kind = models.needs_features(config.name)
+  kind = networks.needs_features(config.name)
   if kind is None:
     return dataset
   # The module is imported by name, since few runs need features, and no run needs every kind.
@@ -141,7 +142,7 @@ def featured(
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, jaxlib's version, device."""
-  # Modules are read from sys.modules, since the attribute `dpjax.models.scattering` is a function.
+  # Modules are read from sys.modules, since `networks.scattering` is a function.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -11,15 +11,15 @@ import numpy as np
 import scipy
 
 from dpjax import data
-from dpjax.data import random_process
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
-from dpjax.models import patches
+from dpjax.zoo.datasets import random_process
+from dpjax.zoo.networks import patches
 
 _CODE = (
-  "dpjax.models.patches", "dpjax.models.pooling", "dpjax.data.random_process",
-  "dpjax.random_images", "dpjax.experiments.kinds.central.features", __name__,
+  "dpjax.zoo.networks.patches", "dpjax.models.pooling", "dpjax.zoo.datasets.random_process",
+  "dpjax.zoo.random_images", "dpjax.experiments.kinds.central.features", __name__,
 )  # fmt: skip
 _PROCESSES = 64
 _IMAGES = 125  # of each process

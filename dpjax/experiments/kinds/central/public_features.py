@@ -1,7 +1,7 @@
 """Computes features of frozen public networks; they add an assumption to the guarantee.
 
-The features depend on the data that the network was trained on (`dpjax.models.public_trunks`). So
-the guarantee is a claim, as for a run that starts from public weights (`saved.assumed`): it assumes
+The features depend on the data that the network was trained on (`networks.public_trunks`). So the
+guarantee is a claim, as for a run that starts from public weights (`saved.assumed`): it assumes
 that no record of the run is among those data.
 """
 
@@ -12,17 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import data, models
+from dpjax import data
 from dpjax.accounting.text import paragraph
 from dpjax.data import text
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import guarantee, writers
-from dpjax.models import public_trunks, sentence_encoder
 from dpjax.validate import UserError
+from dpjax.zoo import networks
+from dpjax.zoo.networks import public_trunks, sentence_encoder
 
-_CODE = ("dpjax.models.public_trunks", "dpjax.models.pooling", __name__)
-_CODE_OF_TEXTS = ("dpjax.models.sentence_encoder", "dpjax.models.bert", __name__)
+_CODE = ("dpjax.zoo.networks.public_trunks", "dpjax.models.pooling", __name__)
+_CODE_OF_TEXTS = (
+  "dpjax.zoo.networks.sentence_encoder",
+  "dpjax.zoo.networks.bert",
+  __name__,
+)
 # Beginnings of the names of TFDS data sets that hold records of ImageNet.
 _OF_IMAGENET = (
   "imagenet2012", "imagenet_resized", "imagenet_lt", "imagenette", "imagewang",
@@ -47,7 +52,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
   """
-  network = models.needs_features(model) or ""
+  network = networks.needs_features(model) or ""
   of_texts = network in sentence_encoder.ENCODERS
   if not of_texts and network not in public_trunks.TRUNKS:
     return ()
@@ -73,7 +78,7 @@ def noted(
   """
   if not known:
     return promised
-  network = models.needs_features(model)
+  network = networks.needs_features(model)
   data_sets = ", ".join(known)
   note = (
     f"Features. The inputs of the model are features of the public network {network}, which "
@@ -95,7 +100,7 @@ def computed(
   """
   # Features of a public network are always standardised.
   del standardized
-  trunk = models.needs_features(config.name) or ""
+  trunk = networks.needs_features(config.name) or ""
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
   features.check_images(dataset, f"model.name={config.name!r}")

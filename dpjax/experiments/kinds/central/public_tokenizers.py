@@ -12,10 +12,11 @@ import numpy as np
 
 from dpjax import data
 from dpjax.accounting.text import paragraph
-from dpjax.data import registry, tables, text_files, tokenizer_files
+from dpjax.data import tables, text_files, tokenizer_files
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
+from dpjax.zoo.datasets import registry
 
 
 def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:

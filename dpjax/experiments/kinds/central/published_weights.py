@@ -11,9 +11,10 @@ from dpjax import models, weight_folders
 from dpjax.experiments.kinds.central import public_tokenizers
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import saved
-from dpjax.models import checkpoint_files
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo import networks
+from dpjax.zoo.networks import checkpoint_files
 
 # Maps a model to the function that loads its published layouts. GPT-2 has a different loader.
 _LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
@@ -35,9 +36,9 @@ def check(config: TrainConfig) -> None:
     others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
     raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
   epsilon = config.model.options.get("norm_epsilon")
-  if epsilon != models.gpt2.NORM_EPSILON:
+  if epsilon != networks.gpt2.NORM_EPSILON:
     raise UserError(
-      f"{first}: needs model.options.norm_epsilon={models.gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"{first}: needs model.options.norm_epsilon={networks.gpt2.NORM_EPSILON!r}, as GPT-2 has "
       f"it, not {epsilon!r}"
     )
 
@@ -58,8 +59,8 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
   try:
     if config.model.name in _LOADERS:
       return getattr(models, _LOADERS[config.model.name])(path, model, params)
-    assert isinstance(model, models.Transformer)
-    return models.load_gpt2(path, model, first_id=_first_id(config))
+    assert isinstance(model, networks.Transformer)
+    return networks.load_gpt2(path, model, first_id=_first_id(config))
   except UserError as error:
     raise error.of(field="pretrained", value=path) from error
 
@@ -72,7 +73,7 @@ def _first_id(config: TrainConfig) -> int:
 
 
 def write(
-  config: TrainConfig, model: models.Transformer, whole: Params, path: pathlib.Path
+  config: TrainConfig, model: networks.Transformer, whole: Params, path: pathlib.Path
 ) -> None:
   """Writes all weights of a language model, with token ids as in the tokenizer's own file."""
-  models.save_gpt2(path, model, whole, first_id=_first_id(config))
+  networks.save_gpt2(path, model, whole, first_id=_first_id(config))

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import data, models
+from dpjax import data
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 _CODE = (
-  "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images",
+  "dpjax.zoo.networks.scattering", "dpjax.zoo.networks.scatter_heads", "dpjax.zoo.random_images",
   "dpjax.experiments.kinds.central.features", __name__,
 )  # fmt: skip
 # Number of examples standardised at a time. It is constant, since the shape decides the last bit.
@@ -41,8 +42,8 @@ def computed(
       f"needs images of 3 colours, not of {depth}", field="model.colours", value="opponent"
     )
   options: Any = {"num_classes": dataset.num_classes, **config.options}
-  groups = models.build(config.name, **options).num_groups if standardized else None
-  shape = models.features_shape(dataset.x.shape)
+  groups = networks.build(config.name, **options).num_groups if standardized else None
+  shape = networks.features_shape(dataset.x.shape)
   seen = {"mirrored": config.mirrored, "colours": config.colours}
   make = functools.partial(_blocks, dataset, groups, standardized, seen)
   return features.ComputedFeatures(
@@ -57,13 +58,13 @@ def _blocks(
   images = dataset.x.shape[1:]
   scales = None
   if not standardized:
-    scales = models.typical_scales(images, colours=seen["colours"])
+    scales = networks.typical_scales(images, colours=seen["colours"])
   # The bar shows percent, since the number of examples may be secret.
   with writers.progress(100, 0, "scattering features, percent") as bar:
-    chunks = models.scattering_chunks(dataset.x, **seen)
+    chunks = networks.scattering_chunks(dataset.x, **seen)
     for block in _regrouped(features.counted(chunks, len(dataset), bar), _BLOCK):
       if scales is None:
-        yield models.standardized_features(block, groups, in_place=True)
+        yield networks.standardized_features(block, groups, in_place=True)
       else:
         block /= scales
         yield block

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax import data, losses, models, training
+from dpjax import data, losses, training
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 
 class Task(NamedTuple):
@@ -81,7 +82,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)
-  task = _LANGUAGE if models.is_language(config.model.name) else TASKS[kind]
+  task = _LANGUAGE if networks.is_language(config.model.name) else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "

@@ -17,7 +17,6 @@ import optax
 from flax import linen as nn
 
 from dpjax import data as data_lib
-from dpjax import training
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
@@ -26,6 +25,7 @@ from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, sing
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
+from dpjax.zoo import recipes
 
 _NOTES = {
   "public": (
@@ -157,7 +157,7 @@ class _Run:
       chosen = jax.random.randint(key, (config.student_batch,), 0, config.num_pool)
       return rows[chosen]
 
-    both = training.distillation(
+    both = recipes.distillation(
       self._teacher_loss,
       self._imitation,
       self.plan,
@@ -186,7 +186,7 @@ class _Run:
       labelled = optax.softmax_cross_entropy_with_integer_labels(logits[0], example.y)
       return labelled + self._imitation(student, teacher, example.x[None])
 
-    algorithm = training.joint_distillation(
+    algorithm = recipes.joint_distillation(
       self._teacher_loss,
       student_loss,
       self.plan,

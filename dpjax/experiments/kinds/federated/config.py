@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import federated, gradients, sampling, transforms
-from dpjax.data import leaf, natural, partition, pfl, shakespeare, tff
+from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
+from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:

@@ -38,8 +38,8 @@ from dpjax.experiments.run.loop import (
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
-from dpjax.training import pate
 from dpjax.validate import UserError
+from dpjax.zoo.recipes import pate
 
 # Number of teachers in a step. Their padded parts are in memory at once.
 _AT_ONCE = 10

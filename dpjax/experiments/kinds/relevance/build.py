@@ -47,6 +47,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
@@ -320,9 +321,9 @@ def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
 
 def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   options = dict(model.options)
-  if "activation" in models.options(model.name):
+  if "activation" in networks.options(model.name):
     options = {"activation": activation, **options}
-  net = models.build(model.name, num_classes=num_classes, **options)
+  net = networks.build(model.name, num_classes=num_classes, **options)
   # Relevance is propagated only through layers of Flax linen, so other models are refused.
   if not isinstance(net, nn.Module):
     raise models.libraries.not_linen(model.name, type(net))

@@ -13,6 +13,7 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
+from dpjax.zoo import networks
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
@@ -125,7 +126,7 @@ def _check_models(config: RelevanceConfig) -> None:
     if model is None:
       continue
     bounds.model(model, section)
-    if models.needs_features(model.name):
+    if networks.needs_features(model.name):
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name
       )

@@ -35,7 +35,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
-from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
+from dpjax.zoo.recipes.synthesis import Embedding, MeanFeatures, Synthesis
 
 # Largest number of updates in a step. All updates of a step are compiled as one program.
 _AT_ONCE = 50

@@ -13,8 +13,8 @@ from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.sampling import PoissonSampler
-from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
+from dpjax.zoo.recipes.synthesis import Embedding
 
 # The exact noise is multiplied by this factor. So an accountant with a small upward error still
 # finds at most epsilon.

@@ -23,6 +23,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
 from dpjax.validate import UserError
+from dpjax.zoo import recipes
 
 # Weight of the one-hot class beside pixels or latents, so that no network ignores the class.
 _CLASS_WEIGHT = 2.0
@@ -81,7 +82,7 @@ class CriticRun(SampledRun):
     self.critic = ImageCritic(method.critic_hidden, train.num_classes)
     self.generator = ImageGenerator(config.hidden, train.num_classes, train.x.shape[1:])
     optimizer = optax.adam(config.learning_rate, b1=0.0)
-    self.both = training.adversarial(
+    self.both = recipes.adversarial(
       self.critic_loss,
       self.generator_loss,
       self.plan,

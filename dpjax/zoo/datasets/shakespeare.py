@@ -26,9 +26,9 @@ import numpy as np
 from dpjax import validate
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.federation import Federation
-from dpjax.data.prepared import data_root
-from dpjax.data.published import PUBLISHED
 from dpjax.validate import UserError
+from dpjax.zoo.datasets.prepared import data_root
+from dpjax.zoo.datasets.published import PUBLISHED
 
 CHARACTERS = (
   "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

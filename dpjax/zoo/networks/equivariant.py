@@ -23,9 +23,9 @@ from dpjax import validate
 from dpjax.models import activations, convnet
 from dpjax.models.dense import dense_layers
 from dpjax.models.pooling import max_pool
-from dpjax.models.scatter_heads import group_standardize
 from dpjax.types import DType
 from dpjax.validate import UserError
+from dpjax.zoo.networks.scatter_heads import group_standardize
 
 # Maps each group's name to its elements: (quarter turns, whether the image is mirrored first).
 GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {

@@ -19,9 +19,9 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax import names, trees, weight_folders
-from dpjax.models import weight_files
 from dpjax.types import Params
 from dpjax.validate import UserError, first_line
+from dpjax.zoo.networks import weight_files
 
 # Types that a parameter may have. A checkpoint may also hold arrays of other types, such as a
 # count of steps.

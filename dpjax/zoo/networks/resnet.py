@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees, validate
-from dpjax.models import convnet, public_trunks, weight_files
-from dpjax.models.weight_files import Origin, Path
+from dpjax.models import convnet
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo.networks import public_trunks, weight_files
+from dpjax.zoo.networks.weight_files import Origin, Path
 
 _PASSED_OVER = re.compile(r".*\.num_batches_tracked")
 _NORM_EPSILON = 1e-5  # epsilon of torchvision's batch norms

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data import foreign_files, natural
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation
+from dpjax.data.federation import Federation, by_client, paired
 from dpjax.data.npz import in_data, undeclared
-from dpjax.data.registry import user_path
 from dpjax.data.target_kinds import Labels
 from dpjax.data.text import PADDING_ID
 from dpjax.validate import UserError, first_line, integer_at_least, one_of
+from dpjax.zoo.datasets import foreign_files
+from dpjax.zoo.datasets.registry import user_path
 
 _SUFFIX = ".hdf5"
 _SPLITS = ("val", "test")
@@ -97,7 +97,7 @@ def pfl_federation(
       _federation(file[split], reader, path.stem, split, max_examples)
       for split in ("train", test_split)
     )
-  return natural.paired(train, test, name)
+  return paired(train, test, name)
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def _federation(
       reader.fill(users[who], x[start : start + size], y[start : start + size])
     start += size
   dataset = from_arrays(x, y, name=name, split=split, **reader.declared)
-  return natural.by_client(dataset, ids, sizes=sizes, max_examples=most)
+  return by_client(dataset, ids, sizes=sizes, max_examples=most)
 
 
 @contextlib.contextmanager

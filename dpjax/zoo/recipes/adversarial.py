@@ -24,10 +24,10 @@ from dpjax import noise, validate
 from dpjax.gradients import loss_checks
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
-from dpjax.training.distillation import check_declared, check_public_key
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd, noise_state
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
+from dpjax.zoo.recipes.distillation import check_declared, check_public_key
 
 # Use of the noise key by which the keys of pairs are made.
 PAIRS = KeyUse.PAIRS

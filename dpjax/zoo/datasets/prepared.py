@@ -23,9 +23,9 @@ from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.npz import in_data, undeclared
-from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
+from dpjax.zoo.datasets.published import PUBLISHED
 
 # Names of data sets that errors and lists display.
 COMMON = tuple(PUBLISHED)

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dpjax.data.dataset import Dataset
-from dpjax.data.shakespeare import PADDING, VOCAB_SIZE, encode, load_speeches
+from dpjax.zoo.datasets.shakespeare import PADDING, VOCAB_SIZE, encode, load_speeches
 
 PUBLIC_PLAYS = (
   "alls_well_that_ends_well",

@@ -12,16 +12,10 @@ import flax.linen as nn
 
 from dpjax import models, validate
 from dpjax import names as names_lib
-from dpjax.models import (
-  convnet,
-  dense,
-  equivariant,
-  scatter_heads,
-  transformer,
-  wide_resnet,
-)
+from dpjax.models import convnet, dense
 from dpjax.models.libraries import linen_modules
 from dpjax.validate import UserError
+from dpjax.zoo.networks import equivariant, scatter_heads, transformer, wide_resnet
 
 
 class _Entry(NamedTuple):

@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.data import foreign_files, natural, text
+from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation
+from dpjax.data.federation import Federation, by_client, paired
 from dpjax.data.npz import in_data, undeclared
-from dpjax.data.prepared import stored_features, stored_values
-from dpjax.data.registry import user_path
 from dpjax.validate import UserError, integer_at_least, listed
+from dpjax.zoo.datasets import foreign_files
+from dpjax.zoo.datasets.prepared import stored_features, stored_values
+from dpjax.zoo.datasets.registry import user_path
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # Files of databases, by name for `launch.prepare`. The address of a file is URL + file + ".lzma".
@@ -112,7 +113,7 @@ def tff_federation(
       )
     make = lambda part, split: _federation(part, kind, declared, path.stem, split, most)
     clients = make(train, "train"), make(test, "test")
-  return natural.paired(clients[0], clients[1], name)
+  return paired(clients[0], clients[1], name)
 
 
 def _federation(
@@ -126,7 +127,7 @@ def _federation(
     name=name,
     split=split,
   )
-  return natural.by_client(dataset, part.ids, sizes=part.sizes, max_examples=most)
+  return by_client(dataset, part.ids, sizes=part.sizes, max_examples=most)
 
 
 def _file_of(path: pathlib.Path) -> pathlib.Path:

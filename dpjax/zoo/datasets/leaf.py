@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.data import natural, text
+from dpjax.data import text
 from dpjax.data.dataset import from_arrays
-from dpjax.data.federation import Federation
+from dpjax.data.federation import Federation, by_client, paired
 from dpjax.data.npz import in_data, undeclared
-from dpjax.data.registry import user_path
 from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
+from dpjax.zoo.datasets.registry import user_path
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 # Place of the text in a row of Sent140: id, date, query, user, text.
@@ -75,7 +75,7 @@ def leaf_federation(
   options = (num_classes, max_length, shape, max_examples)
   with in_data(os.fspath(name)):
     train, test = (_split(root, split, *options) for split in ("train", "test"))
-  return natural.paired(train, test, os.fspath(name))
+  return paired(train, test, os.fspath(name))
 
 
 def _split(
@@ -114,7 +114,7 @@ def _split(
   )
   users = [part.user for part in parts]
   sizes = [len(part.y) for part in parts]
-  return natural.by_client(dataset, users, sizes=sizes, max_examples=max_examples)
+  return by_client(dataset, users, sizes=sizes, max_examples=max_examples)
 
 
 def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.ndarray:

@@ -41,11 +41,11 @@ class Published(NamedTuple):
     return getattr(importlib.import_module(module), name)
 
 
-_SMALL = "dpjax.data.small_tables"
-_LINES = "dpjax.data.shakespeare_lines"
+_SMALL = "dpjax.zoo.datasets.small_tables"
+_LINES = "dpjax.zoo.datasets.shakespeare_lines"
 # Lists show the names in this order. Other data sets of tensorflow-datasets need no row here.
 PUBLISHED: dict[str, Published] = {
-  "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
+  "digits": Published(1_437, loader="dpjax.zoo.datasets.digits.load_digits"),
   "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
   "wine": Published(146, loader=f"{_SMALL}.load_wine"),
   "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
@@ -56,9 +56,9 @@ PUBLISHED: dict[str, Published] = {
   # The package vaderSentiment holds the texts:
   # `pip download --no-deps --no-binary :all: vaderSentiment==0.5`.
   "movie_reviews": Published(
-    8_484, loader="dpjax.data.movie_reviews.load_movie_reviews", in_folder=True
+    8_484, loader="dpjax.zoo.datasets.movie_reviews.load_movie_reviews", in_folder=True
   ),
-  "random_process": Published(loader="dpjax.data.random_process.load_published"),
+  "random_process": Published(loader="dpjax.zoo.datasets.random_process.load_published"),
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),
   "cifar10": Published(50_000),
@@ -67,7 +67,7 @@ PUBLISHED: dict[str, Published] = {
   "shakespeare": Published(
     41_242,
     num_users=1_019,
-    loader="dpjax.data.shakespeare.load_shakespeare",
+    loader="dpjax.zoo.datasets.shakespeare.load_shakespeare",
     in_folder=True,
     of_plays=True,
   ),

@@ -7,11 +7,17 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import data, names, validate
+from dpjax import names, validate
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.data.dataset import Dataset
-from dpjax.data.published import PUBLISHED, as_published_test, is_embedded, nominal_size
 from dpjax.validate import UserError
+from dpjax.zoo import datasets
+from dpjax.zoo.datasets.published import (
+  PUBLISHED,
+  as_published_test,
+  is_embedded,
+  nominal_size,
+)
 
 # Loaders of (train, test) by name, for data sets that need no folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
@@ -37,7 +43,7 @@ def load(
       - "random_process" (synthetic images, see `load_random_process`);
       - "shakespeare" (an error says how to get it; `shakespeare_federation` keeps the roles
         apart), "shakespeare_lines", "shakespeare_roles" and "shakespeare_public_lines"
-        (`data.shakespeare_lines`);
+        (`datasets.shakespeare_lines`);
       - "mnist", "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a
         text and a label, prepared beforehand;
       - a path that ends in ".npz" (`npz.load_npz`), in ".csv", ".tsv" or ".parquet"
@@ -91,7 +97,7 @@ def load(
   known = train.nominal_size
   # A user's folder `shakespeare` may hold other texts, whose number is not published.
   plays = name in PUBLISHED and PUBLISHED[name].of_plays
-  user_texts = plays and not data.shakespeare.are_published(data_dir)
+  user_texts = plays and not datasets.shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
@@ -135,7 +141,7 @@ def _load(
   if name in whole:
     row = PUBLISHED[name]
     return row.load()(data_dir) if row.in_folder else row.load()()
-  return data.prepared.load_prepared(
+  return datasets.prepared.load_prepared(
     name,
     prepared_root(name, data_dir),
     max_length=max_length,
@@ -177,14 +183,14 @@ def prepared_root(
 ) -> pathlib.Path:
   """Returns the folder that holds prepared data sets. Raises UserError if the data set `name` is
   unknown, or is missing there (with the command that prepares it)."""
-  root = data.prepared.data_root(data_dir)
-  if data.prepared.is_prepared(name, root):
+  root = datasets.prepared.data_root(data_dir)
+  if datasets.prepared.is_prepared(name, root):
     return root
-  data.prepared.check_known(name)
+  datasets.prepared.check_known(name)
   raise UserError(
     f"not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
     "~/tensorflow_datasets); prepare it with: "
-    f"{data.prepared.prepare_command(name, root)}",
+    f"{datasets.prepared.prepare_command(name, root)}",
     field="name",
     value=name,
   )

@@ -25,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.models import packaged_files, pooling
+from dpjax.models import pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
+from dpjax.zoo.networks import packaged_files
 
 INSTALL = "pip install -e '.[attacks]' in dpjax's clone"
 KNOWS = "ImageNet"

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from dpjax.models import weight_files
-from dpjax.models.transformer import Transformer
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo.networks import weight_files
+from dpjax.zoo.networks.transformer import Transformer
 
 NORM_EPSILON = 1e-5
 # Names of tensors that hold the causal mask, which is not a weight.

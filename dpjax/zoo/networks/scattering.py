@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import random_images, trees, validate
+from dpjax import trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
+from dpjax.zoo import random_images
 
 # Kymatio uses this rounded pi in the norm of its filters, so features here agree with Kymatio's.
 _PI = 3.1415

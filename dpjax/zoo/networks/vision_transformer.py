@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import trees
-from dpjax.models import convnet, weight_files
-from dpjax.models.transformer import Attention, check_sizes
-from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
+from dpjax.models import convnet
 from dpjax.types import Params
 from dpjax.validate import UserError
+from dpjax.zoo.networks import weight_files
+from dpjax.zoo.networks.transformer import Attention, check_sizes
+from dpjax.zoo.networks.weight_files import Origin, Path, of_dense, of_norm, same
 
 # Names of the pooler's tensors in Hugging Face's ViTModel. A classifier has no pooler.
 _PASSED_OVER = re.compile(r"pooler\.dense\.(weight|bias)")
