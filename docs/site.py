@@ -73,7 +73,7 @@ _GROUPS = {
   ),
   "Across parties": ("federated", "secure"),
   "Attacks and audits": ("attacks", "auditing", "relevance"),
-  "Data and models": ("data", "models", "losses", "metrics", "serving"),
+  "Data and models": ("data", "models", "zoo", "losses", "metrics", "serving"),
 }  # fmt: skip
 
 
