@@ -35,7 +35,7 @@ if TYPE_CHECKING:
   from dpjax import trees as trees
   from dpjax import types as types
   from dpjax import validate as validate
-  from dpjax.experiments.checks.own_loss import check as check
+  from dpjax.checks.check import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads

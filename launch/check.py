@@ -23,7 +23,7 @@ import pathlib
 from absl import flags
 
 from dpjax import validate
-from dpjax.experiments.checks import table as check
+from dpjax.checks import table as check
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import writers
 from launch import app, config_flag

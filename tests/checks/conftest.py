@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.experiments.checks import noise_record
+from dpjax.checks import noise_record
 
 
 @pytest.fixture(autouse=True)

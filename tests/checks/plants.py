@@ -26,14 +26,8 @@ import numpy as np
 import optax
 
 from configs import quickstart
-from dpjax.experiments.checks import (
-  batches,
-  charges,
-  influence,
-  noise_distributions,
-  whole_step,
-)
-from dpjax.experiments.checks import table as check
+from dpjax.checks import batches, charges, influence, noise_distributions, whole_step
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.run_keys import RunKeys

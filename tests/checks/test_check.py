@@ -12,8 +12,8 @@ import pytest
 
 from configs import quickstart
 from dpjax import gradients, losses
-from dpjax.experiments.checks import batches, charges, influence, noise_distributions
-from dpjax.experiments.checks import table as check
+from dpjax.checks import batches, charges, influence, noise_distributions
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import run_keys

@@ -9,15 +9,8 @@ import pytest
 
 from configs import quickstart
 from dpjax import trees
-from dpjax.experiments.checks import (
-  batches,
-  charges,
-  influence,
-  noise_distributions,
-  noise_record,
-  whole_step,
-)
-from dpjax.experiments.checks import table as check
+from dpjax.checks import batches, charges, influence, noise_distributions, noise_record, whole_step
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.noise import state as noise_state
 from dpjax.transforms.clipped import gradients_of

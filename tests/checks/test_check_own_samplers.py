@@ -11,8 +11,8 @@ import pytest
 import dpjax
 from dpjax import accounting, sampling
 from dpjax.accounting.event_kinds import kind
-from dpjax.experiments.checks import batches, noise_distributions
-from dpjax.experiments.checks.subject import Subject
+from dpjax.checks import batches, noise_distributions
+from dpjax.checks.subject import Subject
 from dpjax.validate import UserError
 from tests.refuses import refuses
 

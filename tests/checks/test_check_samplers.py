@@ -6,8 +6,8 @@ import pytest
 
 from configs import quickstart
 from dpjax import sampling
-from dpjax.experiments.checks import batches
-from dpjax.experiments.checks import table as check
+from dpjax.checks import batches
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from tests.checks import second_accountant
 

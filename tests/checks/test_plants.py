@@ -5,7 +5,7 @@ The whole walk, with the table under results/: `python -m tests.checks.plants PA
 
 import pytest
 
-from dpjax.experiments.checks import influence, noise_distributions, noise_record
+from dpjax.checks import influence, noise_distributions, noise_record
 from tests.checks import plants
 
 # A few of each class, which every change should pass by; the rest is long.

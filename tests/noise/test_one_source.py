@@ -49,9 +49,9 @@ _EXCEPTIONS = {
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # pixels of canaries; where a rounded number was within its cell, of a test's input
   "dpjax/auditing/canaries.py": {"uniform"},
-  "dpjax/experiments/checks/noise_distributions.py": {"uniform"},
+  "dpjax/checks/noise_distributions.py": {"uniform"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
-  "dpjax/experiments/checks/charges.py": {"bits"},
+  "dpjax/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
   "dpjax/accounting/tuning.py": {"poisson", "negative_binomial", "logseries"},
   # deals records to clients, and makes synthetic ones differ in style: data, not protection

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from configs import quickstart
-from dpjax.experiments.checks import noise_distributions
-from dpjax.experiments.checks import table as check
+from dpjax.checks import noise_distributions
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan

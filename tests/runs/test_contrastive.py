@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.experiments.checks import table
+from dpjax.checks import table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from dpjax.experiments.checks import charges, influence
-from dpjax.experiments.checks import table as check
+from dpjax.checks import charges, influence
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from tests.refuses import refuses

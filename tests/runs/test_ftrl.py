@@ -8,9 +8,9 @@ import pytest
 
 from configs import quickstart
 from dpjax.accounting import Ledger
-from dpjax.experiments.checks import batches, noise_distributions
-from dpjax.experiments.checks import charges as check_laws
-from dpjax.experiments.checks import table as check
+from dpjax.checks import batches, noise_distributions
+from dpjax.checks import charges as check_laws
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import accounting, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.experiments.checks import table
+from dpjax.checks import table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, one_release, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig

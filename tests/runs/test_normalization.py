@@ -13,8 +13,8 @@ from configs import quickstart
 from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
 from dpjax.data.rows import Rows
-from dpjax.experiments.checks import before_steps
-from dpjax.experiments.checks import table as check
+from dpjax.checks import before_steps
+from dpjax.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack

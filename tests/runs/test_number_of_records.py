@@ -16,7 +16,8 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
-from dpjax.experiments.checks import size_of_data, table
+from dpjax.checks import table
+from dpjax.experiments.checks import size_of_data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig

@@ -15,7 +15,7 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, noise, sampling, training
-from dpjax.experiments.checks import batches, influence, table
+from dpjax.checks import batches, influence, table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated_build

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpjax import data
-from dpjax.experiments.checks.subject import Row, Subject, not_applicable, row
+from dpjax.checks.subject import Row, Subject, not_applicable, row
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.types import NeighboringRelation

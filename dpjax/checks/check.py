@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 from dpjax import columns, gradients, training, trees
-from dpjax.experiments.checks.subject import BATCH, Subject
-from dpjax.experiments.checks.table import CheckTable, checks
+from dpjax.checks.subject import BATCH, Subject
+from dpjax.checks.table import CheckTable, checks
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
 from dpjax.validate import UserError, first_line

@@ -14,20 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import gradients
-from dpjax.experiments.checks import (
-  batches,
-  before_steps,
-  charges,
-  influence,
-  noise_distributions,
-  size_of_data,
-  whole_step,
-)
-from dpjax.experiments.checks.influence import (
+from dpjax.checks import batches, before_steps, charges, influence, noise_distributions, whole_step
+from dpjax.experiments.checks import size_of_data
+from dpjax.checks.influence import (
   cross_example_leakage as cross_example_leakage,
 )
-from dpjax.experiments.checks.subject import Row as Row
-from dpjax.experiments.checks.subject import Subject as Subject
+from dpjax.checks.subject import Row as Row
+from dpjax.checks.subject import Subject as Subject
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import run_keys

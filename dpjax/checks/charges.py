@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 
 from dpjax import accounting, auditing, gradients, noise, trees
-from dpjax.experiments.checks import noise_record
-from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
+from dpjax.checks import noise_record
+from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler

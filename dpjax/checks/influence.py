@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dpjax import gradients, noise, trees
-from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
 # Tolerance for rounding in float32, relative to the sensitivity.

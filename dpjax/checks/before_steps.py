@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import NeighboringRelation
 

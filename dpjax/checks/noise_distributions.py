@@ -18,9 +18,9 @@ from scipy import special, stats
 
 from dpjax import noise
 from dpjax.accounting.event_kinds.kind import kind_of
-from dpjax.experiments.checks import noise_record
-from dpjax.experiments.checks.noise_record import Record
-from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.checks import noise_record
+from dpjax.checks.noise_record import Record
+from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 from dpjax.plan import Plan
 
 _Z = 6.0

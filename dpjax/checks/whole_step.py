@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from dpjax import sampling, transforms, trees
-from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import noise, transforms, trees
-from dpjax.experiments.checks.subject import SEED, Subject
+from dpjax.checks.subject import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 

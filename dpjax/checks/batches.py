@@ -17,7 +17,7 @@ from scipy import special, stats
 from dpjax import sampling, trees
 from dpjax.accounting import KOutOfTDpEvent, RandomAllocationDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
-from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
