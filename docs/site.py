@@ -21,7 +21,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # [text](target) and ![text](target), whose target is a file here
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
-_PACKAGE = re.compile(r"dpjax/(\w+)(?:/__init__)?\.py")
+_PACKAGE = re.compile(r"dpjax/([\w/]+?)(?:/__init__)?\.py")
 _REPO = "repo"
 _PAGE = """# dpjax.{package}
 
@@ -53,19 +53,13 @@ def _exports(path: pathlib.Path) -> Iterator[tuple[str, str]]:
           yield alias.name, f"{node.module}.{alias.name}"
 
 
-def packages() -> list[str]:
-  """Those of dpjax, `dpjax.__init__` has them all."""
-  exported = _exports(ROOT / "dpjax" / "__init__.py")
-  return sorted(name for name, home in exported if home == f"dpjax.{name}")
-
-
 def public_names(package: str) -> list[tuple[str, str]]:
   """(name, where it comes from) of what a package exports; of a single file: none."""
-  path = ROOT / "dpjax" / package / "__init__.py"
+  path = ROOT / "dpjax" / package.replace(".", "/") / "__init__.py"
   return sorted(_exports(path)) if path.is_file() else []
 
 
-# The reference's groups in the menu; what stands in none of them comes last.
+# The reference's pages, in the groups of its menu.
 _GROUPS = {
   "The private step": (
     "plan", "joint", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
@@ -73,8 +67,16 @@ _GROUPS = {
   ),
   "Across parties": ("federated", "secure"),
   "Attacks and audits": ("attacks", "auditing", "relevance"),
-  "Data and models": ("data", "models", "zoo", "losses", "metrics", "serving"),
+  "Data and models": (
+    "data", "models", "losses", "metrics", "zoo.datasets", "zoo.networks", "zoo.recipes", "serving",
+  ),
+  "Basics": ("types", "sealed", "validate", "trees", "names", "parallel"),
 }  # fmt: skip
+
+
+def packages() -> list[str]:
+  """Packages and files of dpjax that have a page: `zoo.datasets` is dpjax/zoo/datasets."""
+  return [package for group in _GROUPS.values() for package in group]
 
 
 def defined_names(path: pathlib.Path) -> list[str]:
@@ -99,15 +101,11 @@ def defined_names(path: pathlib.Path) -> list[str]:
   return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
-def grouped(pages: list[str]) -> list[dict[str, list[str]]]:
+def grouped() -> list[dict[str, list[str]]]:
   """The reference's pages by what they are for, as the menu takes them."""
-  groups = {
-    title: [f"reference/{name}.md" for name in names if f"reference/{name}.md" in pages]
-    for title, names in _GROUPS.items()
-  }
-  placed = {page for group in groups.values() for page in group}
-  groups["Basics"] = [page for page in pages if page not in placed]
-  return [{title: group} for title, group in groups.items() if group]
+  return [
+    {title: [f"reference/{name}.md" for name in names]} for title, names in _GROUPS.items()
+  ]
 
 
 def _documented(package: str) -> str:
@@ -121,6 +119,13 @@ def _documented(package: str) -> str:
   for home in names:
     parts.append(f"::: {home}\n    options:\n      show_root_heading: true\n")
   return _PAGE.format(package=package, parts="\n".join(parts))
+
+
+def package_of(file: str) -> str:
+  """The package that has a page and whose code this file is: "" where there is none."""
+  match = _PACKAGE.fullmatch(file)
+  name = match.group(1).replace("/", ".") if match else ""
+  return name if name in packages() else ""
 
 
 def linked(text: str, folder: str) -> dict[str, str]:
@@ -137,7 +142,7 @@ def _beyond_docs() -> Iterator[str]:
     page = pages.pop()
     text = (ROOT / page).read_text(encoding="utf-8")
     for file in linked(text, posixpath.dirname(page)).values():
-      if not (file.startswith("docs/") or file in seen or _PACKAGE.fullmatch(file)):
+      if not (file.startswith("docs/") or file in seen or package_of(file)):
         seen.add(file)
         pages += [file] if file.endswith(".md") else []
         yield file
@@ -145,8 +150,7 @@ def _beyond_docs() -> Iterator[str]:
 
 def on_config(config):
   """Puts the packages below the reference."""
-  pages = [f"reference/{package}.md" for package in packages()]
-  config.nav.append({"Reference": ["reference/index.md", *grouped(pages)]})
+  config.nav.append({"Reference": ["reference/index.md", *grouped()]})
   return config
 
 
@@ -201,8 +205,8 @@ def on_page_markdown(markdown, page, config, files):
   def moved(match):
     file = posixpath.normpath(posixpath.join(at, match.group(1)))
     target = file.removeprefix("docs/") if file.startswith("docs/") else f"{_REPO}/{file}"
-    package = _PACKAGE.fullmatch(file)
-    target = f"reference/{package.group(1)}.md" if package else target
+    package = package_of(file)
+    target = f"reference/{package}.md" if package else target
     target = re.sub(r"\.ipynb$", ".md", target)
     return posixpath.relpath(target, here or ".") + (match.group(2) or "")
 

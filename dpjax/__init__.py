@@ -15,26 +15,18 @@ if TYPE_CHECKING:
   from dpjax import data as data
   from dpjax import federated as federated
   from dpjax import gradients as gradients
-  from dpjax import joint as joint
   from dpjax import losses as losses
   from dpjax import mechanisms as mechanisms
   from dpjax import metrics as metrics
   from dpjax import models as models
-  from dpjax import names as names
   from dpjax import noise as noise
-  from dpjax import parallel as parallel
-  from dpjax import plan as plan
   from dpjax import relevance as relevance
   from dpjax import sampling as sampling
-  from dpjax import sealed as sealed
   from dpjax import secure as secure
   from dpjax import serving as serving
-  from dpjax import solve as solve
   from dpjax import training as training
   from dpjax import transforms as transforms
-  from dpjax import trees as trees
-  from dpjax import types as types
-  from dpjax import validate as validate
+  from dpjax import zoo as zoo
   from dpjax.checks.check import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
@@ -58,7 +50,6 @@ if TYPE_CHECKING:
   from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
   from dpjax.sampling import UserSampler as UserSampler
   from dpjax.sampling import WithReplacementSampler as WithReplacementSampler
-  from dpjax.serving import Predictor as Predictor
   from dpjax.transforms import clip_and_noise as clip_and_noise
   from dpjax.types import Batch as Batch
   from dpjax.types import ClippedSum as ClippedSum

@@ -24,6 +24,7 @@ from absl import flags
 
 from dpjax import validate
 from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import writers
 from launch import app, config_flag
@@ -39,7 +40,7 @@ def main() -> None:
     validate.folder(workdir=workdir)
   config = config_flag.get()
   app.prepare_memory([config])
-  rows = list(check.checks(check.subject(config)))
+  rows = list(of_config.checks(of_config.subject(config)))
   print(check.table(rows))
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))

@@ -360,6 +360,6 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeyp
   with refuses("audit.enabled"):
     loop.train(audited, tmp_path / "audited")
   with refuses("run"):
-    dpjax.Predictor.load(tmp_path / "run")
+    dpjax.serving.Predictor.load(tmp_path / "run")
   # A row of the training data is an Example whose x is a dict.
   assert isinstance(mine.load()[0][0], Example)

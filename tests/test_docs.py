@@ -396,7 +396,8 @@ def test_every_public_name_exists_and_says_what_it_is():
 
 def test_the_reference_has_every_package_and_the_main_names():
   page = _text("docs/reference/index.md")
-  assert all(f"[{package}](../../dpjax/{package}" in page for package in site().packages())
+  for package in site().packages():
+    assert f"[{package}](../../dpjax/{package.replace('.', '/')}" in page
   named = set(re.findall(r"`dpjax\.([\w.]+)`", page))
   exported = {name for name, _ in site()._exports(_ROOT / "dpjax" / "__init__.py")}
   assert exported - set(site().packages()) <= named

@@ -82,7 +82,7 @@ def test_launch_train_imports_its_own_kind_alone_and_few_lines():
 def test_a_server_is_imported_by_nobody_who_does_not_serve():
   program = (
     "import sys, dpjax, launch.train\n"
-    "dpjax.Predictor\n"
+    "dpjax.serving.Predictor\n"
     "names = {name.split('.')[0] for name in sys.modules}\n"
     "print(sorted(names & {'starlette', 'uvicorn', 'prometheus_client', 'h11'}))\n"
   )

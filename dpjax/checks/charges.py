@@ -1,6 +1,5 @@
 """Checks of releases and their accounting. Each update is the sum of its own step with noise,
-divided by a public number. Epsilon follows from public fields, no key is used twice, and canaries
-prove no larger epsilon than is claimed."""
+divided by a public number, and canaries prove no larger epsilon than is claimed."""
 
 from __future__ import annotations
 
@@ -13,12 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpjax import accounting, auditing, gradients, noise, trees
 from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
-from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum
@@ -34,14 +31,9 @@ _SKIPPED_WORK = 200_000_000
 # run with every length of the other.
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
-_DRAWS = 64  # number of runs whose keys are compared
-# Largest number of steps of a run whose cost is also composed step by step.
-_LEDGER_STEPS = 200
 # A much higher confidence is out of reach: with m canaries at delta > 0, no p-value is far below
 # m * delta.
 _AUDIT_CONFIDENCE = 0.99
-# Relative tolerance between two computations of one epsilon, which round losses differently.
-_EPSILON_SLACK = 0.01
 
 
 def overflow(subject: Subject) -> Row:
@@ -189,59 +181,6 @@ def own_sum(subject: Subject) -> Row:
   )
 
 
-def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
-  """Yields (epsilon, where it is stated) for the epsilons that a run prints or writes at its end.
-  Above `_LEDGER_STEPS` steps, that of the ledger is left out."""
-  guarantee = subject.guarantee
-  config = subject.config
-  assert guarantee is not None and config is not None
-  yield float(guarantee.curve(config.num_steps)), "printed"
-  left = guarantee.accounted_delta
-  if left:
-    options = {
-      "neighboring_relation": guarantee.relation,
-      "accountant": guarantee.accountant,
-    }
-    event = guarantee.remaining_event(0)
-    yield accounting.epsilon(event, delta=left, **options), "of the steps from the first"
-    if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
-      events = [guarantee.step_event(step) for step in range(min(config.num_steps, 2))]
-      events += [
-        guarantee.step_event(0 if subject.plan.steps_alike else step)
-        for step in range(2, min(config.num_steps, _LEDGER_STEPS))
-      ]
-      if len(events) == config.num_steps:
-        yield (
-          accounting.epsilon(accounting.joined(events), delta=left, **options),
-          "of a ledger",
-        )
-
-
-def stated(subject: Subject) -> Row:
-  """Tests that the run states and records the cost of its steps, at the delta and for the
-  steps of its config."""
-  name = "stated as charged"
-  plan = subject.plan
-  config = subject.config
-  guarantee = subject.guarantee
-  if config is None or guarantee is None or not plan.is_private or guarantee.kind == "none":
-    return not_applicable(name, "nothing is stated of a run")
-  if plan.num_steps != config.num_steps:
-    why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
-    return Row(name, False, math.inf, 0.0, why)
-  if max(plan.delta, guarantee.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
-    spent = accounting.upper(plan.delta)
-    why = f"delta {spent}, stated {guarantee.delta}, asked for {config.privacy.delta}"
-    return Row(name, False, math.inf, 0.0, why)
-  charged = plan.epsilon()
-  asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
-  epsilons = [*_stated_epsilons(subject), *asked]
-  short = [(charged / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
-  worst, where = max(short)
-  detail = f"relative, what is missing from one of {len(epsilons)} epsilons: {where}"
-  return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
-
-
 def divisor(subject: Subject) -> Row:
   """Tests that the divisor of the noisy sum is a public constant, whatever the number of
   examples."""
@@ -280,50 +219,6 @@ def divisor(subject: Subject) -> Row:
   )
 
 
-def _identities(random: Any) -> set[str]:
-  keys = {noise.key_id(key) for key in (random.noise, random.local)}
-  return {*keys, f"sampler {random.sampler}"}
-
-
-def _poor_bits(draws: list[RunKeys]) -> Iterator[str]:
-  """Yields the names of keys with a bit that is the same in too many draws."""
-  for name in ("noise", "local"):
-    words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in draws]
-    bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [draws, bits]
-    ones = bits.sum(axis=0)
-    # Each bit of a good key is a fair coin.
-    tails = stats.binom.cdf(np.minimum(ones, len(draws) - ones), len(draws), 0.5)
-    if tails.min() * 2 * len(ones) < 1e-9:
-      yield f"some bits of the {name} key"
-
-
-def key_reuse(subject: Subject) -> Row:
-  """Tests that two runs of one config share no key of noise, augmentation or batches, and that
-  the bits of their keys are fair coins."""
-  name = "no key serves twice"
-  config = subject.config
-  if subject.run_keys is None or config is None:
-    return not_applicable(name, "keys are the caller's own: one for each run")
-  if config.noise_seed is not None:
-    return not_applicable(name, "noise_seed repeats the noise, so epsilon is a claim")
-  draws = [subject.run_keys(config) for _ in range(_DRAWS)]
-  identities = [_identities(random) for random in draws]
-  shared = []
-  if len(set().union(*identities)) < sum(map(len, identities)):
-    shared.append("two runs of one config")
-  first = draws[0]
-  if len(identities[0]) < 3 or noise.key_id(first.init) in identities[0]:
-    shared.append("one key for two purposes")
-  if max(random.sampler for random in draws).bit_length() < 64:
-    shared.append("a sampler seed of fewer than 64 bits")
-  secure = all(noise.source.is_release(key) for key in (first.noise, first.local))
-  if config.release and not secure:
-    shared.append("release keys of fewer than 256 bits")
-  shared += _poor_bits(draws)
-  shown = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(name, len(shared), 0, f"ways in which runs share a key{shown}")
-
-
 def white_box_audit(subject: Subject) -> Row:
   """Audits the run's own sampler, transform and steps with gradient canaries. The epsilon that
   they prove must not exceed the claim."""
@@ -354,8 +249,6 @@ def white_box_audit(subject: Subject) -> Row:
 CHECKS: tuple[Callable[[Subject], Row], ...] = (
   own_sum,
   divisor,
-  stated,
   overflow,
-  key_reuse,
   white_box_audit,
 )

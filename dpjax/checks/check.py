@@ -1,4 +1,4 @@
-"""The table of `launch.check` for a user's loss, parameters, plan and data."""
+"""The checks of a user's loss, parameters, plan and data."""
 
 from __future__ import annotations
 
@@ -188,14 +188,12 @@ def check(
   # A run in slices gives the transform whole steps, so the plan here has one slice.
   whole = dataclasses.replace(plan, slices=1)
   subject = Subject(
-    config=None,
     plan=plan,
     loss_fn=loss_fn,
     clipped_grad=gradient_of(loss_fn) if clipped_grad is None else clipped_grad,
     transform=whole.transform if transform is None else transform,
     draw=plan.sampler.draw,
     apply=apply,
-    run_keys=None,
     params=params,
     train=rows,
     keyed=keyed,

@@ -1,17 +1,14 @@
-"""Subjects of the checks of `launch.check`, and the row that each check returns."""
+"""What a check measures, and the row that it returns."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import run_keys
-from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayTree, LossFn
 
@@ -43,21 +40,16 @@ def not_applicable(name: str, why: str) -> Row:
   return Row(name, None, float("nan"), float("nan"), why)
 
 
-class Subject(NamedTuple):
-  """The parts of a run. Its functions are those that training calls, so a check tests that code.
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """The parts of a run. Its functions are those that training calls, so a check tests that code."""
 
-  A user's loss can be checked without a config. Then some parts are None, and their checks do not
-  apply.
-  """
-
-  config: TrainConfig | None
   plan: Plan
   loss_fn: LossFn
   clipped_grad: Callable[..., Any]  # (params, batch, mask) -> ClippedSum
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any] | None  # (params, x [B, ...]) -> outputs [B, ...]
-  run_keys: Callable[[TrainConfig], RunKeys] | None  # config -> the keys of a new run
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
@@ -67,18 +59,9 @@ class Subject(NamedTuple):
   # Function that returns the training algorithm for a noise key. None if only the parts of a step
   # are known.
   algorithm: Callable[[jax.Array], Algorithm] | None = None
-  guarantee: Guarantee | None = None  # what the run states at its end
   optimizer: Any = None  # the Optax transformation after the private one, in the whole step
-
-  @property
-  def release(self) -> bool:
-    """Whether noise is rounded to a grid, as for a release."""
-    return self.config is not None and self.config.release
-
-  @property
-  def seed_bits(self) -> int:
-    """Returns the number of bits of the run's sampler seed; 128 if its keys are unknown."""
-    return 128 if self.run_keys is None else run_keys.SAMPLER_BITS
+  release: bool = False  # whether noise is rounded to a grid, as for a release
+  seed_bits: int = 128  # of the seed that `draw` gets
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
     """Returns random training examples, leaves [size, ...], with keys if the loss needs them.

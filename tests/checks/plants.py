@@ -27,7 +27,7 @@ import optax
 
 from configs import quickstart
 from dpjax.checks import batches, charges, influence, noise_distributions, whole_step
-from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.run_keys import RunKeys
@@ -54,7 +54,7 @@ def config(**overrides: Any) -> Any:
 
 def subject(**overrides: Any) -> Any:
   """The sound run."""
-  return check.subject(config(**overrides))
+  return of_config.subject(config(**overrides))
 
 
 def _scaled(tree: Any, factor: Any) -> Any:
@@ -95,7 +95,7 @@ def _noise(change: Callable[..., Any]) -> Callable[[Any], Any]:
       begin = lambda params: (base.init(params), jnp.int32(0))
       return optax.GradientTransformationExtraArgs(begin, update)
 
-    return sound._replace(transform=transform)
+    return dataclasses.replace(sound, transform=transform)
 
   return broken
 
@@ -195,7 +195,7 @@ def _again(derive, lag=1):
 
       return optax.GradientTransformationExtraArgs(begin, update)
 
-    return sound._replace(transform=transform)
+    return dataclasses.replace(sound, transform=transform)
 
   return broken
 
@@ -249,7 +249,9 @@ def _leaves_share(drawn, step, context):
 
 def _key_of(change):
   """The noise key is made of a part of what was given."""
-  return lambda sound: sound._replace(transform=lambda key: sound.transform(change(key)))
+  return lambda sound: dataclasses.replace(
+    sound, transform=lambda key: sound.transform(change(key))
+  )
 
 
 def _two_bits(key):
@@ -353,7 +355,7 @@ def _keys(change: Callable[[RunKeys, int], RunKeys]) -> Callable[[Any], Any]:
     def run_keys(config):
       return change(sound.run_keys(config), next(numbers))
 
-    return sound._replace(run_keys=run_keys)
+    return dataclasses.replace(sound, run_keys=run_keys)
 
   return broken
 
@@ -404,7 +406,7 @@ def _sum(change: Callable[..., Any]) -> Callable[[Any], Any]:
       total = change(summed.total, grads, norms, mask, bound)
       return dataclasses.replace(summed, total=total)
 
-    return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+    return dataclasses.replace(sound, clipped_grad=clipped_grad, gradient_of=None)
 
   return broken
 
@@ -536,7 +538,7 @@ def _label_9_unclipped(sound):
     raw = _weighted(grads_of(params, batch), mask * (batch.y == 9) * 0.5)
     return dataclasses.replace(summed, total=jax.tree.map(jnp.add, summed.total, raw))
 
-  return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+  return dataclasses.replace(sound, clipped_grad=clipped_grad, gradient_of=None)
 
 
 def _host_memory(sound):
@@ -561,7 +563,7 @@ def _with_host(sound, swap):
     leaves[0] = leaves[0] + before
     return dataclasses.replace(summed, total=jax.tree.unflatten(treedef, leaves))
 
-  return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+  return dataclasses.replace(sound, clipped_grad=clipped_grad, gradient_of=None)
 
 
 def _late_memory(sound):
@@ -575,7 +577,7 @@ def _late_memory(sound):
     leaves[0] = leaves[0] + held.pop(0)
     return dataclasses.replace(summed, total=jax.tree.unflatten(treedef, leaves))
 
-  return sound._replace(clipped_grad=clipped_grad, gradient_of=None)
+  return dataclasses.replace(sound, clipped_grad=clipped_grad, gradient_of=None)
 
 
 def _late_host_memory(sound):
@@ -634,7 +636,7 @@ def _steps(change: Callable[..., Any]) -> Callable[[Any], Any]:
 
       return Algorithm(honest.init, step)
 
-    return sound._replace(algorithm=algorithm)
+    return dataclasses.replace(sound, algorithm=algorithm)
 
   return broken
 
@@ -698,7 +700,7 @@ def _draw(change: Callable[..., Any]) -> Callable[[Any], Any]:
     def draw(n, seed, step):
       return change(sound.draw, n, seed, step)
 
-    return sound._replace(draw=draw)
+    return dataclasses.replace(sound, draw=draw)
 
   return broken
 
@@ -770,7 +772,7 @@ class _Together:
 
 
 def _records(change: Callable[..., Any]) -> Callable[[Any], Any]:
-  return lambda sound: sound._replace(train=_Together(sound.train, change))
+  return lambda sound: dataclasses.replace(sound, train=_Together(sound.train, change))
 
 
 def _scaled_by_the_largest(x, indices):
@@ -814,49 +816,53 @@ _BATCHES = {
 def _promise(**changes: Any) -> Callable[[Any], Any]:
   def broken(sound):
     made = {name: make(sound.guarantee) for name, make in changes.items()}
-    return sound._replace(guarantee=dataclasses.replace(sound.guarantee, **made))
+    return dataclasses.replace(
+      sound, guarantee=dataclasses.replace(sound.guarantee, **made)
+    )
 
   return broken
 
 
 def _plan(**changes: Any) -> Callable[[Any], Any]:
-  return lambda sound: sound._replace(plan=dataclasses.replace(sound.plan, **changes))
+  return lambda sound: dataclasses.replace(
+    sound, plan=dataclasses.replace(sound.plan, **changes)
+  )
 
 
 def _another_sampler(sound):
   sampler = dataclasses.replace(sound.plan.sampler, prob=0.09)
-  return sound._replace(plan=dataclasses.replace(sound.plan, sampler=sampler))
+  return dataclasses.replace(sound, plan=dataclasses.replace(sound.plan, sampler=sampler))
 
 
 def _wider_relation(sound):
   guarantee = dataclasses.replace(sound.guarantee, curve=lambda steps: 0.9 * 3.0)
-  return sound._replace(guarantee=guarantee)
+  return dataclasses.replace(sound, guarantee=guarantee)
 
 
 _CHARGES = {
-  "plan_of_fewer_steps": (charges.stated, _plan(num_steps=STEPS - 1)),
-  "plan_of_a_larger_delta": (charges.stated, _plan(delta=2e-5)),
+  "plan_of_fewer_steps": (of_config.stated, _plan(num_steps=STEPS - 1)),
+  "plan_of_a_larger_delta": (of_config.stated, _plan(delta=2e-5)),
   "sampler_rate_understated": (batches.sampler_law, _another_sampler),
-  "epsilon_printed_too_small": (charges.stated, _wider_relation),
+  "epsilon_printed_too_small": (of_config.stated, _wider_relation),
   "ledger_charges_fewer_steps": (
-    charges.stated,
+    of_config.stated,
     _promise(remaining_event=lambda p: lambda start: p.remaining_event(STEPS // 2)),
   ),
   "ledger_charges_half_a_step": (
-    charges.stated,
+    of_config.stated,
     _promise(
       step_event=lambda p: lambda step: (
         p.step_event(step) if step % 2 else charges.dpa.NoOpDpEvent()
       )
     ),
   ),
-  "stated_delta_too_small": (charges.stated, _promise(delta=lambda p: 1e-3)),
+  "stated_delta_too_small": (of_config.stated, _promise(delta=lambda p: 1e-3)),
 }  # fmt: skip
 
 
 PLANTS: dict[str, Plant] = {
   **{name: Plant(row, bug) for name, (row, bug) in _NOISE.items()},
-  **{name: Plant(charges.key_reuse, bug) for name, bug in _KEYS.items()},
+  **{name: Plant(of_config.key_reuse, bug) for name, bug in _KEYS.items()},
   **{name: Plant(row, bug) for name, (row, bug) in _SUMS.items()},
   **{name: Plant(whole_step.whole_step, bug) for name, bug in _WHOLE.items()},
   **{name: Plant(row, bug) for name, (row, bug) in _BATCHES.items()},

@@ -14,6 +14,8 @@ from configs import quickstart
 from dpjax import gradients, losses
 from dpjax.checks import batches, charges, influence, noise_distributions
 from dpjax.checks import table as check
+from dpjax.checks.subject import Row
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import run_keys
@@ -30,7 +32,7 @@ def _config(**overrides):
 
 @pytest.fixture(scope="module")
 def sound():
-  return check.subject(_config())
+  return of_config.subject(_config())
 
 
 # --- planted bugs: each takes a sound subject and returns a broken one ------------------
@@ -43,7 +45,7 @@ def _with_sum(subject, change):
     summed = subject.clipped_grad(params, batch, mask)
     return dataclasses.replace(summed, total=change(summed, mask))
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def _scale(tree, factor):
@@ -57,16 +59,17 @@ def mean_instead_of_sum(subject):
 
 
 def mask_ignored(subject):
-  return subject._replace(
+  return dataclasses.replace(
+    subject,
     clipped_grad=lambda params, batch, mask: subject.clipped_grad(
       params, batch, jnp.ones_like(mask)
-    )
+    ),
   )
 
 
 def clipping_removed(subject):
   loose = gradients.clipped_grad(subject.loss_fn, l2_clip_norm=1e6)
-  return subject._replace(clipped_grad=loose)
+  return dataclasses.replace(subject, clipped_grad=loose)
 
 
 def clipped_to_half(subject):
@@ -83,7 +86,7 @@ def clip_after_sum(subject):
     empty = jnp.zeros(1)
     return ClippedSum(total, empty, empty, subject.plan.l2_bound)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def wrong_for_large_batches(subject):
@@ -94,7 +97,7 @@ def wrong_for_large_batches(subject):
     small = mask.shape[0] <= 8
     return (subject.clipped_grad if small else loose)(params, batch, mask)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def mask_ignored_in_large_batches(subject):
@@ -102,7 +105,7 @@ def mask_ignored_in_large_batches(subject):
     mask = mask if mask.shape[0] <= 8 else jnp.ones_like(mask)
     return subject.clipped_grad(params, batch, mask)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def last_example_forgotten_in_large_batches(subject):
@@ -110,7 +113,7 @@ def last_example_forgotten_in_large_batches(subject):
     mask = mask if mask.shape[0] <= 8 else mask.at[-1].set(False)
     return subject.clipped_grad(params, batch, mask)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def weight_tying_ignored(subject):
@@ -123,7 +126,9 @@ def weight_tying_ignored(subject):
 
   whole = lambda params, example: loss(params, example, params)
   half = lambda params, example: loss(params, example, jax.lax.stop_gradient(params))
-  return subject._replace(loss_fn=whole, clipped_grad=subject.plan.clipped_grad(half))
+  return dataclasses.replace(
+    subject, loss_fn=whole, clipped_grad=subject.plan.clipped_grad(half)
+  )
 
 
 def batch_norm(subject):
@@ -132,7 +137,7 @@ def batch_norm(subject):
     centred = logits - logits.mean(axis=0, keepdims=True)
     return centred / (logits.std(axis=0, keepdims=True) + 1e-3)
 
-  return subject._replace(apply=apply)
+  return dataclasses.replace(subject, apply=apply)
 
 
 def gradients_that_see_the_batch(subject):
@@ -156,14 +161,14 @@ def realised_batch_as_divisor(subject):
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def noise_halved(subject):
   less = dataclasses.replace(
     subject.plan, noise_multiplier=subject.plan.noise_multiplier / 2
   )
-  return subject._replace(transform=less.transform)
+  return dataclasses.replace(subject, transform=less.transform)
 
 
 def noise_of_one_leaf_missing(subject):
@@ -178,7 +183,7 @@ def noise_of_one_leaf_missing(subject):
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def uniform_noise(subject):
@@ -198,7 +203,7 @@ def uniform_noise(subject):
 
     return optax.GradientTransformationExtraArgs(lambda params: jnp.int32(0), update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def noise_key_reused_every_step(subject):
@@ -210,44 +215,46 @@ def noise_key_reused_every_step(subject):
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def noise_key_ignored(subject):
   fixed = jax.random.key(0)
-  return subject._replace(transform=lambda key: subject.transform(fixed))
+  return dataclasses.replace(subject, transform=lambda key: subject.transform(fixed))
 
 
 def sampler_shuffled(subject):
-  return subject._replace(draw=ShuffledSampler(batch_size=80).draw)
+  return dataclasses.replace(subject, draw=ShuffledSampler(batch_size=80).draw)
 
 
 def sampler_of_another_rate(subject):
-  return subject._replace(draw=PoissonSampler(prob=0.22, capacity=400).draw)
+  return dataclasses.replace(subject, draw=PoissonSampler(prob=0.22, capacity=400).draw)
 
 
 def sampler_with_memory(subject):
   """Poisson sizes and fair turns, but steps 2t and 2t + 1 draw the same batch."""
   draw = lambda n, seed, step: subject.draw(n, seed=seed, step=step - step % 2)
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def sampler_that_leaves_one_half_out(subject):
   """Right sizes; but half of the examples are drawn twice as often."""
   half = PoissonSampler(prob=0.4, capacity=400)
-  return subject._replace(
-    draw=lambda n, seed, step: half.draw(n // 2, seed=seed, step=step)
+  return dataclasses.replace(
+    subject, draw=lambda n, seed, step: half.draw(n // 2, seed=seed, step=step)
   )
 
 
 def capacity_too_small(subject):
   sampler = PoissonSampler(prob=0.2, capacity=100)
-  return subject._replace(plan=dataclasses.replace(subject.plan, sampler=sampler))
+  return dataclasses.replace(
+    subject, plan=dataclasses.replace(subject.plan, sampler=sampler)
+  )
 
 
 def keys_of_the_seed_alone(subject):
   keys = lambda config: run_keys.drawn(config.seed, noise_seed=0)
-  return subject._replace(run_keys=keys)
+  return dataclasses.replace(subject, run_keys=keys)
 
 
 def one_key_for_noise_and_augmentation(subject):
@@ -255,13 +262,13 @@ def one_key_for_noise_and_augmentation(subject):
     honest = build.run_keys(config)
     return honest._replace(local=honest.noise)
 
-  return subject._replace(run_keys=keys)
+  return dataclasses.replace(subject, run_keys=keys)
 
 
 def release_keys_of_an_ordinary_run(subject):
   config = dataclasses.replace(subject.config, release=True)
-  return subject._replace(
-    config=config, run_keys=lambda config: run_keys.drawn(config.seed)
+  return dataclasses.replace(
+    subject, config=config, run_keys=lambda config: run_keys.drawn(config.seed)
   )
 
 
@@ -272,7 +279,7 @@ def transform_that_does_not_clip(subject):
   )
   z = plan.noise_multiplier
   loose = dataclasses.replace(plan, l2_clip_norm=1e6, noise_multiplier=z / 1e6)
-  return subject._replace(plan=plan, transform=loose.transform)
+  return dataclasses.replace(subject, plan=plan, transform=loose.transform)
 
 
 _BUGS = {
@@ -295,7 +302,7 @@ _BUGS = {
     sampler_that_leaves_one_half_out,
   ),
   charges.overflow: (capacity_too_small,),
-  charges.key_reuse: (
+  of_config.key_reuse: (
     keys_of_the_seed_alone, one_key_for_noise_and_augmentation,
     release_keys_of_an_ordinary_run,
   ),
@@ -328,7 +335,7 @@ def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeyp
   def subject():
     clipped_grad = gradients.clipped_grad(sound.loss_fn, l2_clip_norm=clip)
     plan = dataclasses.replace(sound.plan, l2_clip_norm=clip)
-    return sound._replace(plan=plan, clipped_grad=clipped_grad)
+    return dataclasses.replace(sound, plan=plan, clipped_grad=clipped_grad)
 
   assert influence.one_term(subject()).passed and influence.sum_of_terms(subject()).passed
   honest = type(rule).factors
@@ -346,7 +353,7 @@ def test_the_clip_check_does_not_ask_the_rule_what_is_right(sound, rule, monkeyp
 
 @pytest.mark.slow
 def test_a_sound_run_passes_every_check(sound):
-  rows = list(check.checks(sound))
+  rows = list(of_config.checks(sound))
   assert [row.name for row in rows if row.passed is not True] == []
   assert all(np.isfinite(row.measured) for row in rows)
   text = check.table(rows)
@@ -369,7 +376,7 @@ def test_a_sound_run_passes_every_check(sound):
   ],
 )
 def test_other_sound_runs_pass(overrides):
-  rows = list(check.checks(check.subject(_config(**overrides))))
+  rows = list(of_config.checks(of_config.subject(_config(**overrides))))
   assert [row for row in rows if row.passed is False] == []
 
 
@@ -391,8 +398,8 @@ _LARGE_OR_ODD = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", _LARGE_OR_ODD)
 def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
-  subject = check.subject(_config(**_LARGE_OR_ODD[name]))
-  assert [row for row in check.checks(subject) if row.passed is False] == []
+  subject = of_config.subject(_config(**_LARGE_OR_ODD[name]))
+  assert [row for row in of_config.checks(subject) if row.passed is False] == []
   for one, bug in (
     (influence.influence, clipping_removed),
     (influence.whole_batch, wrong_for_large_batches),
@@ -409,11 +416,11 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
     "privacy.epsilon": None,
     "privacy.noise_multiplier": 1.0,
   }
-  rows = list(check.checks(check.subject(_config(**overrides))))
+  rows = list(of_config.checks(of_config.subject(_config(**overrides))))
   skipped = {row.name for row in rows if row.passed is None}
   assert {"sampler as charged"} <= skipped
   with refuses("privacy.method"):
-    check.subject(_config(**{"privacy.method": "sgd"}))
+    of_config.subject(_config(**{"privacy.method": "sgd"}))
 
 
 @pytest.mark.slow
@@ -423,7 +430,7 @@ def test_a_failure_is_in_the_table_and_in_the_data(sound):
   assert check.table(rows).startswith("FAIL  noise as charged")
   data = check.to_json(rows)
   assert data["passed"] is False and data["checks"][0]["passed"] is False
-  nan = check.Row("x", False, float("inf"), 0.0, "")
+  nan = Row("x", False, float("inf"), 0.0, "")
   assert json.loads(json.dumps(check.to_json([nan]), allow_nan=False))
 
 
@@ -457,8 +464,8 @@ def _logits(model):
 
 @pytest.mark.slow
 def test_p29_batch_norm_is_found_and_layer_norm_is_not():
-  assert check.cross_example_leakage(*_logits(_WithBatchNorm())) > 0.01
-  assert check.cross_example_leakage(*_logits(_WithLayerNorm())) < 1e-5
+  assert influence.cross_example_leakage(*_logits(_WithBatchNorm())) > 0.01
+  assert influence.cross_example_leakage(*_logits(_WithLayerNorm())) < 1e-5
 
 
 @pytest.mark.slow
@@ -467,7 +474,7 @@ def test_p29_a_batched_gradient_of_a_batch_norm_model_is_found():
   fn, variables, x = _logits(_WithBatchNorm())
   losses_of = lambda v, x: jnp.sum(fn(v, x) ** 2, axis=1)
   grads = lambda v, x: jax.jacrev(losses_of)(v, x)["params"]
-  assert check.cross_example_leakage(grads, variables, x) > 0.01
+  assert influence.cross_example_leakage(grads, variables, x) > 0.01
 
 
 @pytest.mark.cases(long=["mean", "softmax"])
@@ -485,7 +492,7 @@ def test_p29_a_batched_gradient_of_a_batch_norm_model_is_found():
 def test_n6_every_way_to_mix_examples_is_found(mix):
   x = jax.random.normal(jax.random.key(0), (6, 4))
   w = jax.random.normal(jax.random.key(1), (4, 3))
-  assert check.cross_example_leakage(lambda w, x: mix(x @ w), w, x) > 1e-3
+  assert influence.cross_example_leakage(lambda w, x: mix(x @ w), w, x) > 1e-3
 
 
 def test_integers_and_keys_are_perturbed_too():
@@ -493,8 +500,8 @@ def test_integers_and_keys_are_perturbed_too():
   table = jax.random.normal(jax.random.key(0), (12, 2))
   clean = lambda table, tokens: table[tokens].sum(axis=1)
   mixed = lambda table, tokens: clean(table, tokens).cumsum(axis=0)
-  assert check.cross_example_leakage(clean, table, tokens) == 0
-  assert check.cross_example_leakage(mixed, table, tokens) > 0.01
+  assert influence.cross_example_leakage(clean, table, tokens) == 0
+  assert influence.cross_example_leakage(mixed, table, tokens) > 0.01
 
 
 def test_an_ordinary_loss_does_not_leak():
@@ -504,20 +511,20 @@ def test_an_ordinary_loss_does_not_leak():
 
   batch = Example(jax.random.normal(jax.random.key(0), (4, 3)), jnp.arange(4) % 2)
   fn = lambda w, batch: grad_fn(w, batch)[1]
-  assert check.cross_example_leakage(fn, jnp.ones((3, 2)), batch) == 0
+  assert influence.cross_example_leakage(fn, jnp.ones((3, 2)), batch) == 0
 
 
 @pytest.mark.slow
 def test_a_run_in_slices_is_checked_on_whole_steps():
   """Its transform refuses a slice; what the checks hand it are sums of steps."""
-  cut = check.subject(_config(slices=2))
+  cut = of_config.subject(_config(slices=2))
   rows = [noise_distributions.noise_std(cut), charges.divisor(cut)]
   assert all(row.passed for row in rows), rows
 
 
 def test_a_spoilt_example_is_found_beside_a_small_clip_norm():
   """It moves the sum by half of the clip norm, which is far below 1."""
-  sound = check.subject(_config(**{"privacy.l2_clip_norm": 1e-4}))
+  sound = of_config.subject(_config(**{"privacy.l2_clip_norm": 1e-4}))
   assert influence.dropped(sound).passed
 
   def leaking(params, batch, mask):
@@ -529,5 +536,5 @@ def test_a_spoilt_example_is_found_beside_a_small_clip_norm():
     total = jax.tree.unflatten(jax.tree.structure(summed.total), [moved, *others])
     return dataclasses.replace(summed, total=total)
 
-  row = influence.dropped(sound._replace(clipped_grad=leaking))
+  row = influence.dropped(dataclasses.replace(sound, clipped_grad=leaking))
   assert row.passed is False and row.measured > 0.4, row

@@ -1,6 +1,8 @@
 """Bugs that show late, seldom, or only across leaves: launch.check finds them on a small
 model and on one of 100,000 parameters."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,15 @@ import pytest
 
 from configs import quickstart
 from dpjax import trees
-from dpjax.checks import batches, charges, influence, noise_distributions, noise_record, whole_step
-from dpjax.checks import table as check
+from dpjax.checks import (
+  batches,
+  charges,
+  influence,
+  noise_distributions,
+  noise_record,
+  whole_step,
+)
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.noise import state as noise_state
 from dpjax.transforms.clipped import gradients_of
@@ -26,7 +35,7 @@ _MODELS = {
 def _subject(**changes):
   config = quickstart.get_config()
   base = {"data.limit": 400, "num_steps": _STEPS, "privacy.sampling_prob": 0.1}
-  return check.subject(fields.replace_all(config, {**base, **changes}))
+  return of_config.subject(fields.replace_all(config, {**base, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +66,7 @@ def _with_update(subject, change, init=lambda params: ()):
 
     return optax.GradientTransformationExtraArgs(begin, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def _scaled(tree, factor):
@@ -97,7 +106,7 @@ def _again_after(subject, period):
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def noise_with_a_long_period(subject):
@@ -169,7 +178,7 @@ def error_feedback_before_the_noise(subject):
     total = jax.tree.map(jnp.add, summed.total, before)
     return summed.__class__(total, summed.norms, summed.losses, summed.l2_bound)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def noise_that_sees_the_sum(subject):
@@ -190,7 +199,7 @@ def nan_becomes_a_number(subject):
     )
     return subject.clipped_grad(params, fixed, mask)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def nan_goes_through(subject):
@@ -200,7 +209,7 @@ def nan_goes_through(subject):
     total = jax.tree.map(lambda leaf: leaf + bad, summed.total)
     return summed.__class__(total, summed.norms, summed.losses, summed.l2_bound)
 
-  return subject._replace(clipped_grad=clipped_grad)
+  return dataclasses.replace(subject, clipped_grad=clipped_grad)
 
 
 def nan_kept_in_stacked_gradients(subject):
@@ -221,7 +230,7 @@ def nan_kept_in_stacked_gradients(subject):
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def _with_noise(subject, change):
@@ -243,7 +252,7 @@ def _with_noise(subject, change):
     begin = lambda params: (base.init(params), jnp.int32(0))
     return optax.GradientTransformationExtraArgs(begin, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def noise_that_shrinks_with_the_length_of_the_sum(subject):
@@ -293,7 +302,7 @@ def realised_batch_as_divisor_late(subject):
     begin = lambda params: (base.init(params), jnp.int32(0))
     return optax.GradientTransformationExtraArgs(begin, update)
 
-  return subject._replace(transform=transform)
+  return dataclasses.replace(subject, transform=transform)
 
 
 def few_coordinates_without_noise_late(subject):
@@ -322,17 +331,19 @@ def one_coordinate_without_noise(subject):
 
 
 def seed_ignored(subject):
-  return subject._replace(draw=lambda n, seed, step: subject.draw(n, seed=7, step=step))
+  return dataclasses.replace(
+    subject, draw=lambda n, seed, step: subject.draw(n, seed=7, step=step)
+  )
 
 
 def high_bits_of_the_seed_ignored(subject):
   draw = lambda n, seed, step: subject.draw(n, seed=seed % 2**32, step=step)
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def batches_with_a_long_period(subject):
   draw = lambda n, seed, step: subject.draw(n, seed=seed, step=step % 577)
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def late_batches_from_one_half(subject):
@@ -340,7 +351,7 @@ def late_batches_from_one_half(subject):
     drawn = subject.draw(n, seed=seed, step=step)
     return drawn if step < 0.8 * _STEPS else np.unique(drawn // 2)
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def a_batch_much_like_an_earlier_one(subject):
@@ -351,20 +362,20 @@ def a_batch_much_like_an_earlier_one(subject):
     old = subject.draw(n, seed=seed, step=3)
     return np.unique([*old[::2], *drawn[: drawn.size // 2]])
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def late_seed_ignored(subject):
   def draw(n, seed, step):
     return subject.draw(n, seed=seed if step < 0.2 * _STEPS else 3, step=step)
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def bits_within_the_seed_ignored(subject):
   some = ~(((1 << 20) - 1) << 45)
   draw = lambda n, seed, step: subject.draw(n, seed=seed & some, step=step)
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def a_row_at_twice_its_rate(subject):
@@ -373,7 +384,7 @@ def a_row_at_twice_its_rate(subject):
     again = 7 in subject.draw(n, seed=seed + 99_991, step=step)
     return np.union1d(drawn, [7]) if again else drawn
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def rows_that_come_in_pairs(subject):
@@ -382,7 +393,7 @@ def rows_that_come_in_pairs(subject):
     taken[1:20:2] = taken[0:20:2]
     return np.flatnonzero(taken)
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 def one_step_takes_many(subject):
@@ -390,7 +401,7 @@ def one_step_takes_many(subject):
     drawn = subject.draw(n, seed=seed, step=step)
     return np.union1d(drawn, np.arange(n // 2)) if step == _STEPS // 2 else drawn
 
-  return subject._replace(draw=draw)
+  return dataclasses.replace(subject, draw=draw)
 
 
 _BUGS = {

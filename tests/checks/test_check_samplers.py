@@ -1,13 +1,15 @@
 """launch.check on truncated Poisson samples and shuffled epochs: sound ones pass, planted
 bugs are found."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from configs import quickstart
 from dpjax import sampling
 from dpjax.checks import batches
-from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from tests.checks import second_accountant
 
@@ -23,7 +25,7 @@ def _subject(sampler, relation):
     "privacy.neighboring_relation": relation,
     "privacy.capacity": 75 if sampler == "truncated_poisson" else None,
   }
-  return check.subject(fields.replace_all(config, changes))
+  return of_config.subject(fields.replace_all(config, changes))
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +51,13 @@ def test_p12_keeping_the_first_of_a_batch_that_is_too_large_is_found(truncated):
   sampler = truncated.plan.sampler
   whole = sampling.PoissonSampler(prob=sampler.prob, capacity=400)
   first = lambda n, **at: whole.draw(n, **at)[: sampler.capacity]
-  assert not batches.sampler_law(truncated._replace(draw=first)).passed
+  assert not batches.sampler_law(dataclasses.replace(truncated, draw=first)).passed
 
 
 @pytest.mark.slow
 def test_p12_a_batch_that_is_not_cut_is_found(truncated):
   whole = sampling.PoissonSampler(prob=truncated.plan.sampler.prob, capacity=400)
-  assert not batches.sampler_law(truncated._replace(draw=whole.draw)).passed
+  assert not batches.sampler_law(dataclasses.replace(truncated, draw=whole.draw)).passed
 
 
 def test_p13_a_fresh_shuffle_at_every_step_is_found(shuffled):
@@ -65,4 +67,4 @@ def test_p13_a_fresh_shuffle_at_every_step_is_found(shuffled):
   def draw(n, *, seed, step):
     return np.sort(sampling.generator(seed, step).permutation(n)[:size])
 
-  assert not batches.sampler_law(shuffled._replace(draw=draw)).passed
+  assert not batches.sampler_law(dataclasses.replace(shuffled, draw=draw)).passed

@@ -14,7 +14,8 @@ from flax import nnx
 
 import dpjax
 from dpjax import data, training
-from dpjax.checks import check as own_loss, whole_step
+from dpjax.checks import check as own_loss
+from dpjax.checks import whole_step
 from dpjax.validate import UserError
 from tests.refuses import refuses
 

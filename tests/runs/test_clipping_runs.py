@@ -7,7 +7,7 @@ import pytest
 
 from configs import quickstart
 from dpjax.checks import noise_distributions
-from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
@@ -205,7 +205,7 @@ def test_what_cannot_run_is_refused_in_one_line(overrides, field):
 
 @pytest.mark.long
 def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
-  subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
+  subject = of_config.subject(_config(**{"privacy.clipping": "adaptive"}))
   assert second_accountant.agrees(subject.plan)
   assert noise_distributions.noise_std(subject).passed
   monkeypatch.setattr(AdaptiveClipping, "combined_noise_multiplier", lambda self, z, n: z)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.checks import table
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack
@@ -151,7 +151,7 @@ def _secure():
 
 def test_there_is_nothing_to_check_and_no_loss_of_one_example():
   with refuses("privacy.method", value="sgd"):
-    table.subject(_config())
+    of_config.subject(_config())
   run = build.assemble(_config())
   with refuses("loss"):
     run.task.loss(run.apply)(run.params, Example(run.train.x[0], run.train.y[0]))

@@ -7,7 +7,7 @@ import pytest
 
 from configs import quickstart
 from dpjax.checks import charges, influence
-from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from tests.refuses import refuses
@@ -85,8 +85,8 @@ def test_dropout_and_augmentation_draw_apart():
 
 @pytest.mark.long
 def test_checks_hold_with_keys():
-  subject = check.subject(_config(**_MODELS["Dropped"]))
-  for row in (*influence.CHECKS, charges.own_sum, charges.key_reuse):
+  subject = of_config.subject(_config(**_MODELS["Dropped"]))
+  for row in (*influence.CHECKS, charges.own_sum, of_config.key_reuse):
     assert row(subject).passed is True, row(subject)
 
 

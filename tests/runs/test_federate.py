@@ -216,7 +216,7 @@ def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
 @pytest.mark.slow
 def test_a_finished_run_is_served_with_the_scores_of_its_evaluation(finished):
   workdir, result = finished
-  run = dpjax.Predictor.load(workdir)
+  run = dpjax.serving.Predictor.load(workdir)
   test = build.load_data(federate_build.loading.central(_config()), features=False)[1]
   raw = dpjax.data.load("digits")[1]
   assert run.inputs.shape == raw.x.shape[1:] and len(test) == len(raw)

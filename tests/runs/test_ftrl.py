@@ -1,5 +1,6 @@
 """privacy.method='dp_ftrl' from a config to result.json: charges, resume, budget, checks."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,6 +12,7 @@ from dpjax.accounting import Ledger
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks import charges as check_laws
 from dpjax.checks import table as check
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
@@ -104,7 +106,7 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
   config = _config(**extra)
   plan = make_plan(config, 400)
   assert 2.97 < plan.epsilon() <= 3.0 and plan.is_private
-  rows = _rows(check.subject(config))
+  rows = _rows(of_config.subject(config))
   assert not check.failed(rows), check.table(check.failed(rows))
   passed = {row.name for row in rows if row.passed}
   assert {"noise as charged", "sampler as charged"} <= passed
@@ -129,16 +131,16 @@ def _failures(subject):
 
 @pytest.mark.long
 def test_p43_the_checks_catch_a_sampler_that_comes_back_too_early():
-  subject = check.subject(_config())
+  subject = of_config.subject(_config())
   draw = lambda n, seed, step: np.flatnonzero(np.random.default_rng(step).random(n) < 0.2)
-  assert "sampler as charged" in _failures(subject._replace(draw=draw))
+  assert "sampler as charged" in _failures(dataclasses.replace(subject, draw=draw))
 
 
 @pytest.mark.long
 def test_the_checks_catch_noise_without_its_correlation():
-  white = check.subject(_config(**{"privacy.ftrl.strategy": "identity"}))
-  banded = check.subject(_config())
-  caught = _failures(banded._replace(transform=white.transform))
+  white = of_config.subject(_config(**{"privacy.ftrl.strategy": "identity"}))
+  banded = of_config.subject(_config())
+  caught = _failures(dataclasses.replace(banded, transform=white.transform))
   assert caught & {"noise as charged", "noise independent"}
 
 

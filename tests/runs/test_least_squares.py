@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import accounting, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.checks import table
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, one_release, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -178,7 +178,7 @@ def test_other_models_and_other_uses_are_refused(loaded, tmp_path):
   with refuses("privacy.method"):
     build.assemble(_config(), loaded)
   with refuses("privacy.method"):
-    table.subject(_config(), loaded)
+    of_config.subject(_config(), loaded)
 
 
 def test_its_budget_is_kept_before_anything_is_released(loaded, tmp_path):

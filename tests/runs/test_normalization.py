@@ -12,9 +12,9 @@ import pytest
 from configs import quickstart
 from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.data.rows import Rows
 from dpjax.checks import before_steps
-from dpjax.checks import table as check
+from dpjax.data.rows import Rows
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack
@@ -295,7 +295,7 @@ _FTRL = {
 @pytest.mark.parametrize("relation", ["", "replace_special", "replace_one"])
 def test_every_check_holds(relation, loaded):
   ftrl = _FTRL | {"privacy__neighboring_relation": relation} if relation else {}
-  rows = list(check.checks(check.subject(_config(**ftrl), loaded)))
+  rows = list(of_config.checks(of_config.subject(_config(**ftrl), loaded)))
   assert [row for row in rows if row.passed is False] == []
   assert {"statistics: influence", "statistics: noise"} <= {row.name for row in rows}
 

@@ -16,8 +16,7 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
-from dpjax.checks import table
-from dpjax.experiments.checks import size_of_data
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -582,8 +581,8 @@ def test_the_game_can_be_lost():
 
 def test_launch_check_finds_a_plan_that_follows_the_true_number():
   config = _plain(**{"data.limit": 300})
-  assert size_of_data.size_of_data(table.subject(config)).passed
+  assert of_config.size_of_data(of_config.subject(config)).passed
   follow = lambda config, train: len(train)
   with mock.patch.object(privacy, "public_size", follow):
-    row = size_of_data.size_of_data(table.subject(config))
+    row = of_config.size_of_data(of_config.subject(config))
   assert row.passed is False and "plan" in row.detail

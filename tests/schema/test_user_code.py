@@ -15,7 +15,8 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, noise, sampling, training
-from dpjax.checks import batches, influence, table
+from dpjax.checks import batches, influence
+from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated_build
@@ -150,15 +151,17 @@ def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
 @pytest.mark.slow
 def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
-  subject = table.subject(config)
+  subject = of_config.subject(config)
   assert sampling.assumption(subject.plan.sampler)
   assert batches.sampler_law(subject).passed is False
 
 
 def test_a_step_that_draws_an_example_twice_is_found():
-  subject = table.subject(_central(privacy__sampler=f"{__name__}:everybody"))
+  subject = of_config.subject(_central(privacy__sampler=f"{__name__}:everybody"))
   assert batches.sampler_law(subject).passed is True
-  twice = subject._replace(draw=lambda n, **at: np.repeat(subject.draw(n, **at), 2))
+  twice = dataclasses.replace(
+    subject, draw=lambda n, **at: np.repeat(subject.draw(n, **at), 2)
+  )
   assert batches.sampler_law(twice).passed is False
 
 
@@ -174,9 +177,9 @@ def test_a_capacity_that_an_own_sampler_does_not_have_is_refused():
 
 @pytest.mark.slow
 def test_a_model_that_mixes_examples_is_found_by_check():
-  subject = table.subject(_central(model__name=f"{__name__}:MeanOfTheBatch"))
+  subject = of_config.subject(_central(model__name=f"{__name__}:MeanOfTheBatch"))
   assert influence.cross_example(subject).passed is False
-  honest = table.subject(_central())
+  honest = of_config.subject(_central())
   assert influence.cross_example(honest).passed is True
 
 

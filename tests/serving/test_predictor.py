@@ -44,7 +44,7 @@ def test_logits_are_those_of_the_evaluation_in_training_bit_by_bit(runs, raw):
   wanted, scores = _of_evaluation(CONFIG, run._model.params)
   assert scores["accuracy"] == run.result["test_accuracy"]
   assert scores["loss"] == run.result["test_loss"]
-  assert dpjax.Predictor is Predictor and run.row_exact and run.differences == []
+  assert dpjax.serving.Predictor is Predictor and run.row_exact and run.differences == []
   np.testing.assert_array_equal(run(raw), wanted)
   # One row, few and many, each in another batch size and at another place.
   for start, stop in ((0, 1), (3, 8), (40, 61), (100, 360)):
