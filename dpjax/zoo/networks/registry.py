@@ -19,8 +19,8 @@ from dpjax.zoo.networks import equivariant, scatter_heads, transformer, wide_res
 
 
 class _Entry(NamedTuple):
-  # Class whose constructor arguments are the options; or its name in dpjax.models, if it is to be
-  # imported on demand.
+  # Class whose constructor arguments are the options; or its name in dpjax.zoo.networks, if it is
+  # to be imported on demand.
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
@@ -99,7 +99,7 @@ def _entry(name: str) -> _Entry:
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
     # The class is imported here, so that runs of other models need not import it.
-    package = importlib.import_module("dpjax.models")
+    package = importlib.import_module("dpjax.zoo.networks")
     entry = entry._replace(module=getattr(package, entry.module))
   return entry
 

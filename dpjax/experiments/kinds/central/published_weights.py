@@ -7,7 +7,7 @@ import pathlib
 
 import flax.linen as nn
 
-from dpjax import models, weight_folders
+from dpjax import weight_folders
 from dpjax.experiments.kinds.central import public_tokenizers
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import saved
@@ -58,7 +58,7 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
     return saved.in_place_of(params, arrays, label, fresh)
   try:
     if config.model.name in _LOADERS:
-      return getattr(models, _LOADERS[config.model.name])(path, model, params)
+      return getattr(networks, _LOADERS[config.model.name])(path, model, params)
     assert isinstance(model, networks.Transformer)
     return networks.load_gpt2(path, model, first_id=_first_id(config))
   except UserError as error:
