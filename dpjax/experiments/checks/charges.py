@@ -1,6 +1,6 @@
 """Checks of releases and their accounting. Each update is the sum of its own step with noise,
-divided by a public number. Epsilon follows from public fields, no key is used twice, and canaries
-prove no larger epsilon than is claimed."""
+divided by a public number. The stated epsilons cover all steps, delta covers batches above the
+capacity, two runs share no key, and canaries prove no larger epsilon than is claimed."""
 
 from __future__ import annotations
 
