@@ -461,7 +461,9 @@ def test_the_older_files_of_tff(tmp_path):
 
 def test_older_files_that_are_none(tmp_path):
   path = _h5(tmp_path, "n", label=lambda n: np.zeros(n + 1, np.int32))
-  assert "label: must be one for each example" in one_line(data.tff_federation, path, num_classes=9)
+  assert "label: must be one for each example" in one_line(
+    data.tff_federation, path, num_classes=9
+  )
   path = _h5(tmp_path, "u", pixels=lambda n: None)
   assert "must hold one of pixels" in one_line(data.tff_federation, path, num_classes=9)
   path = _h5(tmp_path, "l", label=lambda n: None)
