@@ -71,8 +71,9 @@ class Columns:
           field=place,
         )
       if first and shape[0] != size:
+        # The number of rows may be secret.
         raise UserError(
-          f"has {shape[0]} rows, {first} has {size}; each example needs all", field=place
+          f"has another number of rows than {first}; each example needs all", field=place
         )
       first = first or place
       size = shape[0]

@@ -628,8 +628,11 @@ class JointPlan:
     `event`."""
     counts = self._counts(steps)
     event = self.event(steps)
+
     # The statistics of a plan are released before its first step.
-    before = lambda part: ", its statistics" if getattr(part, "statistics", None) else ""
+    def before(part: object) -> str:
+      return ", its statistics" if isinstance(part, Plan) and part.statistics else ""
+
     ran = ", ".join(
       f"{name} ({count} of {self.allowed(name)}{before(self.parts[name])})"
       for name, count in counts.items()

@@ -250,7 +250,7 @@ class Plan:
       )
     # A plan with an arbitrary noise runs all checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
-    if sampler.event(accounting.gaussian_event(1.0)) is None:
+    if sampler.event_at(0, accounting.gaussian_event(1.0)) is None:
       raise UserError(
         "has no event, so no epsilon can be proved for it; use PoissonSampler or "
         "FixedSizeSampler",

@@ -126,8 +126,9 @@ class _SealedField:
     if not isinstance(held, _Closed):
       return held
     opened = held.opened()
-    # A traced array must not outlive its trace.
-    if not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(opened)):
+    # A traced array must not outlive its trace, and a shape has no bits to seal again.
+    kept_out = (core.Tracer, jax.ShapeDtypeStruct)
+    if not any(isinstance(leaf, kept_out) for leaf in jax.tree.leaves(opened)):
       vars(value)[self.name] = opened
     return opened
 
@@ -147,8 +148,11 @@ class _Closed(NamedTuple):
   def of(cls, tree: Any) -> _Closed:
     def dtype_of(leaf: Any) -> Any:
       dtype = getattr(leaf, "dtype", None)
-      is_float = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-      return dtype if is_float and jnp.finfo(dtype).bits >= 8 else None
+      if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        return None
+      # NumPy's float64 becomes float32 where JAX has no float64.
+      dtype = jax.dtypes.canonicalize_dtype(dtype)
+      return dtype if jnp.finfo(dtype).bits >= 8 else None
 
     leaves, treedef = jax.tree.flatten(tree)
     dtypes = tuple(map(dtype_of, leaves))
@@ -189,6 +193,8 @@ def registered(cls: _Class) -> _Class:
     return children, (dtypes, tuple(getattr(value, name) for name in static))
 
   def flatten_with_keys(value: Any) -> tuple[Any, Any]:
+    # The call in `flatten` would find this function, not Optax.
+    refuse_inside_optax()
     children, values = flatten(value)
     keys = map(jax.tree_util.GetAttrKey, names)
     return list(zip(keys, children)), values
@@ -352,12 +358,7 @@ class PerExampleGrads(metaclass=Sealed):
     Raises:
       UserError: a leaf that is no longer sealed, or is missing.
     """
-    leaves, treedef = jax.tree.flatten(self.leaves)
-    if len(leaves) != len(self.dtypes):
-      raise UserError(
-        "leaves were left out; give all of them to the transform", field="gradients"
-      )
-    return treedef.unflatten(map(_opened, leaves, self.dtypes))
+    return _Closed(self.leaves, self.dtypes).opened()
 
   def __repr__(self) -> str:
     leaves, treedef = jax.tree.flatten(self.leaves)

@@ -135,6 +135,16 @@ def _shown(value: Any) -> str:
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
+def shape_of_rows(shape: Sequence[int]) -> Verbatim:
+  """Returns a shape for a message. The number of rows may be secret, so it is shown as n.
+
+  >>> shape_of_rows((60_000, 28, 28)), shape_of_rows(())
+  ('[n, 28, 28]', '[]')
+  """
+  sizes = ["n", *map(str, shape[1:])] if shape else []
+  return Verbatim(f"[{', '.join(sizes)}]")
+
+
 def first_line(error: BaseException, with_type: bool = False) -> str:
   """Returns the first line of another library's error, cut after 160 characters.
 

@@ -41,6 +41,17 @@ def test_no_use_is_a_step_or_a_part(new_key):
     assert is_key_of_noise(key_for(use, key), key, num_draws=1)
 
 
+def test_a_key_of_noise_is_known_by_its_words_whatever_its_generator_is():
+  key = dpjax.new_key()
+  bare = jax.random.wrap_key_data(jax.random.key_data(key), impl="threefry4x32")
+  for own, other in ((bare, key), (key, bare)):
+    assert is_key_of_noise(own, other)
+    assert is_key_of_noise(jax.random.fold_in(own, 3), other, num_draws=9)
+    assert is_key_of_noise(key_for(KeyUse.PAIRS, own), other, num_draws=1)
+    assert not is_key_of_noise(jax.random.fold_in(own, 9), other, num_draws=9)
+  assert not is_key_of_noise(jax.random.key(0), key, num_draws=9)
+
+
 # --- the parts of a notebook
 
 _X = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32)

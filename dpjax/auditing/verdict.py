@@ -232,12 +232,17 @@ def audit(
   }
   chosen = bounds.pop(method)
   if at_best is None:
-    at_best = Scores(np.ones(len(scores.inside)), np.zeros(len(scores.outside)))
+    at_best = _perfect(len(scores.inside), len(scores.outside))
   best = _best(at_best, delta=delta, method=method, confidence=confidence, claim=claim)
   p_values = _p_values(scores, claim)
   return Audit(
     chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, ceiling=best
   )
+
+
+def _perfect(num_inside: int, num_outside: int) -> Scores:
+  """Returns scores in which all inside are above all outside."""
+  return Scores(inside=np.ones(num_inside), outside=np.zeros(num_outside))
 
 
 def _best(
@@ -270,7 +275,7 @@ def ceiling(
     num_inside = num_canaries // 2
   validate.integer_at_least(1, num_inside=num_inside)
   validate.integer_at_least(1, num_outside=num_canaries - num_inside)
-  perfect = Scores(inside=np.ones(num_inside), outside=np.zeros(num_canaries - num_inside))
+  perfect = _perfect(num_inside, num_canaries - num_inside)
   return _best(perfect, delta=delta, method=method, confidence=confidence, claim=claim)
 
 

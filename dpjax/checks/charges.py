@@ -1,5 +1,6 @@
 """Checks of releases and their accounting. Each update is the sum of its own step with noise,
-divided by a public number, and canaries prove no larger epsilon than is claimed."""
+divided by a public number; delta covers batches above the capacity; and canaries prove no larger
+epsilon than is claimed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.validate import UserError
+from dpjax.validate import UserError, shape_of_rows
 
 # Types of a cell: None, str, bool, int, float or Decimal.
 Cell = Any
@@ -237,7 +237,7 @@ def of_column(column: Any, name: str, first: int = 1) -> list[Cell]:
   if not is_list or getattr(column, "ndim", 1) != 1 or of_array in "mMcSV":
     raise UserError(
       f"column {name!r:.60}: must be a list of text, numbers or booleans, got "
-      f"{dtype or type(column).__name__} of shape {getattr(column, 'shape', ())}"
+      f"{dtype or type(column).__name__} of shape {shape_of_rows(getattr(column, 'shape', ()))}"
     )
   # A list goes no way through an array, which would turn all of its cells into one type.
   ways = (getattr(column, way, None) for way in ("to_pylist", "to_list", "tolist"))

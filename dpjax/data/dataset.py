@@ -28,7 +28,7 @@ def _check_columns(x: Columns) -> None:
       raise UserError(
         "one example must hold at least one number",
         field=f"{place}.shape",
-        value=leaf.shape,
+        value=validate.shape_of_rows(leaf.shape),
       )
     if leaf.dtype == np.float32 and not np.isfinite(leaf).all():
       bad = int(np.count_nonzero(~np.isfinite(leaf)))
@@ -44,11 +44,15 @@ def _check_x(x: Any) -> None:
     raise UserError(f"must be a float32 or int32 NumPy array, got {kind}", field="x")
   if x.ndim < 2:
     raise UserError(
-      "must be [n, *features] (one column: [n, 1])", field="x.shape", value=x.shape
+      "must be [n, *features] (one column: [n, 1])",
+      field="x.shape",
+      value=validate.shape_of_rows(x.shape),
     )
   if 0 in x.shape[1:]:
     raise UserError(
-      "one example must hold at least one number", field="x.shape", value=x.shape
+      "one example must hold at least one number",
+      field="x.shape",
+      value=validate.shape_of_rows(x.shape),
     )
   if isinstance(x, Rows):
     # The values are checked whenever rows are read; see `in_files`.
@@ -273,7 +277,7 @@ def _as_features(value: Any) -> np.ndarray:
   if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
     return _to_int32(x, "x")
   raise UserError(
-    f"{x.dtype} of shape {x.shape} is not supported: must be uint8 images "
+    f"{x.dtype} of shape {validate.shape_of_rows(x.shape)} is not supported: must be uint8 images "
     "[n, H, W] or [n, H, W, C], floats [n, *features], or wider integers as "
     "tokens [n, T]",
     field="x",
@@ -290,8 +294,8 @@ def _as_columns(tree: dict[Any, Any]) -> Columns:
     if array.dtype.kind == "f" or (array.dtype == np.uint8 and array.ndim in (3, 4)):
       return _as_features(array)
     raise UserError(
-      f"{array.dtype} of shape {array.shape} is not supported: must be uint8 images, floats, or "
-      "wider integers",
+      f"{array.dtype} of shape {validate.shape_of_rows(array.shape)} is not supported: must be "
+      "uint8 images, floats, or wider integers",
       field=place,
     )
 

@@ -134,7 +134,7 @@ def _as_rows(client: Any) -> np.ndarray:
   if rows.ndim != 1 or rows.dtype.kind not in "iu":
     raise UserError(
       f"each client must be a vector of row numbers, got {rows.dtype} of shape "
-      f"{rows.shape}",
+      f"{validate.shape_of_rows(rows.shape)}",
       field="indices",
     )
   rows = rows.astype(np.int64, copy=False).view()

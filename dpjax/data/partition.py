@@ -284,7 +284,8 @@ def _start(
   labels = np.asarray(labels)
   if labels.ndim != 1:
     raise UserError(
-      f"must be one label for each example, got {labels.shape}", field="labels"
+      f"must be [n], one label for each example, got {validate.shape_of_rows(labels.shape)}",
+      field="labels",
     )
   return labels, _random(seed)
 

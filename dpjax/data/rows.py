@@ -103,8 +103,8 @@ class Rows:
 
   def _too_many(self) -> UserError:
     return UserError(
-      f"this needs all {len(self)} examples in memory at once, and they are "
-      "read from files as they are drawn; use resident=True",
+      "this needs all examples in memory at once, and they are read from files as they are "
+      "drawn; use resident=True",
       field="resident",
       value=False,
     )
@@ -130,10 +130,10 @@ class Rows:
     places = np.asarray(which)
     if places.dtype == bool:
       if places.shape != (len(self),):
-        raise IndexError(f"a mask of {places.shape} over {len(self)} rows")
+        raise IndexError("a mask must have one entry for each row")
       return np.flatnonzero(places)
     if places.size and not -len(self) <= places.min() <= places.max() < len(self):
-      raise IndexError(f"rows {places.min()} to {places.max()} of {len(self)}")
+      raise IndexError(f"rows {places.min()} to {places.max()} go beyond the data")
     return np.where(places < 0, places + len(self), places).astype(np.int64)
 
   def _read(self, places: np.ndarray) -> np.ndarray:

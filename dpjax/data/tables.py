@@ -46,15 +46,17 @@ class _Counts:
       for name, kind in kinds
       if isinstance(kind, Number) or (isinstance(kind, Category) and kind.other is not None)
     }
-    # Columns in which a cell is a declared value, and the kinds of those cells that are none.
+    # Columns in which a cell is a declared value; of the others, the kinds of the cells so far.
     self._matched: set[str] = set()
     self._found: dict[str, set[str]] = {}
 
   def add(self, column: str, *, matched: bool, others: list[Cell]) -> None:
     """Adds the cells of a category that became `other`."""
     self.changed[column] += len(others)
-    self._matched |= {column} if matched else set()
-    self._found.setdefault(column, set()).update(map(cells.kind, others))
+    if matched:
+      self._matched.add(column)
+    if column not in self._matched:
+      self._found.setdefault(column, set()).update(map(cells.kind, others))
 
   def check(self, declared: Declaration) -> None:
     """Raises UserError for a column of which no cell is a declared value."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.types import HostArray
-from dpjax.validate import UserError, finite
+from dpjax.validate import UserError, finite, shape_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +112,15 @@ def check(y: object, num_examples: int, target: Target, num_classes: int) -> Non
       f"must be {width}, the outputs of {target}", field="num_classes", value=num_classes
     )
   if not isinstance(y, np.ndarray) or y.dtype != dtype or y.shape != wanted:
-    kind = f"{getattr(y, 'dtype', type(y).__name__)} {getattr(y, 'shape', '')}"
-    raise UserError(f"must be a {np.dtype(dtype)} array {wanted}, got {kind}", field="y")
+    # The number of rows may be secret, so shapes are shown with n.
+    kind = (
+      f"{getattr(y, 'dtype', type(y).__name__)} {shape_of_rows(getattr(y, 'shape', ()))}"
+    )
+    raise UserError(
+      f"must be a {np.dtype(dtype)} array {shape_of_rows(wanted)}, one row for each of the n rows "
+      f"of x, got {kind}",
+      field="y",
+    )
   if isinstance(target, Labels) and not np.isin(y, (0, 1)).all():
     raise UserError("must hold 0 and 1 alone", field="y")
   if isinstance(target, Interval) and not (np.abs(y) <= 1).all():

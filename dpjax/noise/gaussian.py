@@ -187,12 +187,11 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
   keys = (key, noise_key)
   if any(isinstance(each, core.Tracer) or not trees.is_key(each) for each in keys):
     return False
-  if jax.random.key_impl(key) != jax.random.key_impl(noise_key):
-    return False
-  words = np.asarray(jax.random.key_data(key))
-  if np.array_equal(words, jax.random.key_data(noise_key)):
+  # Whoever has the words of a key can make the same key of any generator.
+  words, words_of_noise = (np.asarray(jax.random.key_data(each)) for each in keys)
+  if np.array_equal(words, words_of_noise):
     return True
-  if not num_draws:
+  if not num_draws or words.shape != words_of_noise.shape:
     return False
   # Draw t uses the key fold_in(noise_key, t). For JAX's own keys, `split` gives this key, too.
   numbers = np.append(np.arange(num_draws, dtype=np.uint32), np.array([*KeyUse], np.uint32))

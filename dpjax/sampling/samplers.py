@@ -137,7 +137,7 @@ class Sampler(abc.ABC):
     >>> sampler.accountants("replace_special")
     ('pld',)
     """
-    event = self.event(dp_accounting.GaussianDpEvent(1.0))
+    event = self.event_at(0, dp_accounting.GaussianDpEvent(1.0))
     if event is None:
       return ACCOUNTANTS
     if not self.proved_under:
@@ -303,7 +303,7 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  # A method or proof that is set on the object would override the one of the class.
+  # A method, or `relations`, that is set on the object would override the one of the class.
   is_dataclass = dataclasses.is_dataclass(kind)
   fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
   exchanged = [

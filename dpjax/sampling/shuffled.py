@@ -59,10 +59,9 @@ class ShuffledSampler(PassSampler):
 
   def _check_size(self, num_examples: int) -> None:
     if num_examples < self.batch_size:
+      # Unless it is a field, the number of examples is private.
       raise UserError(
-        f"the data have only {num_examples} examples",
-        field="batch_size",
-        value=self.batch_size,
+        "must be at most the number of examples", field="batch_size", value=self.batch_size
       )
     if self.num_examples not in (None, num_examples):
       raise UserError(

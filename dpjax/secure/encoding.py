@@ -171,9 +171,8 @@ class Encoding:
     1
     """
     stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
-    beyond = lambda leaf: jnp.sum(jnp.abs(leaf) > self.largest_value)
-    total = sum(map(beyond, jax.tree.leaves(message)), jnp.int32(0))
-    return jnp.where(finite(stacked, jnp.ones(1, bool))[0], total, 0)
+    cut = [jnp.sum(jnp.abs(leaf) > self.largest_value) for leaf in jax.tree.leaves(stacked)]
+    return jnp.where(finite(stacked, jnp.ones(1, bool))[0], sum(cut), 0)
 
   def add(self, encoded: Encoded) -> Encoded:
     """Sums over the leading axis, modulo 2^32. Every order gives the same bits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from dpjax.serving.journal import ServiceJournal
@@ -27,14 +27,16 @@ class Alarms:
     self.raised: dict[str, dict[str, Any]] = {}
     self._journal = journal
 
-  def restore(self, lines: Sequence[Mapping[str, Any]]) -> None:
+  def restore(self, lines: Sequence[Mapping[str, Any]], names: Container[str]) -> None:
     """Raises the alarms that earlier starts have raised and not cleared.
 
     Args:
       lines: lines of the journal, oldest first.
+      names: names of the quantities that this start reports. An alarm of another quantity would
+        never be cleared.
     """
     for line in lines:
-      if line["kind"] != "alarm":
+      if line["kind"] != "alarm" or line["name"] not in names:
         continue
       if line["level"] == "clear":
         self.raised.pop(line["name"], None)

@@ -383,7 +383,8 @@ class Web:
       try:
         new = await asyncio.to_thread(self._load, body["run"])
       except OSError as error:
-        raise _Refused(422, f"run: cannot be read ({error.strerror})") from None
+        reason = error.strerror or type(error).__name__
+        raise _Refused(422, f"run: cannot be read ({reason})") from None
       self.service.offer(new)
     elif body["action"] == "promote":
       self.service.promote("asked for")
@@ -391,7 +392,7 @@ class Web:
       self.service.roll_back("asked for")
     else:
       raise _Refused(422, "action: must be of offer, promote, roll_back")
-    return _json(self.service.health()["release"] or {"run": self.service.old.name})
+    return _json(self.service.releases.state() or {"run": self.service.old.name})
 
   async def _health(self, request: Request) -> Response:
     return _json(self.service.health())

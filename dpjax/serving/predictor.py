@@ -95,6 +95,10 @@ def _jitted(apply: Callable[..., Any]) -> Callable[..., Any]:
 class Predictor:
   """The model of a finished run: raw inputs in, logits out.
 
+  Attributes:
+    differences: versions, the user's modules and a device that differ from those of the training.
+      Each may change the rounding. Without any, logits have the bits of evaluation (`row_exact`).
+
   >>> import tempfile
   >>> from dpjax.experiments.kinds.central.config import *
   >>> from dpjax.experiments.run import loop
@@ -124,6 +128,8 @@ class Predictor:
     self._model = model
     # `row_exact` says whether a row's logits have the bits of evaluation in every batch and place.
     self.sizes, self.row_exact = self._checked_sizes(sorted({*sizes, EVALUATION}))
+    # Computed once: it reads the user's modules, and a later edit changes no loaded model.
+    self.differences = _differences(self.result)
 
   @classmethod
   def load(
@@ -255,32 +261,6 @@ class Predictor:
     """
     return self._model.config
 
-  @property
-  def differences(self) -> list[str]:
-    """Lists versions, the user's modules and a device that differ from those of the training; [] if
-    none differs.
-
-    Each difference may change the rounding. Without differences, logits have the bits of
-    evaluation (see `row_exact`).
-    """
-    differences = []
-    versions = self.result.get("versions")
-    before = versions if isinstance(versions, dict) else {}
-    now = provenance.libraries()
-    for name in _ROUNDING:
-      if before.get(name) != now.get(name):
-        differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
-    starts = self.result.get(loop.STARTS)
-    theirs = starts[-1]["modules"] if starts else {}
-    ours = provenance.own_modules()
-    for name in sorted(theirs.keys() & ours.keys()):
-      if theirs[name] != ours[name]:
-        differences.append(f"module {name!r} was edited since")
-    device = str(self.result.get("device"))
-    if device != provenance.device():
-      differences.append(f"{device} there, {provenance.device()} here")
-    return differences
-
   def _checked_sizes(self, sizes: list[int]) -> tuple[list[int], bool]:
     """Returns (batch sizes to use, whether a row has the same bits in every place of a batch)."""
     probe = self.probe()
@@ -322,6 +302,28 @@ class Predictor:
     if self.inputs.dtype == "int32":
       return rng.integers(0, self.inputs.vocab_size or 256, shape).astype(np.int32)
     return rng.random(shape, np.float32)
+
+
+def _differences(result: Mapping[str, Any]) -> list[str]:
+  """Lists versions, the user's modules and a device that differ from those of the training; [] if
+  none differs."""
+  differences = []
+  versions = result.get("versions")
+  before = versions if isinstance(versions, dict) else {}
+  now = provenance.libraries()
+  for name in _ROUNDING:
+    if before.get(name) != now.get(name):
+      differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
+  starts = result.get(loop.STARTS)
+  theirs = starts[-1]["modules"] if starts else {}
+  ours = provenance.own_modules()
+  for name in sorted(theirs.keys() & ours.keys()):
+    if theirs[name] != ours[name]:
+      differences.append(f"module {name!r} was edited since")
+  device = str(result.get("device"))
+  if device != provenance.device():
+    differences.append(f"{device} there, {provenance.device()} here")
+  return differences
 
 
 def digest_of(run: Predictor) -> str:
@@ -424,7 +426,7 @@ def _rebuilt(
     raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")
   arrays = saved.read(file, "params")
   statistics = None
-  if normalization.is_private(config):
+  if normalization.releases_statistics(config):
     kind: Any = mechanisms.ChannelMoments
     if isinstance(config.privacy.normalization, Whitened):
       kind = mechanisms.Spread

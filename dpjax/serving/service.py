@@ -46,6 +46,7 @@ from dpjax.validate import UserError
 
 _LATENCIES = 1000
 _FEWEST_LATENCIES = 100
+_LATENCY = "latency p99 ms"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,8 @@ class Service:
     self.windows.drift.restore(counts["drift"], self.bins, most=self.settings.window)
     self.windows.feedback.restore(counts["feedback"], [FEEDBACK])
     resumed = replay.last_of(lines, "start") is not None
-    self._alarms.restore(lines)
+    latency = {_LATENCY} if self.settings.latency_ms else set()
+    self._alarms.restore(lines, self.windows.reported | latency)
     self.journal.write(
       "start",
       format=FORMAT,
@@ -365,7 +367,7 @@ class Service:
     value = self.p99_ms()
     if bound and not math.isnan(value):
       level = "alarm" if value > bound else ""
-      self._alarms.report("latency p99 ms", level, value, bound)
+      self._alarms.report(_LATENCY, level, value, bound)
 
   def offer(self, new: Predictor) -> None:
     """Begins the release of a new model. A release that is under way ends first.

@@ -30,10 +30,16 @@ from dpjax.serving.service_settings import ServiceSettings
 STREAM_RELATION = "replace_one"
 # Bins of a label from feedback: which model answered, and whether the answer was right.
 FEEDBACK = Bins("feedback", num_classes=4)
+_ACCURACY = "accuracy"
+_BUDGET = "drift_budget"
 # A window raises the alarm if its accuracy is this many standard deviations below the lowest
 # accepted accuracy. With many labels, and a model as accurate as in its test, fewer than 2.3 % of
 # windows raise it.
 _DEVIATIONS = 2.0
+
+
+def _psi_of(bins: Bins) -> str:
+  return f"psi {bins.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +151,12 @@ class Windows:
     # Number of times that a new model has replaced the model that answers.
     self._num_models = 0
     self._is_spent_written = False
+
+  @property
+  def reported(self) -> set[str]:
+    """Names of the quantities whose alarms these windows raise and clear."""
+    names = {_ACCURACY, *map(_psi_of, self.bins)}
+    return names if self._settings.drift_epsilon is None else names | {_BUDGET}
 
   def count_rows(self, x: np.ndarray, answers: np.ndarray) -> None:
     """Adds rows to the open window, and closes a window whenever it has exactly its size.
@@ -271,7 +283,7 @@ class Windows:
       if value > alarm_bound:
         level = "alarm"
         bound = alarm_bound
-      self._alarms.report(f"psi {each.name}", level, value, bound)
+      self._alarms.report(_psi_of(each), level, value, bound)
     return {"psi": self.psi}
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
@@ -308,7 +320,7 @@ class Windows:
       drop = self._settings.accuracy_drop
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)
       low = self.accuracy < bound
-      self._alarms.report("accuracy", "alarm" if low else "", self.accuracy, bound)
+      self._alarms.report(_ACCURACY, "alarm" if low else "", self.accuracy, bound)
     self._write("feedback", window, counts, scale, accuracy=self.accuracy)
     return labels
 
@@ -331,10 +343,10 @@ class Windows:
         self._is_spent_written = True
         self._journal.write("spent", what=str(error))
         spent = self.stream_ledger.spent[0]
-        self._alarms.report("drift_budget", "warning", spent, self.stream_ledger.epsilon)
+        self._alarms.report(_BUDGET, "warning", spent, self.stream_ledger.epsilon)
       return None
     spent = self.stream_ledger.spent[0]
-    self._alarms.report("drift_budget", "", spent, self.stream_ledger.epsilon)
+    self._alarms.report(_BUDGET, "", spent, self.stream_ledger.epsilon)
     # The charge is on the disk before the noise is drawn. A kill after the charge wastes this
     # epsilon, but the window is never released twice.
     self._journal.write(

@@ -70,7 +70,6 @@ def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
   # At most `padded_batch_size` rows cannot hold too many examples, whatever the mask.
   if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy
-  count = jnp.sum(mask)
 
   def too_many() -> UserError:
     # The number of examples may be that of all data, and secret.
@@ -80,7 +79,7 @@ def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
       field="updates",
     )
 
-  return trees.only_where(count <= padded_batch_size, noisy, too_many)
+  return trees.only_where(jnp.sum(mask) <= padded_batch_size, noisy, too_many)
 
 
 def of_plan(

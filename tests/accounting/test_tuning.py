@@ -11,6 +11,7 @@ from scipy import special, stats
 
 from dpjax import accounting
 from dpjax.accounting import epsilon, repeat_and_select_event, tuning
+from dpjax.accounting.supported import accountants_for
 from tests.refuses import refuses
 
 _LAWS = [(10.0, 1.0), (10.0, 0.0), (4.0, 0.5), (30.0, 3.0), (10.0, math.inf), (1.0, 1.0)]
@@ -160,6 +161,11 @@ def test_refusals_name_the_way_out():
       accountant="rdp",
       neighboring_relation="replace_special",
     )
+  # What is refused is not offered either.
+  best = repeat_and_select_event(cut, mean_trials=2)
+  assert accountants_for(event, "add_or_remove_one") == ("rdp",)
+  assert accountants_for(best, "replace_special") == ()
+  assert accountants_for(cut, "replace_special") == ("pld",)
   for options in ({"mean_trials": 0.5}, {"mean_trials": math.nan}):
     with refuses("mean_trials"):
       repeat_and_select_event(accounting.gaussian_event(2), **options)

@@ -112,6 +112,40 @@ def test_everything_else_is_refused_in_one_line(x, y, field):
     data.from_arrays(x, y, num_classes=2)
 
 
+_ROWS = 4321
+_DECLARED = {
+  "columns": {"a": {"lower": 0, "upper": 1}},
+  "target": {"column": "y", "values": [0, 1]},
+  "split": {"test_share": 0.5, "salt": 1},
+}
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda: data.from_arrays(np.zeros(_ROWS), np.zeros(_ROWS, int), num_classes=1),
+    lambda: data.from_arrays(np.zeros((_ROWS, 0)), np.zeros(_ROWS, int), num_classes=1),
+    lambda: data.from_arrays(np.zeros((_ROWS, 2), bool), [0] * _ROWS, num_classes=1),
+    lambda: data.from_arrays({"a": np.zeros((_ROWS, 2), bool)}, [0], num_classes=1),
+    lambda: data.from_arrays({"a": np.zeros((_ROWS, 0))}, [0], num_classes=1),
+    lambda: data.from_arrays(
+      {"a": np.zeros((_ROWS, 2)), "b": np.zeros((7, 2))}, [0] * _ROWS, num_classes=1
+    ),
+    lambda: data.from_arrays(np.zeros((_ROWS, 2)), [0, 1], num_classes=2),
+    lambda: data.from_arrays(
+      np.zeros((_ROWS, 2)), np.zeros((_ROWS, 3), int), target=data.Labels(("a", "b"))
+    ),
+    lambda: data.from_arrays(np.zeros((_ROWS, 2)), np.zeros(7), target=data.Interval(0, 1)),
+    lambda: data.table({"a": np.zeros((_ROWS, 2)), "y": [0] * _ROWS}, _DECLARED),
+    lambda: data.table({"a": [0.5] * _ROWS, "y": [0] * 7}, _DECLARED),
+  ],
+)
+def test_p42_no_refusal_shows_how_many_rows_there_are(make):
+  with refuses() as caught:
+    make()
+  assert str(_ROWS) not in str(caught.value)
+
+
 def test_num_classes_must_be_stated_and_sane():
   with pytest.raises(TypeError):
     data.from_arrays(np.zeros((1, 1)), [0])  # pyright: ignore[reportCallIssue]

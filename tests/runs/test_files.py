@@ -267,16 +267,16 @@ def test_the_state_of_another_step_is_refused(stopped, whole):
   assert _goes_on(stopped, whole)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning(stopped, whole, capsys):
-  def without(meta: dict[str, Any]) -> None:
-    for name in ("step", "rows"):
-      del meta[name]
-
-  _edited(stopped, without, signed=False)
+def test_a_checkpoint_without_digests_is_refused(stopped, whole):
   newest = stopped / checkpoint.FOLDER / str(checkpoint.newest(stopped))
   (newest / "sha256.json").unlink()
-  assert _goes_on(stopped, whole)
-  assert "an earlier version wrote it" in capsys.readouterr().err
+  assert not _goes_on(stopped, whole)
+
+
+@pytest.mark.parametrize("name", ["step", "before_steps", "arrivals", "ledger", "run"])
+def test_a_checkpoint_that_lacks_an_entry_is_refused(name, stopped, whole):
+  _edited(stopped, lambda meta: meta.pop(name), signed=True)
+  assert not _goes_on(stopped, whole)
 
 
 @pytest.mark.cases(slow=[20])

@@ -137,7 +137,7 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path)
   state = {"key": jax.random.key(3), "w": np.arange(3.0), "none": None}
   checkpoints.save(1, state, {"ledger": [1]})
-  (checkpoints.directory / "2.orbax-checkpoint-tmp").mkdir()
+  (checkpoints.directory / ".new" / "2").mkdir(parents=True)
   again = checkpoint.Checkpoints(tmp_path)
   restored, meta = again.restore(state)
   assert again.latest_step() == 1 and meta == {"ledger": [1]}

@@ -116,6 +116,9 @@ def test_p8_an_empty_draw_is_a_batch_like_any_other():
 def test_p42_the_data_size_is_an_argument_not_a_field():
   fields = {field.name for field in dataclasses.fields(sampling.PoissonSampler)}
   assert fields == {"prob", "capacity"}  # nothing about the data can be printed
+  with refuses("batch_size", value=999) as caught:
+    sampling.ShuffledSampler(999).draw(123, seed=0, step=0)
+  assert "123" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,12 @@ def test_latency_is_told_above_its_bound_alone(runs, tmp_path):
   service._check_latency()
   assert service.alarms == {}
 
+  # A start that reports no latency could not clear its alarm either.
+  service._latencies.extend([80.0] * 1000)
+  service._check_latency()
+  assert _service(tmp_path, runs[:1], latency_ms=50.0).alarms.keys() == {"latency p99 ms"}
+  assert _service(tmp_path, runs[:1], latency_ms=0.0).alarms == {}
+
 
 # --- releases
 

@@ -184,6 +184,15 @@ def test_optax_before_or_around_the_private_transform_is_right_or_one_line(name,
     jax.tree.map(np.testing.assert_array_equal, released[0], expected)
 
 
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("way", ["tree.leaves", "tree_util.tree_flatten_with_path"])
+def test_no_way_of_optax_into_a_tree_is_unguarded(way, kind):
+  in_optax = eval(f"lambda tree: jax.{way}(tree)", {"__name__": "optax.x", "jax": jax})
+  with refuses("gradients") as caught:
+    in_optax(_gradients(kind))
+  assert str(caught.value) == sealed.MISPLACED
+
+
 # --- the compositions that people write
 
 _SOME = {"w": True, "b": False}
@@ -353,6 +362,15 @@ def test_a_clipped_sum_reads_as_arrays_wherever_it_comes_from():
   assert jax.tree.map(lambda s: (s.shape, s.dtype), shapes) == jax.tree.map(
     lambda a: (a.shape, a.dtype), summed.total
   )
+  shaped = jax.eval_shape(lambda: summed)
+  assert shaped.total["b"].shape == (2,)
+  # What was read is the same as before: it goes through JAX again.
+  assert jax.eval_shape(lambda g: g.norms, shaped).shape == summed.norms.shape
+  plain = np.arange(1.0, 4.0) / 3  # float64, which JAX has only where x64 is on
+  mixed = dpjax.ClippedSum(plain, jnp.ones(1), jnp.ones(1), 1.0)
+  read = jax.tree.map(lambda leaf: leaf, mixed).total
+  assert read.dtype == jnp.float32
+  np.testing.assert_array_equal(read, plain.astype(np.float32))
   half = dataclasses.replace(summed, total=jax.tree.map(lambda a: a / 2, summed.total))
   np.testing.assert_array_equal(half.total["b"], summed.total["b"] / 2)
   with jax.enable_x64(True):

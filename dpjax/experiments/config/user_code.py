@@ -162,7 +162,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
       raise UserError(
         f"its unit is one {built.unit}, but a row of these data is one {size.unit}"
       )
-    event = built.event(accounting.gaussian_event(1.0))
+    event = built.event_at(0, accounting.gaussian_event(1.0))
     relations = built.proved_under
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(

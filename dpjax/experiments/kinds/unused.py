@@ -43,7 +43,7 @@ def of_training(config: TrainConfig) -> Unused:
   'audit.enabled'
   """
   privacy = config.privacy
-  private = privacy.method != "sgd"
+  private = config.is_private
   guarantee = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
   guarantee += ("accountant", "epsilon_budget", "attacker")
   guarantee += ("clipping", "scaling", "clip_schedule", "noise_levels")

@@ -10,7 +10,7 @@ as a client's data, and the index reveals which clients were drawn.
 A step is written to another folder, made durable, and only then renamed to its number; older steps
 are removed later. So after a loss of power, the newest or the previous step is complete. A digest
 of each file shows accidents, such as a flipped bit. Digests are no signature. Every file's digest
-is checked before its content is used, except in steps of earlier versions, which have no digests.
+is checked before its content is used.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ _ROWS = "clients"
 _ALONE = "state"
 # Name of the folder in which a step is written. A complete step is moved out of it.
 _NEW = ".new"
-# Pattern of the folders that an interrupted save of an earlier version left.
-_UNFINISHED = "*.orbax-checkpoint-tmp*"
 # File in a step's folder that holds the digests of the other files.
 _DIGESTS = "sha256.json"
 
@@ -315,19 +313,9 @@ class Checkpoints:
     )
 
   def _check_files(self, step: pathlib.Path) -> None:
-    """Raises UserError if a file of the step is missing, new or changed since it was saved.
-
-    For a step without digests, it only warns.
-    """
-    listed = step / _DIGESTS
-    if not listed.exists():
-      writers.warn(
-        f"checkpoint={step}: an earlier version wrote it, without digests of its files; a damaged "
-        "file may not be noticed"
-      )
-      return
+    """Raises UserError if a file of the step is missing, new or changed since it was saved."""
     try:
-      saved = writers.read_json(listed)
+      saved = writers.read_json(step / _DIGESTS)
       now = _file_digests(step)
     except (UserError, OSError) as error:
       raise self._unreadable(str(error)[-120:]) from None
@@ -343,7 +331,7 @@ class Checkpoints:
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)
-    if held.pop("step", self._latest) != self._latest:
+    if held.pop("step", None) != self._latest:
       raise self._unreadable("it is that of another step")
     return held
 
@@ -362,7 +350,7 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
-  """Returns Orbax's reader and writer of one step. Deletes unfinished saves of earlier versions.
+  """Returns Orbax's reader and writer of one step.
 
   This module deletes older steps itself. `ocp.CheckpointManager` would delete them before the
   newest step survives a loss of power."""
@@ -374,8 +362,6 @@ def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_not_of_orbax)
   writers.secret_folder(directory)
-  for path in directory.glob(_UNFINISHED):
-    shutil.rmtree(path, ignore_errors=True)
   # Only process 0 writes. By default Orbax would wait for the other processes, which make no call.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}

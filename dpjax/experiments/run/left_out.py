@@ -109,8 +109,8 @@ class Tally:
     return self.settle()._asdict()
 
   def resume(self, meta: dict[str, int]) -> None:
-    """Goes on from the sums that `to_meta` returned; {} of a checkpoint without them."""
-    self._total = Arrivals(0, 0)._replace(**meta)
+    """Goes on from the sums that `to_meta` returned."""
+    self._total = Arrivals(**meta)
 
   def facts(self) -> dict[str, Any]:
     """Returns the part of result.json on what was left out."""

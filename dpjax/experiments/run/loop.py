@@ -162,7 +162,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
     begun = (folder / owner.CONFIG).exists()
-    # The folder of a release is never emptied, since its keys may be drawn only once.
+    # A release keeps its first keys: its folder is never emptied, even before the first step.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.released_if_refused(folder, fresh=fresh))
@@ -288,7 +288,7 @@ def _carried_out(
       "params_sha256": trees.sha256(outcome.params),
       # A release has no duration: the time of a step depends on the private size of its batch.
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
-      "versions": provenance.versions(),
+      "versions": starts[-1]["versions"],
       STARTS: starts,
     }
     # Parameters are written first, so that every result has its model beside it.
@@ -467,7 +467,7 @@ class Running:
         field="checkpoint",
         value=self.checkpoints.directory,
       )
-    if meta.get("before_steps", self._before_steps()) != self._before_steps():
+    if meta.get("before_steps") != self._before_steps():
       raise UserError(
         "what was released before the first step is not what this machine and "
         "these versions compute from the same data and noise; go on where it was "
@@ -481,8 +481,7 @@ class Running:
       self.reached = bool(meta["reached"])
       self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
-      # A checkpoint of an earlier version holds no counts.
-      self.tally.resume(meta.get("arrivals", {}))
+      self.tally.resume(meta["arrivals"])
     except (KeyError, TypeError, ValueError) as error:
       reason = first_line(error, with_type=True)
       raise UserError(

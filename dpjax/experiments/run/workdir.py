@@ -100,8 +100,8 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
   Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
-    fresh: whether this very process claimed the folder, and the run is no release. The keys of a
-      release are never drawn twice for one folder.
+    fresh: whether this very process claimed the folder, and the run is no release, whose folder
+      keeps its first keys.
   """
   try:
     yield
@@ -138,8 +138,8 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       "directory, nothing was changed"
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
-  # If there are rows, they were released with keys that are lost. A release must not draw other
-  # keys for the same rows.
+  # If there are rows, they were released with keys that are lost. A run must not draw other keys
+  # for the same rows.
   return {} if begun or writers.read_metrics(workdir) else None
 
 

@@ -139,12 +139,6 @@ def kind_of(base: TrainConfig | FedConfig) -> RunKind:
   return FEDERATED if isinstance(base, FedConfig) else CENTRAL
 
 
-def _is_private(config: Any) -> bool:
-  """Returns whether the run has a guarantee with an epsilon."""
-  privacy = config.privacy
-  return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
-
-
 def _check_alike(all_points: list[Point]) -> None:
   """Raises UserError for two identical runs, whose names and folders are equal."""
   names = collections.Counter(point.name for point in all_points)
@@ -343,7 +337,8 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     # Runs without a guarantee need no x: on an axis of epsilon, they are drawn as horizontal lines.
-    needed = value is not None or _is_private(point.config)
+    has_epsilon = point.config.is_private and point.config.privacy.noise_multiplier != 0
+    needed = value is not None or has_epsilon
     if not needed or (isinstance(value, int | float) and not isinstance(value, bool)):
       continue
     raise UserError(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dpjax.key_uses import KeyUse, key_for
 from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, ArrayTree, Params
@@ -112,8 +113,7 @@ class NnxModel(parts_lib.ConstructedModel):
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=training)
     if _STREAMS in names and key is not None:
-      # The streams of layers use the numbers from 0 on, so 2**32 - 1 is free.
-      how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
+      how[_STREAMS] = nnx.Rngs(key_for(KeyUse.MODEL_STREAMS, key))
     return module(x, **how), module
 
   def _evaluated(self, params: Params, x: ArrayTree) -> Any:

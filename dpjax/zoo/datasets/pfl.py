@@ -192,7 +192,7 @@ class _Photographs:
     expected = (self._file_side, self._file_side, _COLOURS)
     if images.dtype != np.uint8 or images.shape[1:] != expected:
       raise ValueError(
-        f"images must be bytes of {expected}, are {images.dtype} {images.shape}"
+        f"images must be bytes of {expected}, are {images.dtype} {images.shape[1:]}"
       )
     factor = self._file_side // self.shape[0]
     for place in range(len(x)):

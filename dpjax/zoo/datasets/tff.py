@@ -236,7 +236,7 @@ def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
   """Converts pixels to images [count, *shape]. Raises UserError if the number of pixels does not
   fit, or if pixels for uint8 are not integers in 0 .. 255."""
   if values.size != count * int(np.prod(kind.shape)):
-    raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
+    raise UserError(f"must be {kind.shape} numbers, got {values.shape[1:]}", field=kind.key)
   as_is = values.astype(kind.dtype)
   if kind.dtype == np.uint8 and not np.array_equal(as_is, values):
     raise UserError("must be bytes, from 0 to 255", field=kind.key)
@@ -277,5 +277,5 @@ def _client(group: Mapping[str, Any], kind: _Kind, most: int | None) -> tuple[An
     )
   labels = np.asarray(group[_LABEL][:most])
   if labels.shape != (len(values),):
-    raise UserError(f"{labels.shape} labels for {len(values)} examples", field="label")
+    raise UserError("must be one for each example", field="label")
   return _image(values, kind, len(values)), labels

@@ -29,9 +29,6 @@ from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
 from dpjax.zoo.recipes.distillation import check_declared, check_public_key
 
-# Use of the noise key by which the keys of pairs are made.
-PAIRS = KeyUse.PAIRS
-
 
 class AdversarialState(NamedTuple):
   """State of both networks; `plan.spent(state.critic)` gives the privacy cost so far."""
@@ -148,7 +145,7 @@ def adversarial(
     # The keys of pairs are secret, and independent of the noise. As nobody knows them, the proof
     # may assign them to examples instead of places. Then one example changes one pair. The noise
     # key comes from the state, so that no compiled program holds it.
-    secret = key_for(PAIRS, noise.source.from_words(noise_state(state.critic).key))
+    secret = key_for(KeyUse.PAIRS, noise.source.from_words(noise_state(state.critic).key))
     pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)

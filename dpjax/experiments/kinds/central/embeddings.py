@@ -31,7 +31,7 @@ _WHY = "is a loss of a whole batch, in which every example moves the gradient of
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for settings that a run with the contrastive loss cannot have."""
-  if config.privacy.method != "sgd":
+  if config.is_private:
     raise UserError(
       f"{_SETTING}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
       "no epsilon would hold"

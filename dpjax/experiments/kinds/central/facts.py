@@ -73,9 +73,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "method": config.privacy.method,
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
-    "clipping": fields.get(config, "privacy.clipping")
-    if config.privacy.method != "sgd"
-    else None,
+    "clipping": fields.get(config, "privacy.clipping") if config.is_private else None,
     **scaling(config),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,

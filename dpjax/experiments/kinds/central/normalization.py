@@ -41,7 +41,7 @@ RELEASED = "statistics"
 _CHUNK = 1000  # examples
 
 
-def is_private(config: TrainConfig) -> bool:
+def releases_statistics(config: TrainConfig) -> bool:
   """Returns whether the run releases private statistics of the data."""
   return type(config.privacy.normalization) in _MECHANISMS
 
@@ -53,14 +53,16 @@ def per_example(config: TrainConfig) -> bool:
   """
   groups = config.model.options.get("num_groups")
   chosen = config.privacy.normalization
-  return not is_private(config) or (isinstance(chosen, Whitened) and groups is not None)
+  return not releases_statistics(config) or (
+    isinstance(chosen, Whitened) and groups is not None
+  )
 
 
 def check(config: TrainConfig) -> None:
   """Raises UserError if private statistics do not fit the rest of the config; loads no data."""
-  if not is_private(config):
+  if not releases_statistics(config):
     return
-  if config.privacy.method == "sgd":
+  if not config.is_private:
     # Without the statistics, the model would get other inputs than the config says. `unused` does
     # not refuse this field, so it is refused here.
     chosen = name_of(config.privacy, "normalization")
@@ -92,7 +94,7 @@ def mechanism(
   """
   chosen = config.privacy.normalization
   relation = "add_or_remove_one"
-  if not is_private(config):
+  if not releases_statistics(config):
     return None
   if sampler is not None:
     asked = config.privacy.neighboring_relation

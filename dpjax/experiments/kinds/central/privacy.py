@@ -112,7 +112,7 @@ def _check_clipping(config: TrainConfig) -> None:
 def _check_noise_aware(config: TrainConfig) -> None:
   privacy = config.privacy
   name = fields.name_of(config.optimizer, "rule")
-  noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
+  noiseless = not config.is_private or privacy.noise_multiplier == 0
   if name == "dp_adam" and noiseless:
     raise UserError(
       "corrects for the noise of the private gradient, and there is none; use 'adam'",
@@ -214,7 +214,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
   chosen = _sampler(config, num_examples=num_examples, capacity=capacity)
-  if privacy.noise_levels and privacy.method != "sgd" and not chosen.steps_alike:
+  if privacy.noise_levels and config.is_private and not chosen.steps_alike:
     raise UserError(
       f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
       "steps at the first of them",
@@ -226,7 +226,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
 
 def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
   privacy = config.privacy
-  relation = "" if privacy.method == "sgd" else privacy.neighboring_relation
+  relation = privacy.neighboring_relation if config.is_private else ""
   size = sampling.Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
@@ -246,7 +246,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   """Returns the clip. Of `params`, only the public shapes of the layers are read."""
   privacy = config.privacy
   schedule = ()
-  if privacy.method == "sgd":
+  if not config.is_private:
     return gradients.Clip(math.inf)
   if privacy.clip_schedule != "constant":
     schedule = transforms.scheduled_scales(
@@ -284,7 +284,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   `params` are needed for clipping="per_layer"; only their shapes are read.
   """
   privacy = config.privacy
-  promises = privacy.method != "sgd"
+  promises = config.is_private
   noise = privacy.noise_multiplier if promises else 0.0
   make = maker(privacy.epsilon, noise, attack_of(privacy) if promises else None)
   if privacy.method == "least_squares":

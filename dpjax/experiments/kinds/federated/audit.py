@@ -131,7 +131,7 @@ def _check_kind(config: FedConfig) -> None:
       value=method,
     )
   sends = kind in canary_clients.SENDERS
-  if sends and config.privacy.method == "none":
+  if sends and not config.is_private:
     trained = set(auditing.CLIENT_KINDS) - set(canary_clients.SENDERS)
     others = " or ".join(repr(k) for k in sorted(trained))
     raise UserError(

@@ -152,7 +152,7 @@ def _check_stop(config: FedConfig) -> None:
   if target is None:
     return
   validate.probability(stop_at_accuracy=target)
-  if config.privacy.method != "none":
+  if config.is_private:
     raise UserError(
       "needs privacy.method='none'; a private run pays for its num_rounds, which "
       "must not depend on what it sees",
@@ -173,7 +173,7 @@ def _check_combination(config: FedConfig) -> None:
       field="aggregator",
       value=aggregator,
     )
-  if config.privacy.method != "none" and name_of(config, "weighting") == "examples":
+  if config.is_private and name_of(config, "weighting") == "examples":
     raise UserError(
       "a client's weight has no bound; use 'uniform' or 'capped' with privacy",
       field="weighting",
@@ -401,15 +401,14 @@ def _algorithm(
       loss_fn,
       client_tx,
       server_tx,
-      private=config.privacy.method != "none",
+      private=config.is_private,
       **common,
     )
-  private = config.privacy.method != "none"
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
       # With a guarantee the actual size of a cohort may be secret. So the expected size is used.
-      expected_cohort=config.clients_per_round if private else None,
+      expected_cohort=config.clients_per_round if config.is_private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
       # A rule without momentum has no field `momentum`.
       client_momentum=getattr(config.client_optimizer.rule, "momentum", 0.0),

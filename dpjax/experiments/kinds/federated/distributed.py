@@ -35,12 +35,12 @@ _WHOM = (
 )
 _SIMULATED = (
   "SIMULATED SECURE SUM: in this run one program added the messages in the clear, and held all "
-  "data and the seed of all noise. What is said below holds for what the run RELEASED; nothing "
+  "data and the key of all noise. What is said below holds for what the run RELEASED; nothing "
   "is promised against whoever ran it."
 )
 _PROTOCOL = (
   "In this run the protocol ran in every round, but one program simulated server and clients: "
-  "it held all data and the seed of all noise, so nothing is promised against whoever ran it."
+  "it held all data and the key of all noise, so nothing is promised against whoever ran it."
 )
 _RELEASE = (
   "Release mode. Noise and rounding are drawn by NumPy's Philox, with a key of 128 bits for each "

@@ -107,13 +107,12 @@ def of(
 ) -> dict[str, Any]:
   """Returns the parts of the result that are known only from the data or at the end."""
   facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
-  # Heterogeneity is an exact function of the users' labels. In a run with a guarantee, its name
-  # begins with "not_private", and it is left out if other diagnostics are left out.
-  public = config.privacy.method == "none"
   # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
-  if of_classes and (public or shows_data(config)):
-    name = "heterogeneity" if public else "not_private/heterogeneity"
+  # It is an exact function of the users' labels. In a run with a guarantee, its name begins with
+  # "not_private", and it is left out if other diagnostics are left out.
+  if of_classes and (not config.is_private or shows_data(config)):
+    name = "not_private/heterogeneity" if config.is_private else "heterogeneity"
     facts[name] = partition.heterogeneity(fed.federation.label_histograms())
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   if fed.audited is None:

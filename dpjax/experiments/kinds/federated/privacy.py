@@ -143,7 +143,7 @@ def _check_promise(config: FedConfig) -> None:
   privacy = config.privacy
   if type(privacy.clipping) is not gradients.Flat:
     _check_clipping(config)
-  if privacy.method == "none":
+  if not config.is_private:
     return
   has_attack = attack_of(privacy) is not None
   if not has_attack and (privacy.epsilon is None) == (privacy.noise_multiplier is None):

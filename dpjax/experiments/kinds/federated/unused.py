@@ -81,16 +81,16 @@ def _federated_privacy(config: FedConfig) -> Unused:
   section = "privacy"
   method = privacy.method
   guarantee = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
-  reported = method != "none" or config.audit.enabled
+  reported = config.is_private or config.audit.enabled
   simulated = f"{section}.simulated_cohort", f"{section}.simulated_clients"
   return (
     needs(
-      method != "none",
+      config.is_private,
       "privacy (privacy.method)",
       "noise_seed",
       *(f"{section}.{name}" for name in guarantee),
     )
-    | needs(method != "none", "privacy (privacy.method)", f"{section}.clipping")
+    | needs(config.is_private, "privacy (privacy.method)", f"{section}.clipping")
     | needs(reported, "privacy (privacy.method) or audit.enabled", f"{section}.delta")
     | needs(
       method in federated_privacy.CENTRAL,
