@@ -1,5 +1,6 @@
 """Packages import their names when they are asked for: the right ones, in any order."""
 
+import ast
 import importlib
 import pathlib
 import pickle
@@ -7,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests import test_layers as layers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _MOST_LINES = 25_000  # of dpjax; the launchers' own come to them
@@ -90,3 +93,35 @@ def test_a_server_is_imported_by_nobody_who_does_not_serve():
     [sys.executable, "-c", program], capture_output=True, text=True, cwd=_ROOT, check=True
   )
   assert done.stdout == "[]\n"
+
+
+_CORE = """
+import importlib, pathlib, sys
+import dpjax
+root = pathlib.Path(dpjax.__file__).parent
+folders = {core}
+for path in [*root.glob("*.py"), *(p for name in folders for p in (root / name).rglob("*.py"))]:
+  parts = ("dpjax", *path.relative_to(root).with_suffix("").parts)
+  importlib.import_module(".".join(parts).removesuffix(".__init__"))
+rooms = lambda: {{".".join(name.split(".")[:2]) for name in sys.modules}}
+print(sorted(rooms()))
+dpjax.check
+print(sorted(rooms()))
+"""
+
+
+@pytest.mark.slow
+def test_the_core_loads_no_wing_and_a_check_no_launcher():
+  folders = [name for layer in layers._CORE for name in layer]
+  core = [name for name in folders if (_ROOT / "dpjax" / name).is_dir()]
+  wings = {name.split(".")[0] for layer in layers._WINGS for name in layer}
+  done = subprocess.run(
+    [sys.executable, "-c", _CORE.format(core=core)],
+    capture_output=True, text=True, cwd=_ROOT, check=True,
+  )  # fmt: skip
+  of_core, with_check = map(ast.literal_eval, done.stdout.splitlines())
+  assert "dpjax.gradients" in of_core and "dpjax.checks" in with_check
+  loaded = lambda names: {name.removeprefix("dpjax.") for name in names} & wings
+  assert loaded(of_core) == set()
+  assert loaded(with_check) == {"checks", "auditing"}
+  assert not {"launch", "configs"} & {name.split(".")[0] for name in with_check}
