@@ -24,7 +24,8 @@ def gap_attack(evidence):
 
 
 train, test = dpjax.data.load("digits")
-records = train.subset(slice(0, 300))
+# A subset keeps the declared size of the whole, so the part declares its own.
+records = train.subset(slice(0, 300)).declared(300)
 model = dpjax.models.Mlp(num_classes=10, features=(32,))
 loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
 

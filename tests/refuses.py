@@ -9,11 +9,11 @@ from dpjax.validate import NO_VALUE, UserError
 
 
 @contextlib.contextmanager
-def refuses(*fields, value=NO_VALUE, error=UserError):
-  """Context in which an error about one of `fields` must be raised; gives pytest's `ExceptionInfo`.
+def refuses(field, *, value=NO_VALUE, error=UserError):
+  """Context in which an error about `field` must be raised; gives pytest's `ExceptionInfo`.
 
   Args:
-    *fields: names as the user typed them, such as "privacy.delta". Without any, all will do.
+    field: its name as the user typed it, such as "privacy.delta".
     value: the value that the error must show. Without it, every value will do.
     error: the class of the error.
 
@@ -24,7 +24,6 @@ def refuses(*fields, value=NO_VALUE, error=UserError):
     yield caught
   # Some errors have their field in the text alone, which then begins with it.
   named = re.match(r"[\w.\[\]']+(?=[=:]|$)", caught.value.field or str(caught.value))
-  field = named[0] if named else ""
-  assert not fields or field in fields, str(caught.value)
+  assert named and named[0] == field, str(caught.value)
   if value is not NO_VALUE:
     assert caught.value.is_about(caught.value.field, value), str(caught.value)

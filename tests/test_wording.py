@@ -116,11 +116,11 @@ def test_a_refusal_is_this_line(call, line):
 
 def test_another_field_another_value_and_no_error_are_seen():
   wrong = UserError("must be > 0", field="n", value=0)
-  for asked in ({"fields": ["m"]}, {"fields": ["n"], "value": 1}):
-    with pytest.raises(AssertionError, match="n=0"), refuses(*asked.pop("fields"), **asked):
+  for asked in ({"field": "m"}, {"field": "n", "value": 1}):
+    with pytest.raises(AssertionError, match="n=0"), refuses(**asked):
       raise wrong
   with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), refuses("n"):
     pass
-  with refuses("m", "n", value=0) as caught:
+  with refuses("n", value=0) as caught:
     raise wrong
   assert caught.value is wrong

@@ -43,9 +43,10 @@ _UNREADABLE = (
 def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
   """Returns a context in which each UserError names `name`, a file or a data set.
 
-  A UserError about `num_classes` is not changed: the caller's argument is wrong or missing.
+  A UserError about `num_classes` or `image_size` is not changed: the caller's argument is wrong or
+  missing.
   """
-  return about("name", name, but=("num_classes",))
+  return about("name", name, but=("num_classes", "image_size"))
 
 
 def undeclared(where: str) -> UserError:

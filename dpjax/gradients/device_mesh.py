@@ -67,19 +67,20 @@ def mesh_of(text: str) -> Mesh:
       "must be such as 'data:4' or 'data:4,model:2'", field="mesh", value=text
     )
   shape = tuple(int(size) for size in match.groups() if size)
-  devices = _equal_shares(f"mesh={text!r}", math.prod(shape))
+  devices = _equal_shares(text, math.prod(shape))
   return checked_mesh(Mesh(np.array(devices).reshape(shape), AXES[: len(shape)]))
 
 
-def _equal_shares(name: str, count: int) -> list[Any]:
-  """Returns `count` devices: the first of the target, or equal shares of all processes in order."""
+def _equal_shares(text: str, count: int) -> list[Any]:
+  """Returns `count` devices for the mesh of `text`: the first of the target, or equal shares of all
+  processes in order."""
   target = made_for.current()
   if target is not None:
     # The target's processes do not run yet. The target lists the devices of all its machines.
     devices = target.devices()
     if count > len(devices):
       raise UserError(
-        f"needs {count} devices, {target.text} has {len(devices)}", field=name
+        f"needs {count} devices, {target.text} has {len(devices)}", field="mesh", value=text
       )
     return devices[:count]
   num_processes = jax.process_count()
@@ -87,7 +88,8 @@ def _equal_shares(name: str, count: int) -> list[Any]:
   if remainder:
     raise UserError(
       f"has {count} devices, which must be a multiple of the {num_processes} processes",
-      field=name,
+      field="mesh",
+      value=text,
     )
   chosen: list[Any] = []
   for index in range(num_processes):
@@ -98,7 +100,8 @@ def _equal_shares(name: str, count: int) -> list[Any]:
       raise UserError(
         f"needs {share} devices{each}, {who} has {len(local_devices)} "
         f"({local_devices[0].platform})",
-        field=name,
+        field="mesh",
+        value=text,
       )
     chosen += local_devices[:share]
   return chosen

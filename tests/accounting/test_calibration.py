@@ -175,7 +175,8 @@ def test_what_cannot_be_reached_is_said_in_one_line(accountant):
   "bad", [{"epsilon": 0.0}, {"epsilon": math.inf}, {"delta": 0.0}, {"tol": 0.0}]
 )
 def test_bad_targets_are_user_errors(bad):
-  with refuses("delta", "epsilon", "tol"):
+  ((field, value),) = bad.items()
+  with refuses(field, value=value):
     accounting.calibrate_noise_multiplier(
       dpa.GaussianDpEvent, **{"epsilon": 1.0, "delta": 1e-5, **bad}
     )

@@ -229,7 +229,7 @@ def test_a_pure_mechanism_costs_no_less_than_randomised_response(epsilon):
   rho = accounting.zcdp(event)
   for order, bound in list(zip(ORDERS, curve, strict=True))[::12]:
     exact = _both(order, _coin(kept), _coin(1 - kept))
-    assert exact <= min(bound, rho * order) * (1 + 1e-9) + _LEAST or not np.isfinite(bound)
+    assert exact <= min(bound, rho * order) * (1 + 1e-9) + _LEAST
   for delta, accountant in itertools.product(_DELTAS, ("rdp", "pld")):
     found = accounting.epsilon(event, delta=delta, accountant=accountant)
     assert kept - mpmath.exp(mpmath.mpf(found)) * (1 - kept) <= delta * (1 + 1e-9)
@@ -245,7 +245,7 @@ def test_a_response_among_many_answers_costs_no_less_than_its_law(answers, unifo
   here, there = (own, rare, 1 - own - rare), (rare, own, 1 - own - rare)
   for order, bound in list(zip(ORDERS, rdp_of({event: 1}), strict=True))[::12]:
     exact = _both(order, here, there)
-    assert exact <= bound * (1 + 1e-9) + _LEAST or not np.isfinite(bound), order
+    assert exact <= bound * (1 + 1e-9) + _LEAST, order
   for delta, accountant in itertools.product(_DELTAS, ("rdp", "pld")):
     found = accounting.epsilon(event, delta=delta, accountant=accountant)
     assert own - mpmath.exp(mpmath.mpf(found)) * rare <= delta * (1 + 1e-9)
@@ -263,7 +263,7 @@ def test_laplace_divergences_are_the_closed_form(z):
     a = mpmath.mpf(float(order))
     both = a * mpmath.exp((a - 1) * rate) + (a - 1) * mpmath.exp(-a * rate)
     exact = float(mpmath.log(both / (2 * a - 1)) / (a - 1))
-    assert exact <= bound * (1 + 1e-9) + _LEAST or not np.isfinite(bound), order
+    assert exact <= bound * (1 + 1e-9) + _LEAST, order
 
 
 def _laplace_delta(shift, epsilon):

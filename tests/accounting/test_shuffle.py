@@ -98,5 +98,6 @@ def test_outside_its_condition_the_closed_form_is_refused():
 )
 def test_bad_input_is_one_line(options):
   given = {"local_epsilon": 1.0, "num_reports": 100_000, "delta": 1e-6} | options
-  with refuses("delta", "local_epsilon", "num_reports"):
+  ((field, value),) = options.items()
+  with refuses(field, value=value):
     shuffle.amplified_epsilon(**given)

@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
 _POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)
@@ -232,19 +232,23 @@ def _users(num_examples, sampling_prob):
 
 
 @pytest.mark.parametrize(
-  "make",
+  ("make", "field", "value"),
   [
-    lambda: noise.NoiseShape(schedule=3.0),
-    lambda: noise.NoiseShape(correlation="blt"),
-    lambda: gradients.Clip(1.0, schedule=3.0),
-    lambda: _plan(noise_shape=None),
-    lambda: _plan(sampler="poisson"),
-    lambda: _plan(sampler=dpjax.PoissonSampler),
-    lambda: transforms.check_together(gradients.Clip(1.0), 2.0),
+    (lambda: noise.NoiseShape(schedule=3.0), "schedule", 3.0),
+    (lambda: noise.NoiseShape(correlation="blt"), "correlation", "blt"),
+    (lambda: gradients.Clip(1.0, schedule=3.0), "schedule", 3.0),
+    (lambda: _plan(noise_shape=None), "noise_shape", None),
+    (lambda: _plan(sampler="poisson"), "sampler", Verbatim("'poisson'")),
+    (
+      lambda: _plan(sampler=dpjax.PoissonSampler),
+      "sampler",
+      Verbatim(repr(dpjax.PoissonSampler)),
+    ),
+    (lambda: transforms.check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
   ],
 )
-def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make):
-  with refuses("schedule", "correlation", "noise_shape", "sampler"):
+def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make, field, value):
+  with refuses(field, value=value):
     make()
 
 

@@ -101,16 +101,16 @@ def test_distance_correlation_equals_its_definition():
 def test_errors_are_one_line():
   x = np.random.default_rng(0).random((4, 2, 5))
   cases = [
-    (lambda: attacks.dense_leakage(np.ones((4, 6, 3)), x), "must be .4, 5, units"),
-    (lambda: attacks.dense_leakage(np.ones((2, 5, 3)), x[:2]), "at least 3"),
-    (lambda: attacks.dense_leakage(np.full((4, 5, 3), np.nan), x), "finite numbers"),
-    (lambda: attacks.dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null=0"),
-    (lambda: attacks.recovered_leakage(x, x[:3]), "shape of the truth"),
-    (lambda: attacks.distance_correlation(x[:3], x[:3]), "at least 4 inputs"),
-    (lambda: attacks.distance_correlation(np.ones((5, 2)), np.eye(5)), "all alike"),
+    (lambda: attacks.dense_leakage(np.ones((4, 6, 3)), x), "kernels"),
+    (lambda: attacks.dense_leakage(np.ones((2, 5, 3)), x[:2]), "records"),
+    (lambda: attacks.dense_leakage(np.full((4, 5, 3), np.nan), x), "kernels"),
+    (lambda: attacks.dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null"),
+    (lambda: attacks.recovered_leakage(x, x[:3]), "recovered"),
+    (lambda: attacks.distance_correlation(x[:3], x[:3]), "gradients"),
+    (lambda: attacks.distance_correlation(np.ones((5, 2)), np.eye(5)), "gradients"),
   ]
-  for call, _words in cases:
-    with refuses("gradients", "kernels", "num_null", "records", "recovered") as caught:
+  for call, field in cases:
+    with refuses(field) as caught:
       call()
     assert "\n" not in str(caught.value)
 

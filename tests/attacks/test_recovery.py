@@ -102,31 +102,32 @@ def test_noise_ends_it(net):
 def test_errors_are_one_line(net):
   (_, seen), *_ = _gradients(net, 1)
   cases = [
-    (lambda: attacks.first_dense(seen, "dense_7"), "layer='dense_7': must name one of"),
-    (lambda: attacks.first_dense({"a": {"kernel": np.ones((2, 2))}}, "a"), "have a bias"),
+    (lambda: attacks.first_dense(seen, "dense_7"), "layer"),
+    (lambda: attacks.first_dense({"a": {"kernel": np.ones((2, 2))}}, "a"), "layer"),
     (
       lambda: attacks.first_dense(
         {"a": {"kernel": np.ones((2, 1)), "bias": np.zeros(1)}}, "a"
       ),
-      "gradient of its bias is 0",
+      "layer",
     ),
     (
       lambda: attacks.first_dense(
         {"a": {"kernel": np.ones((1, 2, 1)), "bias": np.ones(1)}}, "a"
       ),
-      "must be dense",
+      "layer",
     ),
-    (lambda: attacks.infer_labels(seen, batch_size=0), "batch_size=0"),
-    (lambda: attacks.infer_labels(seen, batch_size=2, probabilities=[1.0]), "3 numbers"),
-    (lambda: attacks.first_dense({"a": jnp.ones(2, jnp.complex64)}), "must be real"),
-    (lambda: attacks.first_dense({"a": jnp.array([1, 2])}), "must be real floating-point"),
-    (lambda: attacks.first_dense({}), "holds no array"),
-    (lambda: attacks.as_gradient(seen, learning_rate=0.0), "learning_rate=0.0"),
+    (lambda: attacks.infer_labels(seen, batch_size=0), "batch_size"),
+    (
+      lambda: attacks.infer_labels(seen, batch_size=2, probabilities=[1.0]),
+      "probabilities",
+    ),
+    (lambda: attacks.first_dense({"a": jnp.ones(2, jnp.complex64)}), "seen['a']"),
+    (lambda: attacks.first_dense({"a": jnp.array([1, 2])}), "seen['a']"),
+    (lambda: attacks.first_dense({}), "seen"),
+    (lambda: attacks.as_gradient(seen, learning_rate=0.0), "learning_rate"),
   ]
-  for call, _words in cases:
-    with refuses(
-      "batch_size", "layer", "learning_rate", "probabilities", "seen", "seen['a']"
-    ) as caught:
+  for call, field in cases:
+    with refuses(field) as caught:
       call()
     assert "\n" not in str(caught.value)
 

@@ -74,17 +74,13 @@ def test_what_secure_computation_changes_is_told_for_each_way():
 
 
 @pytest.mark.parametrize(
-  ("change", "words"),
-  [
-    ({"access": "telepathy"}, "access='telepathy': must be one of"),
-    ({"defends": ""}, "defends=''"),
-    ({"target": "a | b"}, "without '|'"),
-  ],
+  "change", [{"access": "telepathy"}, {"defends": ""}, {"target": "a | b"}]
 )
-def test_a_row_that_would_break_the_table_is_refused(change, words):
+def test_a_row_that_would_break_the_table_is_refused(change):
   names = [field.name for field in dataclasses.fields(registry.Attack)]
   row = dict(zip(names, "abcdefg"))
-  with refuses("access", "defends", "target") as caught:
+  ((field, value),) = change.items()
+  with refuses(field, value=value) as caught:
     registry.Attack(**{**row, "access": "answers", **change})
   assert "\n" not in str(caught.value)
 

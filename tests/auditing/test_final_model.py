@@ -123,9 +123,9 @@ def test_what_it_cannot_audit_is_one_line(audited):
     with refuses(words) as caught:
       audited(plan)
     assert "\n" not in str(caught.value)
-  for wrong in ({"initial": "worst"}, {"num_models": 1}, {"epsilon": 0.0}):
-    with refuses("epsilon", "initial", "num_models"):
-      many_models.FinalModels(**wrong)
+  for field, value in {"initial": "worst", "num_models": 1, "epsilon": 0.0}.items():
+    with refuses(field, value=value):
+      many_models.FinalModels(**{field: value})
   many = many_models.FinalModels(data="digits", num_records=5000)
   with refuses("num_records", value=5000):
     many_models.run(many, "unused")

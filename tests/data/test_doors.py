@@ -193,8 +193,8 @@ def _by_record(source, declaration=None):
 
 
 def _play(door, seed, num_tables, count, folder, changes=_ALL, names=_NAMES):
-  """Changes each record of generated tables in each way. Returns how many other records were
-  compared, how many of them moved, and how many tables were not held or refused."""
+  """Changes each record of generated tables in each way: no other may move. Returns how many others
+  were compared, and how many tables were not held or refused."""
   make = _known(door)
   rng = np.random.default_rng(seed)
   seen = collections.Counter()
@@ -223,7 +223,6 @@ def _play(door, seed, num_tables, count, folder, changes=_ALL, names=_NAMES):
         assert keys <= after.keys()
         seen["compared"] += len(keys)
         moved = [key for key in keys if before[key] != after[key]]
-        seen["moved"] += len(moved)
         assert not moved, (door, change, name, changed, records[moved[0]])
   return seen
 
@@ -231,7 +230,7 @@ def _play(door, seed, num_tables, count, folder, changes=_ALL, names=_NAMES):
 @pytest.mark.parametrize("door", _DOORS)
 def test_a_change_of_one_record_moves_no_other(tmp_path, door):
   seen = _play(door, 0, num_tables=1, count=6, folder=tmp_path)
-  assert seen["compared"] > 100 and not seen["moved"]
+  assert seen["compared"] > 100
 
 
 @pytest.mark.long
@@ -239,7 +238,7 @@ def test_a_change_of_one_record_moves_no_other(tmp_path, door):
 def test_changes_of_2000_records_move_no_other(tmp_path, door):
   seen = _play(door, 1, num_tables=200, count=10, folder=tmp_path)
   print(f"{door}: {dict(seen)}")
-  assert seen["compared"] > 50_000 and not seen["moved"]
+  assert seen["compared"] > 50_000
 
 
 def test_the_game_finds_cells_that_are_read_by_their_texts(tmp_path, monkeypatch):

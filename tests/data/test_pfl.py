@@ -188,9 +188,9 @@ def test_a_damaged_file_of_sentences_is_one_line(tmp_path, change, field):
 def test_options_of_photographs_are_refused_for_sentences(tmp_path):
   users = {"train": {"7": [[18, 4, 19]]}, "val": {"8": [[18, 2, 19]]}}
   path = client_files.pfl_sentences(tmp_path / "stackoverflow.hdf5", users)
-  for options in ({"num_classes": 3}, {"image_size": 4}):
-    with refuses("name", "num_classes"):
-      datasets.pfl_federation(path, **options)
+  for field, value in {"num_classes": 3, "image_size": 4}.items():
+    with refuses(field, value=value):
+      datasets.pfl_federation(path, **{field: value})
   path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
   with refuses("name"):
     datasets.pfl_federation(path)

@@ -49,16 +49,16 @@ def test_estimating_from_private_data_is_refused(name, estimate):
 
 
 @pytest.mark.parametrize(
-  ("mean", "std", "says"),
+  ("mean", "std", "field", "says"),
   [
-    (0.0, 0.0, "std=0.0: must be > 0"),
-    (0.0, [1.0, -1.0], "must be > 0"),
-    (np.nan, 1.0, "mean=nan"),
-    ([0.0] * 3, 1.0, "one number or 2"),
+    (0.0, 0.0, "std", "must be > 0"),
+    (0.0, [1.0, -1.0], "std", "must be > 0"),
+    (np.nan, 1.0, "mean", "must be finite"),
+    ([0.0] * 3, 1.0, "mean", "one number or 2"),
   ],
 )
-def test_wrong_constants(mean, std, says):
-  with refuses("mean", "std") as caught:
+def test_wrong_constants(mean, std, field, says):
+  with refuses(field, value={"mean": mean, "std": std}[field]) as caught:
     preprocess.standardize(np.zeros((4, 2)), mean, std)
   assert says in str(caught.value)
 

@@ -240,10 +240,10 @@ def test_p17_client_noise_has_its_std_and_no_two_clients_share_it():
 
 @pytest.mark.cases(long=[1])
 @pytest.mark.parametrize(
-  "options", [{"l2_clip_norm": 0.0, "noise_multiplier": 1.0},
-              {"l2_clip_norm": 1.0, "noise_multiplier": -1.0}]
-)  # fmt: skip
-def test_wrong_client_noise_is_named(options):
+  ("field", "value"), [("l2_clip_norm", 0.0), ("noise_multiplier", -1.0)]
+)
+def test_wrong_client_noise_is_named(field, value):
+  options = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, field: value}
   client = local_training(lambda w, x: jnp.sum(w * x), optax.sgd(1.0))
-  with refuses("l2_clip_norm", "noise_multiplier"):
+  with refuses(field, value=value):
     aggregation.client_noise(client, **options)

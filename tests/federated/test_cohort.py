@@ -120,7 +120,8 @@ def test_an_unknown_client_is_one_line(clients, field):
   "options", [{"batch_size": 0}, {"epochs": 0}, {"max_examples": 0}, {"epochs": 1.5}]
 )
 def test_wrong_work_is_named(options):
-  with refuses("batch_size", "epochs", "max_examples"):
+  ((field, value),) = options.items()
+  with refuses(field, value=value):
     LocalWork(**options)
 
 

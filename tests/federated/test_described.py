@@ -110,7 +110,7 @@ class TestFacts:
     _built(row, aggregator=private)
     if row.private_if:
       option = row.private_if.split()[0]
-      with refuses("cluster_share", "expected_cohort", "tau_eff"):
+      with refuses(option):
         _built(row, aggregator=private, **{option: None})
 
 

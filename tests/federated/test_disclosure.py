@@ -273,21 +273,21 @@ def test_zero_has_one_sign():
     step(_started(batch), other)
 
 
-@pytest.mark.cases(long=["x_a4-y4", "x_a5-y5"])
+@pytest.mark.cases(long=["x_a4-y4-batch.x", "x_a5-y5-batch.x"])
 @pytest.mark.parametrize(
-  "x_a, y",
+  "x_a, y, field",
   [
-    (np.ones(20), np.zeros(20)),
-    (np.ones((20, 2)) * 1j, np.zeros(20)),
-    (np.array([["a", "b"]] * 20), np.zeros(20)),
-    (np.ones((20, 2)), np.zeros((20, 1))),
-    (np.ones((20, 3)), np.zeros(20)),
-    (np.full((20, 2), 1e12), np.zeros(20)),
+    (np.ones(20), np.zeros(20), "batch"),
+    (np.ones((20, 2)) * 1j, np.zeros(20), "batch"),
+    (np.array([["a", "b"]] * 20), np.zeros(20), "batch"),
+    (np.ones((20, 2)), np.zeros((20, 1)), "batch"),
+    (np.ones((20, 3)), np.zeros(20), "batch.x"),
+    (np.full((20, 2), 1e12), np.zeros(20), "batch.x"),
   ],
 )
-def test_what_is_no_batch_ends_in_one_line(x_a, y):
+def test_what_is_no_batch_ends_in_one_line(x_a, y, field):
   batch = _batch(20, 2, 2)
-  with refuses("batch", "batch.x"):
+  with refuses(field):
     _protocol()[1](_started(batch), Example((x_a, batch.x[1]), y))
 
 

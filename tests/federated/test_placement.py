@@ -48,5 +48,6 @@ def test_rounds_compose():
 )
 def test_wrong_arguments_are_named(changes):
   options = {"epsilon": 1.0, "delta": 1e-5, "num_clients": 10} | changes
-  with refuses("dimension", "epsilon", "min_survivors", "num_clients"):
+  ((field, value),) = changes.items()
+  with refuses(field, value=value):
     compare_placements(**options)

@@ -162,8 +162,8 @@ def test_a_switch_of_any_published_config_runs_or_names_what_lacks(name):
 # --- what a flag drops, keeps, and is refused
 
 
-def _refused(config, **flags):
-  with refuses() as caught:
+def _refused(field, config, **flags):
+  with refuses(field) as caught:
     found, _ = _command(config, **flags)
     all_kinds.of(found).check(found)
   return str(caught.value)
@@ -184,14 +184,16 @@ def test_the_twin_without_privacy_is_one_flag():
 
 def test_what_the_same_command_asks_for_is_refused_by_name():
   config = mnist_cnn.get_config()
-  text = _refused(config, privacy__method="sgd", privacy__noise_multiplier="1")
-  assert _faults(text) == ["privacy.noise_multiplier"]
+  field = "privacy.noise_multiplier"
+  text = _refused(field, config, privacy__method="sgd", privacy__noise_multiplier="1")
+  assert _faults(text) == [field]
 
 
 def test_a_file_that_contradicts_itself_is_refused_beside_any_flag():
   config = TrainConfig(privacy=PrivacyConfig(method="sgd", l2_clip_norm=0.1))
-  assert _faults(_refused(config, seed="3")) == ["privacy.l2_clip_norm"]
-  assert _faults(_refused(config, optimizer__rule="adam")) == ["privacy.l2_clip_norm"]
+  field = "privacy.l2_clip_norm"
+  assert _faults(_refused(field, config, seed="3")) == [field]
+  assert _faults(_refused(field, config, optimizer__rule="adam")) == [field]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,8 @@ def test_a_capacity_stays_where_the_other_sampler_reads_it(sampler, capacity):
 
 def test_statistics_of_the_inputs_are_not_dropped():
   """Without them the model would be trained on other inputs, and nobody would know."""
-  text = _refused(_CONFIGS["cifar10_scatter_linear"], privacy__method="sgd")
+  field = "privacy.normalization"
+  text = _refused(field, _CONFIGS["cifar10_scatter_linear"], privacy__method="sgd")
   assert text.startswith(
     "privacy.normalization='private_statistics': must be 'per_example'"
   )
@@ -217,7 +220,7 @@ def test_statistics_of_the_inputs_are_not_dropped():
 
 def test_a_release_is_not_dropped():
   file = TrainConfig(release=True)
-  assert _refused(file, privacy__method="sgd").startswith("release=True: needs")
+  assert _refused("release", file, privacy__method="sgd").startswith("release=True: needs")
 
 
 def test_a_default_that_comes_into_force_is_no_drop():
@@ -273,7 +276,7 @@ def test_a_variant_is_refused_what_it_sets_itself():
 
 
 def test_a_switch_that_a_grid_contradicts_names_the_grid():
-  text = _refused(sweep.get_config(), base__privacy__method="sgd")
+  text = _refused("base.privacy.method", sweep.get_config(), base__privacy__method="sgd")
   assert "base.privacy.method" in text and "give --config." in text
   assert _faults(text) == []
 

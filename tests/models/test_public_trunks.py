@@ -144,10 +144,8 @@ def test_mirror_images_have_the_same_mirrored_features(tiny):
   assert np.abs(seen[0] - networks.trunk_features(x, batch_size=2)).max() > 0.01
 
 
-@pytest.mark.parametrize(
-  ("value", "words"), [(-0.1, r"\[0, 1\]"), (1.5, r"\[0, 1\]"), (np.nan, "data.center")]
-)
-def test_values_that_are_no_image_are_refused(tiny, value, words):
+@pytest.mark.parametrize("value", [-0.1, 1.5, np.nan])
+def test_values_that_are_no_image_are_refused(tiny, value):
   x = np.zeros((2, 8, 8, 3), np.float32)
   x[1, 2, 3, 0] = value
   with refuses("x"):

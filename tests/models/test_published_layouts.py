@@ -394,16 +394,14 @@ def test_a_file_of_another_model_is_refused_in_one_line(name, tmp_path):
   case = CASES[name]
   missing, bent = _ODD[name]
   without = {n: a for n, a in case.tensors.items() if n != missing}
-  shown = missing.removeprefix("vit.").removeprefix("bert.")
   nan = np.full_like(case.tensors[bent], np.nan)
-  wrong = {
-    f"lacks {shown}": without,
-    "has unknown odd.weight": case.tensors | {"odd.weight": _draw(2)},
-    r"is of shape \(7,\), the model wants": case.tensors | {bent: _draw(7)},
-    "values that are not finite": case.tensors | {bent: nan},
-    "is I64, must be one of F32": case.tensors | {bent: np.zeros((2, 2), np.int64)},
-  }
-  for _message, tensors in wrong.items():
+  for tensors in (
+    without,
+    case.tensors | {"odd.weight": _draw(2)},  # unknown
+    case.tensors | {bent: _draw(7)},  # of another shape
+    case.tensors | {bent: nan},
+    case.tensors | {bent: np.zeros((2, 2), np.int64)},
+  ):
     with refuses("path") as error:
       _loaded(case, tmp_path, tensors)
     assert "\n" not in str(error.value)

@@ -361,15 +361,20 @@ def test_no_silent_result(name):
   state = noise.init(jax.random.key(0))
   correlation = noise.correlated.Independent()
   white = noise.correlated.init(jax.random.key(0), correlation, jnp.zeros(2))
-  for call in (
-    lambda: noise.add_gaussian(state, tree, std),
-    lambda: noise.gaussian(jax.random.key(0), tree, std),
-    lambda: source.laplace(jax.random.key(0), tree, std),
-    lambda: noise.correlated.add_correlated(
-      white, tree, std, correlation=correlation, num_steps=3
+  # The names of the arguments for the arrays and for the size of the noise.
+  for call, arrays, size in (
+    (lambda: noise.add_gaussian(state, tree, std), "tree", "std"),
+    (lambda: noise.gaussian(jax.random.key(0), tree, std), "like", "std"),
+    (lambda: source.laplace(jax.random.key(0), tree, std), "like", "scale"),
+    (
+      lambda: noise.correlated.add_correlated(
+        white, tree, std, correlation=correlation, num_steps=3
+      ),
+      "tree",
+      "std",
     ),
   ):
-    with refuses("like", "scale", "std", "tree"):
+    with refuses(arrays if std == 1.0 else size):
       call()
 
 
@@ -380,8 +385,8 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
     noisy, _ = noise.add_gaussian(noise.init(key), empty, 1.0)
     assert noisy["a"].shape == (0, 3) and np.isfinite(noisy["b"]).all()
     assert noise.add_gaussian(noise.init(key), {}, 1.0)[0] == {}
-  for draw in (noise.gaussian, source.laplace):
-    with refuses("scale", "std"):
+  for draw, size in ((noise.gaussian, "std"), (source.laplace, "scale")):
+    with refuses(size, value=0.0):
       draw(jax.random.key(0), jnp.zeros(2), 0.0)
     for std in (1e36, 1e-31):  # as far as float32 goes
       drawn = np.asarray(draw(jax.random.key(0), jnp.zeros(5000), std), np.float64) / std

@@ -280,8 +280,8 @@ def test_a_column_that_is_not_there_is_refused(tmp_path, asked, field):
 def test_a_table_of_many_columns_is_refused_in_one_line(tmp_path):
   names = [f"a_column_of_a_table_{number}" for number in range(99)]
   path = _write(tmp_path / "a.csv", names, [[1] * 99])
-  for asked in (redraw.Asked(), redraw.Asked(x="x", y="y")):
-    with refuses("csv", "x") as caught:
+  for field, asked in (("csv", redraw.Asked()), ("x", redraw.Asked(x="x", y="y"))):
+    with refuses(field) as caught:
       redraw.plot([path], [tmp_path / "a.png"], asked=asked)
     assert len(str(caught.value)) < 293
 
@@ -326,21 +326,17 @@ def test_a_damaged_cell_of_any_column_is_drawn_or_one_line(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("column", "text", "shown"),
-  [
-    ("seeds", "", "row 3 of 'seeds' is empty"),
-    ("seeds", "nan", "row 3 of 'seeds' is nan"),
-    ("test_accuracy_mean", "", "row 3 of 'test_accuracy_mean' is empty"),
-    ("not_finite", "x", "row 3 of 'not_finite' is 'x'"),
-  ],
+  ("column", "text"),
+  [("seeds", ""), ("seeds", "nan"), ("test_accuracy_mean", ""), ("not_finite", "x")],
 )
-def test_a_cell_that_cannot_be_drawn_is_named(column, text, shown, tmp_path):
+def test_a_cell_that_cannot_be_drawn_is_named(column, text, tmp_path):
   whole = _RESULTS / "mnist_curves" / "curve.csv"
   header, *rows = csv.reader(whole.read_text().splitlines())
   rows[1][header.index(column)] = text
   path = _write(tmp_path / "curve.csv", header, rows)
-  with refuses("csv"):
+  with refuses("csv") as caught:
     redraw.plot([path], [tmp_path / "a.svg"], look=_LOOK)
+  assert f"row 3 of {column!r}" in str(caught.value)
   assert not (tmp_path / "a.svg").exists()
 
 

@@ -255,8 +255,9 @@ def test_it_runs_under_jit_with_traced_parameters():
   ],
 )
 def test_what_has_no_rule_is_refused_by_its_name(apply, primitive):
-  with refuses("apply"):
+  with refuses("apply") as caught:
     relevance(apply, jnp.eye(3), jnp.ones((2, 3)), jnp.array([0, 1]), Lrp())
+  assert primitive in str(caught.value)
 
 
 def test_logits_that_ignore_the_input_are_refused():

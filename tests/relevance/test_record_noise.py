@@ -120,19 +120,19 @@ def test_ids_that_could_share_noise_are_refused(ids):
 
 
 @pytest.mark.parametrize(
-  ("changed", "match"),
+  ("field", "value"),
   [
-    *[({"scales": [one, 1.0]}, "^scales") for one in (0.0, 1e-50, -1, np.nan, np.inf, 1e39, "a")],
-    *[({"grid": one}, "^grid") for one in (2.0**200, 2.0**-149, 10**400)],
-    *[({"x": one}, "^x: must be") for one in ([[np.inf, 0]], [[np.nan, 0]], 0.5)],
+    *[("scales", [one, 1.0]) for one in (0.0, 1e-50, -1, np.nan, np.inf, 1e39, "a")],
+    *[("grid", one) for one in (2.0**200, 2.0**-149, 10**400)],
+    *[("x", one) for one in ([[np.inf, 0]], [[np.nan, 0]], 0.5)],
   ],
   ids=str,
-)  # fmt: skip
-def test_no_record_leaves_without_noise(changed, match):
+)
+def test_no_record_leaves_without_noise(field, value):
   """A scale of 1e-50 is 0 in float32: the record itself came back."""
-  given = {"x": [[0.25, 0.75]], "scales": [1.0, 1.0]} | changed
+  given = {"x": [[0.25, 0.75]], "scales": [1.0, 1.0], field: value}
   x, scales = given.pop("x"), given.pop("scales")
-  with refuses("grid", "scales", "x"):
+  with refuses(field):
     record_noise.noisy_records(_KEY, [0], x, scales, **given)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax import core
 
-from dpjax import accounting, data, federated, models, secure, training, trees, validate
+from dpjax import accounting, data, federated, secure, training, trees, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release, patch_features
@@ -266,9 +266,11 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(registry, "nominal_size", _nominal),
-    mock.patch.object(registry.data.shakespeare, "are_published", lambda data_dir: True),
+    mock.patch.object(
+      registry.datasets.shakespeare, "are_published", lambda data_dir: True
+    ),
     mock.patch.object(build, "load_data", load_once),
-    mock.patch.object(models, "scattering_chunks", _chunks),
+    mock.patch.object(networks, "scattering_chunks", _chunks),
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(public_trunks, "trunk_chunks", _trunk),
     mock.patch.object(patches, "patch_chunks", _patches),

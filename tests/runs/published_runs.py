@@ -31,6 +31,11 @@ def line(point):
   return str(point.overrides.get("variant", "")).split(" @ ")[0]
 
 
+def lines(sweep):
+  """The lines of a sweep, as `ends` names them."""
+  return list(dict.fromkeys(name.split(" @ ")[0] for name in sweep.variants)) or [""]
+
+
 def ends(sweep, index):
   """Line -> its first run (`index` 0) or its last (-1), as `grid.points` of all would give it.
 

@@ -55,7 +55,7 @@ _FED = {
   "local.epochs": 1,
   "privacy.delta": 1e-3,
   "privacy.epsilon": None,
-  "privacy.noise_multiplier": 1.0,
+  "privacy.noise_multiplier": 1.0,  # calibrating takes longer than a few rounds
 }
 
 

@@ -15,14 +15,12 @@ import pytest
 
 from dpjax.experiments.config import fields
 from dpjax.experiments.config import unread as unread_lib
-from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.distillation import config as distillation
 from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate import config as pate
 from dpjax.experiments.kinds.pate.config import PateConfig
@@ -47,15 +45,11 @@ def _of(kind):
 
 
 def _runs():
-  """Every published run, those of sweeps included: the last of each line of variants."""
-  found = _of((TrainConfig, FedConfig))
-  for name, config in _of(grid.SweepConfig).items():
-    for line, run in published_runs.ends(config, -1).items():
-      found[f"{name} {line}".strip()] = run
-  return found
-
-
-_RUNS = _runs()
+  """Parameters for every published run: its config, and its line if the config is a sweep."""
+  for name, config in _of((TrainConfig, FedConfig, grid.SweepConfig)).items():
+    is_sweep = isinstance(config, grid.SweepConfig)
+    for line in published_runs.lines(config) if is_sweep else [None]:
+      yield pytest.param(name, line, id=f"{name} {line or ''}".strip())
 
 
 def _check(config):
@@ -164,23 +158,6 @@ def _shows(config, path, values, folder):
   return _SHOWN[key]
 
 
-def _first_of_its_kind(configs, used):
-  """Parameters of a test: configs that read the same fields as one before them are slow."""
-  seen = set()
-  for name, config in configs.items():
-    ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
-    natural = config.data.name.endswith((".sqlite", ".hdf5"))
-    # what clients that the data name add is in test_natural_clients and test_pfl_benchmarks
-    yield pytest.param(name, marks=[pytest.mark.long] if ways in seen or natural else [])
-    seen.add(ways)
-
-
-def _unused(config):
-  if isinstance(config, FedConfig):
-    return fed_unused.of_federation(config)
-  return unused.of_training(config)
-
-
 @pytest.mark.cases(long=["mnist_whitened"])
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_published_config_can_be_sent_to_another_process(name):
@@ -190,9 +167,12 @@ def test_a_published_config_can_be_sent_to_another_process(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", _first_of_its_kind(_RUNS, _unused))
-def test_every_field_of_a_published_run_changes_it_or_is_refused(name, tmp_path):
-  config = _RUNS[name]
+@pytest.mark.parametrize(("name", "line"), _runs())
+def test_every_field_of_a_published_run_changes_it_or_is_refused(name, line, tmp_path):
+  """Of a sweep the last run of each line."""
+  config = _CONFIGS[name]
+  if line is not None:
+    config = published_runs.ends(config, -1)[line]
   with descriptions.fast():
     silent = _silent(config, _described, _check)
   for path, values in silent.items():

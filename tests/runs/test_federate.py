@@ -5,33 +5,18 @@ import numpy as np
 import pytest
 
 import dpjax
-from configs.fed import quickstart
 from dpjax.accounting import Ledger
-from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedOptimizerConfig
 from dpjax.experiments.run import loop, writers
 from tests.refuses import refuses
+from tests.runs import small_configs
 
 
 def _config(**overrides):
-  config = quickstart.get_config()
-  small = {
-    "num_rounds": 6,
-    "eval_every": 2,
-    "checkpoint_every": 2,
-    "data.limit": 150,
-    "partition.num_clients": 30,
-    "clients_per_round": 6.0,
-    "local.batch_size": 4,
-    "local.epochs": 1,
-    "privacy.delta": 1e-3,
-    "privacy.epsilon": None,
-    "privacy.noise_multiplier": 1.0,  # calibrating takes longer than the six rounds
-  }
-  return fields.replace_all(config, {**small, **overrides})
+  return small_configs.federated(**{"num_rounds": 6, **overrides})[0]
 
 
 _NONE = {  # without privacy: its fields at their defaults

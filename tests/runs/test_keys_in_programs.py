@@ -44,6 +44,7 @@ def test_compiled_programs_hold_no_noise_key(tmp_path):
   )
   assert ran.returncode == 0, ran.stderr[-2000:]
   keys = json.loads(ran.stdout.splitlines()[-1])
+  assert len(keys) == 2
   text = "\n".join(path.read_text() for path in programs.glob("*before_optimizations.txt"))
   assert "constant(" in text
   found = []

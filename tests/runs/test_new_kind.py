@@ -252,19 +252,19 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  ("field", "value"),
   [
-    ({"config": {}}, "Job.config: must be a dataclass, not {}"),
-    ({"seed": -1}, "Job.seed=-1: must be an integer >= 0"),
-    ({"data": b"abc"}, "Job.data: must be a function, not b'abc'"),
-    ({"data": lambda: np.ones(3)}, "Job.data: must return 32 bytes of all .*not ndarray"),
-    ({"data": lambda: b"abc"}, "Job.data: must return 32 bytes .* SHA-256.*not bytes of 3"),
-    ({"start": lambda random: None}, "Job.start: must return what loop.single.*not None"),
+    ("config", {}),
+    ("seed", -1),
+    ("data", b"abc"),
+    ("data", lambda: np.ones(3)),
+    ("data", lambda: b"abc"),
+    ("start", lambda random: None),
   ],
 )
-def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, changes, message):
-  with refuses("Job.config", "Job.data", "Job.digest", "Job.seed", "Job.start"):
-    loop.run(_job(**changes), tmp_path)
+def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, field, value):
+  with refuses(f"Job.{field}"):
+    loop.run(_job(**{field: value}), tmp_path)
   assert not any(tmp_path.iterdir())
 
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import quickstart
-from configs.fed import quickstart as fed_quickstart
 from dpjax import noise
 from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
@@ -28,25 +26,13 @@ from dpjax.experiments.run import dry_run, loop, run_keys
 from dpjax.experiments.run.guarantee import REPEATED
 from dpjax.experiments.sweeps import grid
 from dpjax.validate import UserError
-from tests.runs import test_distillation, test_least_squares, test_pate, test_synthesis
+from tests.runs import small_configs
 
 _NUMBERS = 100_000
 
 
 def _central(**changes):
-  small = {
-    "grad_method": "vmap", "num_steps": 4, "eval_every": 4, "model.name": "linear",
-    "model.options": {}, "data.limit": 200,
-  }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **changes})
-
-
-def _federated(**changes):
-  small = {
-    "num_rounds": 2, "eval_every": 2, "data.limit": 150, "partition.num_clients": 30,
-    "clients_per_round": 6.0, "local.batch_size": 4, "local.epochs": 1,
-  }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **changes})
+  return small_configs.central(**changes)[0]
 
 
 # --- two runs
@@ -72,7 +58,7 @@ def test_p17_two_runs_of_one_config_have_independent_noise():
 
 
 def test_p17_rows_of_a_sweep_have_independent_noise():
-  base = _central(**{"privacy.epsilon": 2.0})
+  base = _central(**{"privacy.epsilon": 2.0, "privacy.noise_multiplier": None})
   config = grid.SweepConfig(base, {"privacy.epsilon": [1.0, 2.0]}, seeds=[0, 1])
   found = [_draw(point.config) for point in grid.points(config)]
   pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
@@ -114,24 +100,23 @@ def test_a_seed_of_numpy_gives_the_keys_of_the_equal_int(noise_seed):
 # --- what is stated
 
 _SMALL = {
-  "central": _central(),
-  "central, ftrl": _central(
-    **{"privacy.method": "dp_ftrl", "privacy.neighboring_relation": "replace_special"}
-  ),
-  "central, least squares": test_least_squares._config(),
-  "federated": _federated(),
-  "federated, local": _federated(**{"privacy.method": "local"}),
-  "pate": test_pate._config(),
-  "distillation": test_distillation._config(),
-  "synthesis": test_synthesis._config(),
-}  # fmt: skip
+  "central": small_configs.central(),
+  "central, ftrl": small_configs.central(**small_configs.FTRL),
+  "central, least squares": small_configs.least_squares(),
+  "federated": small_configs.federated(),
+  "federated, local": small_configs.federated(**{"privacy.method": "local"}),
+  "pate": small_configs.pate(),
+  "distillation": small_configs.distillation(),
+  "synthesis": small_configs.synthesis(num_frequencies=8, side=2, num_steps=100),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _SMALL)
 def test_a_guarantee_of_repeatable_noise_is_a_claim(name, tmp_path):
-  config = dataclasses.replace(_SMALL[name], noise_seed=3)
-  results = [loop.train(config, tmp_path / folder) for folder in "ab"]
+  config, data = _SMALL[name]
+  config = dataclasses.replace(config, noise_seed=3)
+  results = [loop.train(config, tmp_path / folder, data=data) for folder in "ab"]
   assert results[0]["params_sha256"] == results[1]["params_sha256"]
   assert results[0]["epsilon_kind"] == "claimed"
   assert REPEATED in results[0]["failed_assumptions"]

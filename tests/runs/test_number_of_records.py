@@ -47,32 +47,28 @@ from tests.runs import descriptions, published_runs
 _ADD = "add_or_remove_one"
 
 
-def _published():
-  """Name -> run: of every published config, those of its sweeps, tables and curves included."""
-  found = {}
-  for name, config in published_runs.configs().items():
-    for label, run in _runs_of(config).items():
-      found[f"{name} {label}".strip()] = run
-  return found
+_TABLES = {AttackConfig: attack_table, RelevanceConfig: experiment}
+_KINDS = (TrainConfig, FedConfig, grid.SweepConfig, *_TABLES)
+_PUBLISHED = {
+  name: config
+  for name, config in published_runs.configs().items()
+  if type(config) in _KINDS
+}
 
 
 def _runs_of(config):
-  """Label -> run of a config: the first of each line of variants."""
+  """The runs of a published config: the first of each line of a sweep, a table or curves."""
   if isinstance(config, grid.SweepConfig):
-    return published_runs.ends(config, 0)
-  tables = {AttackConfig: attack_table, RelevanceConfig: experiment}
-  if type(config) not in tables:
-    return {"": config} if isinstance(config, (TrainConfig, FedConfig)) else {}
+    return list(published_runs.ends(config, 0).values())
+  if type(config) not in _TABLES:
+    return [config]
   lines = {}
-  for point in tables[type(config)].points(config):
+  for point in _TABLES[type(config)].points(config):
     run = point.config
     if isinstance(run, AttackConfig):
       run = attack_build.attacked_config(run)
     lines.setdefault(published_runs.line(point), run)
-  return lines
-
-
-_RUNS = _published()
+  return list(lines.values())
 
 
 # --- data of zeros, of any size, that take no memory
@@ -213,110 +209,55 @@ def _differing(config):
   return [describe(config, declared - 1), usual, describe(config, declared + 1)]
 
 
-def _marked():
-  """Published configs; of lines of a sweep, a table or an experiment the first, the others long."""
-  seen = set()
-  for name in _RUNS:
-    first = name.partition(" ")[0]
-    yield pytest.param(name, marks=[pytest.mark.long] if first in seen else [])
-    seen.add(first)
+def _check_plans(runs):
+  for run in runs:
+    with _fast():
+      found = _differing(_small(run))
+    if found is not None:
+      assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.cases(
   quick=[
-    0,
-    1,
-    2,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    11,
-    12,
-    13,
-    14,
-    15,
-    16,
-    17,
-    18,
-    19,
-    22,
-    23,
-    24,
-    25,
-    26,
-    27,
-    33,
-    34,
-    35,
-    36,
-    37,
-    38,
-    39,
-    40,
-    41,
-    42,
-    47,
-    52,
-    57,
-    64,
-    68,
-    72,
-    76,
-    77,
-    78,
-    93,
-    98,
-    103,
-    108,
-    112,
-    117,
-    118,
-    129,
-    135,
-    136,
-    137,
-    139,
-    141,
-    145,
-    148,
-    152,
-    156,
-    157,
-    164,
-    165,
-    169,
-    172,
-    174,
-    176,
-    178,
-    179,
-    180,
-    186,
-    190,
-    192,
-    199,
-    200,
-    201,
-    202,
-    204,
-    205,
-    208,
-    210,
-    215,
-    223,
+    "attack.adaptive_poisoning_mnist",
+    "attack.extraction_digits",
+    "attack.fishing_cifar10",
+    "attack.leakage_scores",
+    "attack.membership_cifar10",
+    "attack.poisoning_digits",
+    "attack.quickstart",
+    "attack.rogue_server_cifar10",
+    "breast_cancer",
+    "cifar10_cnn",
+    "sweeps.least_squares",
+    "sweeps.mnist_algorithms",
+    "sweeps.mnist_cnn",
+    "sweeps.mnist_curves",
+    "sweeps.mnist_least_squares",
+    "sweeps.mnist_scatter_linear",
+    "sweeps.mnist_whitened",
+    "sweeps.movie_reviews",
+    "sweeps.quickstart",
+    "sweeps.scaled_coordinates",
+    "sweeps.scatter_cnn",
+    "sweeps.secure_sum",
+    "sweeps.secure_sums_mnist",
+    "sweeps.small_tables",
   ],
   long=...,
 )
-@pytest.mark.parametrize("name", _marked())
+@pytest.mark.parametrize("name", _PUBLISHED)
 def test_a_record_more_or_less_changes_no_plan_of_a_published_run(name):
-  with _fast():
-    found = _differing(_small(_RUNS[name]))
-  if found is not None:
-    assert found[0] == found[1] == found[2]
+  """The first run of each file."""
+  _check_plans(_runs_of(_PUBLISHED[name])[:1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  "name", [name for name, config in _PUBLISHED.items() if type(config) in _KINDS[2:]]
+)
+def test_a_record_more_or_less_changes_no_plan_of_another_line(name):
+  _check_plans(_runs_of(_PUBLISHED[name])[1:])
 
 
 # --- every sampler beside what else a plan is made of

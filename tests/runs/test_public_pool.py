@@ -159,15 +159,14 @@ def _npz(path, **changes):
 @pytest.mark.parametrize("kind", [DistillationConfig, PateConfig, SynthesisConfig])
 def test_errors_of_the_data_name_this_configs_fields(kind, tmp_path):
   (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-  cases = {
-    _npz(tmp_path / "unnumbered.npz"): "must declare num_classes, an integer in the file",
-    str(tmp_path / "none.npz"): "there is no such file",
-    str(tmp_path / "a.csv"): "its declaration.*there is no such file",
-    "no_such_data": "unknown data set",
-    "no_such:module": "there is no module",
-  }
-  for name, _match in cases.items():
-    with refuses("dataset") as caught:
+  for name in (
+    _npz(tmp_path / "unnumbered.npz"),
+    str(tmp_path / "none.npz"),
+    str(tmp_path / "a.csv"),
+    "no_such_data",
+    "no_such:module",
+  ):
+    with refuses("dataset", value=name) as caught:
       loop.train(kind(**_SMALL.get(kind, {}), dataset=name), tmp_path / "run")
     text = str(caught.value)
     assert "\n" not in text and "data.name" not in text and "config.data." not in text

@@ -160,12 +160,7 @@ def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
     experiment.points(common.on("mnist", **claimed, weight_decay=0.3))
   for section in ("model", "rigorous_model"):
     for name, value in (("mirrored", True), ("colours", "opponent")):
-      with refuses(
-        "model.colours",
-        "model.mirrored",
-        "rigorous_model.colours",
-        "rigorous_model.mirrored",
-      ):
+      with refuses(f"{section}.{name}"):
         experiment.points(_with(config, **{f"{section}__{name}": value}))
   vectors = _with(test4_gaussian.get_config(), weight_decay=0.3)
   assert experiment.points(vectors)[-1].config.weight_decay == 0.3

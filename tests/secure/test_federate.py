@@ -142,7 +142,7 @@ def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
     1
   )
   words = " ".join(result["privacy_statement"].split())
-  assert "SIMULATED SECURE SUM" in words and "at least 3 of 6 clients" in words
+  assert "SIMULATED SECURE SUM" in words and "at least 4 of 7 clients" in words
   assert "sampling amplifies nothing" in words and "Skellam noise" in words
 
 

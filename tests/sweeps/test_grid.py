@@ -689,23 +689,17 @@ def test_x_may_be_the_rounds_of_a_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "field"),
   [
-    ({"grid": {"partition.alhpa": [1.0]}}, "did you mean 'alpha'"),
-    ({"grid": {"optimizer.learning_rate": [1.0]}}, "optimizer"),
-    ({"grid": {"clients_per_round": [5.0, 1e9]}}, ": clients_per_round=1000000000.0: must"),
+    ({"grid": {"partition.alhpa": [1.0]}}, "grid.partition.alhpa"),
+    ({"grid": {"optimizer.learning_rate": [1.0]}}, "grid.optimizer"),
+    ({"grid": {"clients_per_round": [5.0, 1e9]}}, "variant"),
     ({"x": "privacy.sampling_prob"}, "x.privacy.sampling_prob"),
-    ({"selection": sweep.SelectionConfig(enabled=True)}, "must be a TrainConfig"),
+    ({"selection": sweep.SelectionConfig(enabled=True)}, "selection.enabled"),
   ],
 )
-def test_a_wrong_federated_sweep_is_refused(changes, says):
-  with refuses(
-    "grid.optimizer",
-    "grid.partition.alhpa",
-    "selection.enabled",
-    "variant",
-    "x.privacy.sampling_prob",
-  ):
+def test_a_wrong_federated_sweep_is_refused(changes, field):
+  with refuses(field):
     sweep.points(_federated(**changes))
 
 

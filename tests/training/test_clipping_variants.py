@@ -278,10 +278,14 @@ def test_what_has_no_analysis_is_refused_in_one_line(changes, field):
 
 
 @pytest.mark.parametrize(
-  "clip", [Clip(0.5, AdaptiveClipping()), Clip(0.5, schedule=(1.0,) * 6)]
+  ("clip", "field"),
+  [
+    (Clip(0.5, AdaptiveClipping()), "clipping"),
+    (Clip(0.5, schedule=(1.0,) * 6), "clip_schedule"),
+  ],
 )
-def test_noise_std_is_refused_where_it_changes_by_step(clip):
-  with refuses("clip_schedule", "clipping"):
+def test_noise_std_is_refused_where_it_changes_by_step(clip, field):
+  with refuses(field):
     _ = _plan(l2_clip_norm=clip).noise_std
 
 

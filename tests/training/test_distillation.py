@@ -114,21 +114,18 @@ _READS_X = optax.stateless(lambda updates, params: updates + _X[0])
 
 
 @pytest.mark.parametrize(
-  ("changes", "words"),
+  "changes",
   [
-    ({"student_loss": _of_private_rows}, "reads an array of shape \\(3, 2\\)"),
-    ({"student_loss": jax.jit(_of_private_rows)}, "reads an array of shape"),
-    ({"inputs": lambda public, teacher, key: _X}, "reads an array of shape"),
-    ({"inputs": lambda public, teacher, key: np.asarray(_X)}, "reads an array of shape"),
-    (
-      {"student_loss": lambda s, t, rows: _student_loss(_hides(s), t, rows)},
-      "reads an array of shape",
-    ),
-    ({"student_tx": _READS_X}, "reads an array of shape"),
-    ({"student_loss": _calls_back}, "calls back into Python \\(pure_callback\\)"),
+    {"student_loss": _of_private_rows},
+    {"student_loss": jax.jit(_of_private_rows)},
+    {"inputs": lambda public, teacher, key: _X},
+    {"inputs": lambda public, teacher, key: np.asarray(_X)},
+    {"student_loss": lambda s, t, rows: _student_loss(_hides(s), t, rows)},
+    {"student_tx": _READS_X},
+    {"student_loss": _calls_back},
   ],
 )
-def test_a_student_that_reads_what_is_not_declared_is_refused(changes, words):
+def test_a_student_that_reads_what_is_not_declared_is_refused(changes):
   both = _both(plans.of_three(), **changes)
   with refuses("student_loss") as caught:
     both.init(_TEACHER, _STUDENT)

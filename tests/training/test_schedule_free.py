@@ -115,19 +115,19 @@ def test_an_average_that_means_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-  ("more", "told"),
+  ("field", "value"),
   [
-    ({"optimizer.schedule": "cosine"}, "optimizer.schedule='cosine': must be 'constant'"),
-    ({"ema_decay": 0.9}, "ema_decay=0.9: must be none"),
-    ({"trainable": "head_first"}, "trainable='head_first': must be another"),
-    ({"optimizer.rule.b1": 0.0}, r"optimizer.rule.b1=0.0: must be in \[0.1, 1\]"),
-    ({"optimizer.rule.b1": float("nan")}, r"optimizer.rule.b1=nan: must be in"),
+    ("optimizer.schedule", "cosine"),
+    ("ema_decay", 0.9),
+    ("trainable", "head_first"),
+    ("optimizer.rule.b1", 0.0),
+    ("optimizer.rule.b1", float("nan")),
   ],
 )
 @pytest.mark.parametrize("rule", ["schedule_free_sgd", "schedule_free_adamw"])
-def test_a_config_is_refused_in_one_line(rule, more, told):
-  config = fields.replace_all(TrainConfig(), {"optimizer.rule": rule, **more})
-  with refuses("ema_decay", "optimizer.rule.b1", "optimizer.schedule", "trainable"):
+def test_a_config_is_refused_in_one_line(rule, field, value):
+  config = fields.replace_all(TrainConfig(), {"optimizer.rule": rule, field: value})
+  with refuses(field, value=value):
     build.check(config)
 
 

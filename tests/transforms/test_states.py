@@ -70,7 +70,7 @@ def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change
     "slices",
     "checksum=0",
   ):  # `optax.tree.set` takes the outermost alone
-    with refuses("opt_state", "state.draws") as caught:
+    with refuses("opt_state" if change == "draws=-1" else "state.draws") as caught:
       plan.spent(changed)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
   released = []
@@ -461,8 +461,8 @@ def _resets():
 
 @pytest.mark.cases(long=[0, 2])
 @pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
-@pytest.mark.parametrize(("name", "make"), list(_resets()), ids=lambda x: str(x)[:40])
-def test_optax_does_not_begin_anew_in_the_middle_of_a_run(name, make, wrapped):
+@pytest.mark.parametrize("make", [pytest.param(m, id=n) for n, m in _resets()])
+def test_optax_does_not_begin_anew_in_the_middle_of_a_run(make, wrapped):
   """`optax.lookahead(reset_state=True)` would draw its noise again at every synchronisation."""
   plan = test_plan_spent._PLANS["white"]
   summed = plan.clipped_grad(test_plan_spent._loss)(_PARAMS, test_plan_spent._BATCH)

@@ -196,11 +196,11 @@ def prepared_root(
   )
 
 
-def _of_user(datasets: Any, name: str) -> tuple[Dataset, Dataset]:
-  pair = isinstance(datasets, tuple) and len(datasets) == 2
-  if not pair or not all(isinstance(part, Dataset) for part in datasets):
+def _of_user(answer: Any, name: str) -> tuple[Dataset, Dataset]:
+  pair = isinstance(answer, tuple) and len(answer) == 2
+  if not pair or not all(isinstance(part, Dataset) for part in answer):
     raise UserError(
-      f"must return (train, test), two dpjax.data.Dataset, not {datasets!r:.60}; "
+      f"must return (train, test), two dpjax.data.Dataset, not {answer!r:.60}; "
       "dpjax.data.from_arrays makes one of arrays (docs/your_data.md has torch, pandas, grain)",
       field="data.name",
       value=name,

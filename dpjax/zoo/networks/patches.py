@@ -288,7 +288,7 @@ def patch_chunks(
   validate.flag(mirrored=mirrored)
   if not isinstance(network, PatchNetwork):
     raise UserError(
-      "must be what models.learned_patches returns",
+      "must be what networks.learned_patches returns",
       field="network",
       value=validate.Verbatim(type(network).__name__),
     )

@@ -317,7 +317,7 @@ def test_integers_that_wrap_around_give_the_same_bound_and_noise():
   ],
 )
 def test_numbers_that_overflow_are_one_line(changes, field):
-  with refuses("feature_norm", "l2_penalty", "learning_rate", "noise_multiplier") as caught:
+  with refuses(field, value=changes[field]) as caught:
     _made(**changes)
   assert "\n" not in str(caught.value)
 

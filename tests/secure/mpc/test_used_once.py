@@ -33,17 +33,17 @@ def _garbler():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 @pytest.mark.parametrize(
-  "made",
+  ("made", "field"),
   [
-    _party,
-    _garbler,
-    lambda: mpc.Dealer(),
-    lambda: _party().supply,
-    lambda: _party().supply.deal("elementwise", (2,)),
+    (_party, "party"),
+    (_garbler, "garbler"),
+    (lambda: mpc.Dealer(), "dealer"),
+    (lambda: _party().supply, "supply"),
+    (lambda: _party().supply.deal("elementwise", (2,)), "dealt"),
   ],
 )
-def test_what_holds_masks_has_no_copies(made, copied):
-  with refuses("dealer", "dealt", "garbler", "party", "supply"):
+def test_what_holds_masks_has_no_copies(made, field, copied):
+  with refuses(field):
     copied(made())
 
 
@@ -101,28 +101,34 @@ def test_a_party_that_exits_is_no_result():
 
 
 @pytest.mark.parametrize(
-  "changed",
+  ("changed", "field"),
   [
-    lambda offer: offer._replace(labels=(1 << 200,) * 4),
-    lambda offer: offer._replace(labels=(-1,) * 4),
-    lambda offer: offer._replace(labels=("a",) * 4),
-    lambda offer: offer._replace(point="a" * 64),
-    lambda offer: offer._replace(
-      garbled=offer.garbled._replace(tables=((1 << 300, 0),) * 4)
+    (lambda offer: offer._replace(labels=(1 << 200,) * 4), "garbled"),
+    (lambda offer: offer._replace(labels=(-1,) * 4), "garbled"),
+    (lambda offer: offer._replace(labels=("a",) * 4), "garbled"),
+    (lambda offer: offer._replace(point="a" * 64), "point"),
+    (
+      lambda offer: offer._replace(
+        garbled=offer.garbled._replace(tables=((1 << 300, 0),) * 4)
+      ),
+      "garbled",
     ),
   ],
 )
-def test_an_offer_of_garbage_is_one_line(changed):
+def test_an_offer_of_garbage_is_one_line(changed, field):
   garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
-  with refuses("garbled", "point"):
+  with refuses(field):
     evaluator.less(garbler.answer(evaluator.choose(changed(garbler.offer))))
 
 
-@pytest.mark.parametrize("pairs", [[b""] * 4, [(b"a" * 16,)] * 4, [("a" * 16,) * 2] * 4])
-def test_labels_of_garbage_are_one_line(pairs):
+@pytest.mark.parametrize(
+  ("pairs", "field"),
+  [([b""] * 4, "sent"), ([(b"a" * 16,)] * 4, "sent"), ([("a" * 16,) * 2] * 4, "text")],
+)
+def test_labels_of_garbage_are_one_line(pairs, field):
   garbler, evaluator = _garbler(), garbled.Evaluator(3, bits=4)
   evaluator.choose(garbler.offer)
-  with refuses("sent", "text"):
+  with refuses(field):
     evaluator.less(pairs)
 
 

@@ -61,7 +61,7 @@ def test_every_pattern_of_silence_gives_the_sum_or_one_line():
     there = Present(terms.clients, *phases)
     staying = set(terms.members) & set(there.unmasking)
     if len(there.uploading) < 2 or len(staying) < 2:
-      with refuses("committee", "min_survivors"):
+      with refuses("min_survivors" if len(there.uploading) < 2 else "committee"):
         committee.run(terms, there, vectors.__getitem__)
       continue
     summed = committee.run(terms, there, vectors.__getitem__)
@@ -145,14 +145,14 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
   second = _Sum(_terms())
   message = first.shares(0)
   cases = [
-    (_replayed(0), 0, "shares: from client 0 is of another session"),
-    (message, 1, "is signed client 0, and came from client 1"),
-    (message[:-1], 0, "of the wrong length"),
-    (first.rosters[0], 0, "shares: expected from the server, who sent roster"),
-    (messages.write("shares", _SESSION, 9, {}), 9, "client 9 sends none in this sum"),
-    (messages.write("shares", _SESSION, 0, {}), 0, "must send one to each member"),
+    (_replayed(0), 0),
+    (message, 1),  # is signed by client 0
+    (message[:-1], 0),
+    (first.rosters[0], 0),  # is not for the server
+    (messages.write("shares", _SESSION, 9, {}), 9),  # is no client of this sum
+    (messages.write("shares", _SESSION, 0, {}), 0),  # lacks what members wait for
   ]
-  for data, sender, _words in cases:
+  for data, sender in cases:
     with refuses("shares") as caught:
       committee.receive(first.server, data, sender)
     assert "\n" not in str(caught.value)
@@ -323,17 +323,14 @@ def test_wrong_committees_are_one_line(settings, field):
 
 def test_sums_that_cannot_be_are_one_line():
   cases = [
-    (lambda: sums.Committee().sum(parties.vectors(4)), "num_members=5: must be <= the 4"),
-    (lambda: _terms(clients=(0, 1, 1, 2)), "clients: must be ids in ascending order"),
-    (lambda: _terms(session=b"x"), "session=.*: must be 16 bytes"),
-    (
-      lambda: committee.parameters(10, corrupt=0.5, dropout=0.5),
-      "corrupt=0.5: no committee of 10 clients",
-    ),
-    (lambda: committee.start_member(_terms(), 9), "client=9: is no member of this sum"),
+    (lambda: sums.Committee().sum(parties.vectors(4)), "num_members"),
+    (lambda: _terms(clients=(0, 1, 1, 2)), "clients"),
+    (lambda: _terms(session=b"x"), "session"),
+    (lambda: committee.parameters(10, corrupt=0.5, dropout=0.5), "corrupt"),
+    (lambda: committee.start_member(_terms(), 9), "client"),
   ]
-  for call, _words in cases:
-    with refuses("client", "clients", "corrupt", "num_members", "session"):
+  for call, field in cases:
+    with refuses(field):
       call()
 
 
