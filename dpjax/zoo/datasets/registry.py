@@ -208,12 +208,12 @@ def _of_user(answer: Any, name: str) -> tuple[Dataset, Dataset]:
   # If x is a dict, arrays of the same name must have the same shape.
   shapes = [
     (part.x.shapes if part.in_columns else part.x.shape[1:], part.num_classes)
-    for part in datasets
+    for part in answer
   ]
-  if shapes[0] != shapes[1] or not all(map(len, datasets)):
+  if shapes[0] != shapes[1] or not all(map(len, answer)):
     raise UserError(
       "train and test must hold examples of one shape and as many classes",
       field="data.name",
       value=name,
     )
-  return datasets
+  return answer
