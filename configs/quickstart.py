@@ -2,8 +2,9 @@
 
   python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Hardware: 2 CPU cores, 4 s of training. Expected: test accuracy .92 to .96 at a proved
-epsilon of 3 (delta 1e-5, Poisson sampling, add/remove-one, per example).
+Hardware: 2 CPU cores, 4 s of training. Test accuracy .944 +- .010 (ten runs, each with its own
+keys; a new run lies in [.921, .967] with 95 %) at a proved epsilon of 3 (delta 1e-5, Poisson
+sampling, add/remove-one, per example).
 """
 
 from dpjax.experiments.kinds.central.config import (
