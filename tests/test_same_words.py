@@ -303,9 +303,10 @@ _RUNS["secure infer"] = (
   ),
   _digits,
 )
-# Scores and times, which noise and the clock decide.
+# Scores, times and sizes of ciphertexts, which noise, the clock and fresh keys decide.
 _DECIDED = re.compile(
-  r"((?:accuracy|loss|perplexity|fraction|norm)=)[\d.e+-]+|[\d.]+ ?(?:/s|it/s|s\b|minutes?)"
+  r"((?:accuracy|loss|perplexity|fraction|norm)=|accuracy |in the clear )[\d.e+-]+"
+  r"|[\d.]+ ?(?:/s|it/s|s\b|minutes?|kB)"
 )
 
 
