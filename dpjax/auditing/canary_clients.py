@@ -91,6 +91,8 @@ _FLAT = 1.2
 _MOST_VALUES = 1024
 # With a larger probability to take part, canaries would lose more by `_new_along` than they gain.
 _MOST_PROB = 0.5
+# Number of rounds before anything is projected out.
+_FEW_ROUNDS = 8
 # Ratio of standard deviation to median distance from the median, for a normal distribution.
 _SPREAD = 1.4826
 # Names that algorithms give to the part of a message that moves the model.
@@ -485,6 +487,7 @@ class Watched(NamedTuple):
   # [m]: for canaries in the sum of the next round, the number of clients in it / the divisor of
   # `seeing`; 0 for other canaries. None if participation is not seen.
   present: Any = None
+  rounds: Any = None  # [] int32: rounds in `total`, if each round is scored
 
 
 def watching(
@@ -517,7 +520,7 @@ def watching(
     if isinstance(directions, Directions) and prob <= _MOST_PROB:
       total = jnp.zeros(len(directions.signs), jnp.float32)
     scores = jnp.zeros(directions.count, jnp.float32)
-    return Watched(total, scores, scores if present else None)
+    return Watched(total, scores, scores if present else None, jnp.int32(0))
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
     del params
@@ -526,13 +529,14 @@ def watching(
     if prob == 1 and not present:
       add = lambda total, leaf: total + leaf.astype(jnp.float32)
       return updates, Watched(jax.tree.map(add, state.total, aggregate), None)
-    seen, total = _new_along(directions, aggregate, state.total)
+    seen, total = _new_along(directions, aggregate, state)
     if present:
       scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
       scores = jnp.where(state.present > 0, scores, 0.0)
     else:
       scores = round_scores(seen, prob, opposite=opposite)
-    return updates, state._replace(total=total, scores=state.scores + scores)
+    state = state._replace(total=total, scores=state.scores + scores)
+    return updates, state._replace(rounds=state.rounds + 1)
 
   return optax.GradientTransformation(init, update)
 
@@ -587,21 +591,23 @@ def _spread(moved: Any) -> Array:
 
 
 def _new_along(
-  directions: Directions | OwnParameters, moved: Any, total: Array | None
+  directions: Directions | OwnParameters, moved: Any, watched: Watched
 ) -> tuple[Array, Array | None]:
-  """Returns the lengths [m] of what is new in a round, and `total` with this round.
+  """Returns the lengths [m] of what is new in a round, and `watched.total` with this round.
 
   Honest clients move alike in all rounds, so their part of earlier rounds is taken away: the
-  projection on `total`, the sum of earlier rounds. With total=None nothing is taken away. A canary
-  that takes part with probability p loses at most about p of its length. Both arguments are seen
-  by the adversary, so the audit's bound stays sound.
+  projection on `total`, the sum of earlier rounds. Without a `total` nothing is taken away. A
+  canary that takes part with probability p loses about p of its length. In few rounds it may lose
+  more than that, so projection begins after some rounds. The adversary sees `moved` and `watched`,
+  so the audit's bound stays sound.
   """
+  total = watched.total
   if isinstance(directions, OwnParameters) or total is None:
     return along(directions, moved), total
   spread = _spread(moved)
-  # Before the first round, `total` is 0, and nothing is taken away.
   square = jnp.maximum(jnp.vdot(total, total), jnp.finfo(jnp.float32).tiny)
-  new = spread - jnp.vdot(total, spread) / square * total
+  share = jnp.where(watched.rounds < _FEW_ROUNDS, 0.0, jnp.vdot(total, spread) / square)
+  new = spread - share * total
   return directions.along(new), total + spread
 
 
