@@ -51,6 +51,15 @@ def joint():
   )
 
 
+def test_a_part_that_runs_once_may_say_so():
+  parts = {"mean": _mean(), "median": _MEDIAN}
+  once = JointPlan(parts, _DELTA, times={"mean": 1}, accountant="rdp")
+  unsaid = JointPlan(parts, _DELTA, accountant="rdp")
+  assert once.epsilon() == unsaid.epsilon()
+  twice = JointPlan(parts, _DELTA, times={"mean": 2}, accountant="rdp")
+  assert twice.epsilon() > 1.1 * once.epsilon()
+
+
 @pytest.mark.slow
 def test_the_tightest_accountant_is_taken_and_agrees_with_dp_accounting():
   joint = JointPlan({"mean": _mean(), "train": _train()}, _DELTA)

@@ -6,6 +6,7 @@ left out: a look at the data themselves (`repr` of a data set, `dpjax.check`, at
 scores, which noise decides.
 """
 
+import dataclasses
 import io
 import logging
 import pathlib
@@ -25,6 +26,7 @@ from dpjax import accounting, data, mechanisms, sampling, training
 from dpjax.experiments.run import guarantee, loop, writers
 from dpjax.mechanisms import aggregate
 from dpjax.sampling import group_by_user
+from dpjax.serving.predictor import Predictor
 from tests.runs import small_configs
 
 _SIZES = (99, 100, 101)  # of 100 that are declared
@@ -277,24 +279,61 @@ _RUNS = {
     lambda n: small_configs.sides(2, n),
   ),
 }
-# Scores and times, which noise and the clock decide.
+_RELEVANCE = {"batch_size": 20, "num_epochs": 1, "epsilons": [2.0]}
+for _method in ("dpsgd", "dp_adam", "radp_dpsgd"):
+  _config = _first(small_configs.relevance)(method=_method, **_RELEVANCE)
+  _config.data.limit = None
+  _RUNS[f"relevance {_method}"] = (
+    _config,
+    # `build` of relevance takes loaded data by the values of the section `data`.
+    lambda n, of=_config.data: {tuple(dataclasses.asdict(of).values()): _digits(n)},
+  )
+_RUNS["secure infer"] = (
+  _first(small_configs.secure)(
+    **{
+      "task": "infer",
+      "task.num_images": 40,
+      "task.layout": "pixels",
+      "train.data.limit": None,
+      "train.model.name": "mlp",
+      "train.model.options": {"features": (4,), "activation": "square"},
+      "train.num_steps": 2,
+      "train.privacy.sampling_prob": 0.1,
+    }
+  ),
+  _digits,
+)
+# Scores, times and sizes of ciphertexts, which noise, the clock and fresh keys decide.
 _DECIDED = re.compile(
-  r"((?:accuracy|loss|perplexity|fraction|norm)=)[\d.e+-]+|[\d.]+ ?(?:/s|it/s|s\b|minutes?)"
+  r"((?:accuracy|loss|perplexity|fraction|norm)=|accuracy |in the clear )[\d.e+-]+"
+  r"|[\d.]+ ?(?:/s|it/s|s\b|minutes?|kB)"
 )
 
 
-_IN_LINES = ("dataset", "model", "method", "num_clients", "num_steps", "num_answers")
+_IN_LINES = (
+  "sizes",
+  "found",
+  "error_is",
+  "dataset",
+  "model",
+  "method",
+  "num_clients",
+  "num_steps",
+  "num_answers",
+)
 
 
 def _launched(name, n):
   config, load = _RUNS[name]
+  if name == "secure infer":
+    pytest.importorskip("tenseal", reason="needs TenSEAL: pip install -e '.[he]'")
 
   def situation(n):
     with tempfile.TemporaryDirectory() as folder:
       result = loop.train(config, pathlib.Path(folder) / "run", data=load(n))
       # The numbers of which launchers make their line.
       print(
-        writers.headline(result), guarantee.summary(result), result["privacy_statement"]
+        writers.headline(result), guarantee.summary(result), result.get("privacy_statement")
       )
       print(*(result.get(name) for name in _IN_LINES))
 
@@ -307,6 +346,31 @@ def test_a_record_more_or_less_changes_no_word_of_a_launcher(name):
   said = [_launched(name, n) for n in (299, 300)]
   assert said[0] == said[1]
   assert said[0][1] == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["train", "train release", "federate"])
+def test_a_record_more_or_less_changes_no_word_of_a_predictor(name, tmp_path):
+  config, load = _RUNS[name]
+  folders = {n: tmp_path / str(n) / "run" for n in (299, 300)}
+  for n, folder in folders.items():
+    loop.train(config, folder, data=load(n))
+
+  def situation(n):
+    predictor = Predictor.load(folders[n])
+    print(predictor.inputs, predictor.sizes, predictor.row_exact, predictor.differences)
+    print(predictor(np.zeros((2, 8, 8, 1))).shape)
+
+  def wrong_rows(n):
+    Predictor.load(folders[n])(np.zeros((2, 7)))
+
+  def changed_file(n):
+    (folders[n] / "params.npz").write_bytes(b"")
+    Predictor.load(folders[n])
+
+  for asked in (situation, wrong_rows, changed_file):
+    said = [str(_said(asked, n)).replace(str(folders[n]), "FOLDER") for n in folders]
+    assert said[0] == said[1]
 
 
 def test_the_game_can_be_lost():

@@ -89,6 +89,10 @@ _WIDE = 2.0
 _FLAT = 1.2
 # A matrix whose smaller side is longer than this stays uncut: `eigh` would take too long.
 _MOST_VALUES = 1024
+# With a larger probability to take part, canaries would lose more by `_new_along` than they gain.
+_MOST_PROB = 0.5
+# Number of rounds before anything is projected out.
+_FEW_ROUNDS = 8
 # Ratio of standard deviation to median distance from the median, for a normal distribution.
 _SPREAD = 1.4826
 # Names that algorithms give to the part of a message that moves the model.
@@ -476,11 +480,14 @@ def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
 class Watched(NamedTuple):
   """Sums kept by an adversary who sees every round's aggregate."""
 
-  total: Any  # tree: the sum of all aggregates; or None
+  # The sum of all aggregates, as a tree. If each round is scored: the sum [d] of their `_spread`,
+  # or None; see `_new_along`.
+  total: Any
   scores: Any  # [m]: sums over rounds; or None
   # [m]: for canaries in the sum of the next round, the number of clients in it / the divisor of
   # `seeing`; 0 for other canaries. None if participation is not seen.
   present: Any = None
+  rounds: Any = None  # [] int32: rounds in `total`, if each round is scored
 
 
 def watching(
@@ -506,28 +513,30 @@ def watching(
   """
 
   def init(params: Params) -> Watched:
-    if present:
-      zeros = jnp.zeros(directions.count, jnp.float32)
-      return Watched(None, zeros, zeros)
-    if prob == 1:
+    if prob == 1 and not present:
       zeros = lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32)
       return Watched(jax.tree.map(zeros, params), None)
-    return Watched(None, jnp.zeros(directions.count, jnp.float32))
+    total = None
+    if isinstance(directions, Directions) and prob <= _MOST_PROB:
+      total = jnp.zeros(len(directions.signs), jnp.float32)
+    scores = jnp.zeros(directions.count, jnp.float32)
+    return Watched(total, scores, scores if present else None, jnp.int32(0))
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
     del params
     # The optimizer's gradient is -aggregate.
     aggregate = trees.scale(updates, -1.0 / unit)
-    if present:
-      seen = along(directions, aggregate)
-      scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
-      scores = state.scores + jnp.where(state.present > 0, scores, 0.0)
-      return updates, state._replace(scores=scores)
-    if prob == 1:
+    if prob == 1 and not present:
       add = lambda total, leaf: total + leaf.astype(jnp.float32)
       return updates, Watched(jax.tree.map(add, state.total, aggregate), None)
-    scores = round_scores(along(directions, aggregate), prob, opposite=opposite)
-    return updates, Watched(None, state.scores + scores)
+    seen, total = _new_along(directions, aggregate, state)
+    if present:
+      scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
+      scores = jnp.where(state.present > 0, scores, 0.0)
+    else:
+      scores = round_scores(seen, prob, opposite=opposite)
+    state = state._replace(total=total, scores=state.scores + scores)
+    return updates, state._replace(rounds=state.rounds + 1)
 
   return optax.GradientTransformation(init, update)
 
@@ -570,10 +579,36 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
   """
   if isinstance(directions, OwnParameters):
     return jnp.asarray(moved["canaries"], jnp.float32)
+  return directions.along(_spread(moved))
+
+
+def _spread(moved: Any) -> Array:
+  """Returns `moved` as a vector [d], after cutting what most clients share; see `along`."""
   flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
   # If most coordinates are zero, the limit is 0, and no coordinate is cut.
-  return directions.along(jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat))
+  return jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat)
+
+
+def _new_along(
+  directions: Directions | OwnParameters, moved: Any, watched: Watched
+) -> tuple[Array, Array | None]:
+  """Returns the lengths [m] of what is new in a round, and `watched.total` with this round.
+
+  Honest clients move alike in all rounds, so their part of earlier rounds is taken away: the
+  projection on `total`, the sum of earlier rounds. Without a `total` nothing is taken away. A
+  canary that takes part with probability p loses about p of its length. In few rounds it may lose
+  more than that, so projection begins after some rounds. The adversary sees `moved` and `watched`,
+  so the audit's bound stays sound.
+  """
+  total = watched.total
+  if isinstance(directions, OwnParameters) or total is None:
+    return along(directions, moved), total
+  spread = _spread(moved)
+  square = jnp.maximum(jnp.vdot(total, total), jnp.finfo(jnp.float32).tiny)
+  share = jnp.where(watched.rounds < _FEW_ROUNDS, 0.0, jnp.vdot(total, spread) / square)
+  new = spread - share * total
+  return directions.along(new), total + spread
 
 
 def _flattened(leaf: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -140,6 +141,9 @@ class Dataset:
   # Kind of y. None: classes. Interval: y is float32 [n] in [-1, 1], and `num_classes` is 1.
   # Labels: y is int32 [n, labels] of 0 and 1, and `num_classes` is the number of labels.
   target: Target | None = None
+  # Of a table: the number of cells that are not as declared, by column, in all rows of train and
+  # test (`clipped_cells`). It is as secret as x. None: not a table.
+  clipped_cells: Mapping[str, int] | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)

@@ -100,8 +100,8 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
       or JSON file. None: the file beside the table, people.toml or people.json for people.csv.
     name: name of the data set; None: the name of the file.
 
-  Numbers beyond their bounds are clipped. Their number is private, and nothing prints it, nor the
-  number of cells that became `other`. `clipped_cells` counts them for a release under noise.
+  Numbers beyond their bounds are clipped. `Dataset.clipped_cells` has their number by column, and
+  the number of cells that became `other`. Both are as private as the rows.
 
   Raises:
     UserError: one line that names the file, and the line and column of a wrong row. It never shows
@@ -155,6 +155,7 @@ def table_fields(
       vocab_size=_tokenizer(held, declared).vocab_size if declared.text else None,
       nominal_size=declared.num_examples if split == "train" else None,
       target=declared.target,
+      clipped_cells=counts.changed,
     )
     pair.append(dataset)
     fields.append([parts.fields[row] for row in rows] if field is not None else [])

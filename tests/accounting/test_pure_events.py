@@ -83,6 +83,17 @@ def test_limits_of_randomized_response():
     assert accounting.epsilon(open_book, delta=1e-5) == math.inf
 
 
+@pytest.mark.parametrize("noise, buckets", [(0.5, 2), (0.1, 10), (0.9, 3)])
+def test_a_statement_says_the_loss_of_a_response(noise, buckets):
+  # One answer has probability 1 - noise + noise / buckets, each other one noise / buckets.
+  loss = math.log((1 - noise + noise / buckets) / (noise / buckets))
+  event = dpa.RandomizedResponseDpEvent(noise, buckets)
+  words = accounting.privacy_statement(event, delta=1e-5)
+  assert f"that is ({accounting.upper(loss, digits=6)}, 0)-private" in " ".join(
+    words.split()
+  )
+
+
 @pytest.mark.parametrize("noise, buckets", [(-0.1, 2), (1.1, 2), (math.nan, 2), (0.5, 0)])
 def test_a_malformed_response_is_refused(noise, buckets):
   with pytest.raises(UserError):

@@ -207,6 +207,49 @@ def test_a_crowd_in_few_directions_does_not_drown_canaries():
   assert z(robust) > 5 > 4 > z(plain)
 
 
+def _heard_in_rounds(prob, shared, *, present=True, rounds=30, noise=0.5, seed=0):
+  """(scores [m] of rounds in which all honest clients move alike, which canaries are in)."""
+  rng = np.random.default_rng(seed)
+  like = {"w": jnp.zeros(1024)}
+  directions = cc.directions(like, num_canaries=40, seed=seed)
+  each = np.stack([directions.one(jnp.int32(i), like)["w"] for i in range(40)])
+  coins = np.arange(40) % 2 == 0
+  crowd = shared * rng.normal(size=1024) / 32
+  tx = cc.watching(directions, unit=1.0, prob=prob, present=present)
+  state = tx.init(like)
+  update = jax.jit(tx.update)
+  for _ in range(rounds):
+    part = rng.random(40) < prob
+    if present:
+      state = state._replace(present=jnp.asarray(part, jnp.float32))
+    moved = crowd + (coins & part) @ each + rng.normal(0, noise, 1024)
+    _, state = update({"w": jnp.asarray(-moved, jnp.float32)}, state)
+  return np.asarray(state.scores), coins
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_what_honest_clients_share_in_all_rounds_hides_no_canary(present, monkeypatch):
+  def apart(shared):
+    """The mean distance of both sides, in their spread, over three runs."""
+    found = []
+    for seed in range(3):
+      scores, coins = _heard_in_rounds(0.25, shared, present=present, seed=seed)
+      gap = scores[coins].mean() - scores[~coins].mean()
+      found.append(gap / np.sqrt((scores[coins].var() + scores[~coins].var()) / 2))
+    return np.mean(found)
+
+  projected = apart(20.0), apart(0.0)
+  monkeypatch.setattr(cc, "_MOST_PROB", 0.0)  # nothing is projected out
+  whole = apart(20.0), apart(0.0)
+  assert projected[0] > 1.5 * whole[0]
+  assert projected[1] > 0.9 * whole[1]  # and little is lost where clients share nothing
+
+
+def test_canaries_in_every_round_are_not_projected_out():
+  scores, coins = _heard_in_rounds(1.0, 0.0)
+  assert scores[coins].min() > scores[~coins].max()
+
+
 def test_a_round_is_scored_as_the_sampled_gaussian_it_is():
   """Against the likelihood ratio in closed form, where no canary of the round is in."""
   rng, z, q = np.random.default_rng(0), 0.5, 0.1

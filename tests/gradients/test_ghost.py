@@ -219,6 +219,17 @@ def test_models(name):
   oracle.check(loss, params, Example(x, jnp.arange(SIZE) % 3), clip_norm=2.0)
 
 
+def test_p30_a_table_of_tokens_that_is_a_matrix_too():
+  """A tied embedding by itself: one site reads its rows, the other its transpose."""
+
+  def loss_fn(table, tokens):
+    return jnp.sum(jnp.sin(jnp.tanh(table[tokens]) @ table.T))
+
+  oracle.check(
+    loss_fn, _normal(7, 3), jnp.array([[0, 1, 6, 0], [2, 2, 2, 2], [5, 0, 3, 1]])
+  )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 def test_p30_transformers_with_and_without_tied_embeddings(tied):

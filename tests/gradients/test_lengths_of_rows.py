@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.gradients.ghost import units
+from dpjax.gradients.ghost import precision, row_forms, units
+from dpjax.gradients.ghost.row_forms import RowFactors
 from dpjax.gradients.ghost.units import Rule
 
 _CLIP = 0.01
@@ -72,3 +73,78 @@ def test_rows_that_cancel_near_the_largest_float_are_kept(rule, monkeypatch):
   batch = operand, np.ones((1, 2, 1), np.float32)
   run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=1.0, method="ghost"))
   assert np.isfinite(run(jnp.zeros((1, 1)), batch, True).norms).all()
+
+
+# --- lengths by themselves, against float64
+
+
+def _dense(rows, size):
+  """Integer rows as one-hot rows, where -1 is a row of zeros."""
+  return np.where((rows >= 0)[..., None], np.eye(size)[np.maximum(rows, 0)], 0.0)
+
+
+@pytest.mark.parametrize("one_hot", [(True, False), (False, True), (True, True)])
+def test_inner_products_of_tokens_are_those_of_one_hot_rows(one_hot):
+  rng = np.random.default_rng(0)
+  sides = []
+  exact = []
+  for count, tokens in zip((7, 5), one_hot):
+    rows = np.array([[0, 1, 2, 3, 0, -1, 1][:count]])
+    side = rows if tokens else rng.normal(size=(1, count, 4)).astype(np.float32)
+    sides.append(jnp.asarray(side))
+    exact.append(_dense(side, 4) if tokens else side)
+  gram = np.asarray(row_forms.side_gram(*sides), np.float64)
+  np.testing.assert_allclose(gram, exact[0] @ exact[1].swapaxes(1, 2), atol=1e-5)
+
+
+def _rows(count=6, inner=64, width=48, left=1.0, right=1.0):
+  rng = np.random.default_rng(1)
+  sides = (1, count, inner), (1, count, width)
+  values = [scale * rng.normal(size=shape) for scale, shape in zip((left, right), sides)]
+  return [value.astype(np.float32) for value in values]
+
+
+def _exact(a, g):
+  a, g = (side.astype(np.float64) for side in (a, g))
+  return float(np.linalg.norm(a[0].T @ g[0]))
+
+
+def test_a_gram_is_charged_for_the_rounding_of_inner_products():
+  """eps times 4 |pairs| and half of K |a| |a'| |<g, g'>| + P |<a, a'>| |g| |g'|, for each pair."""
+  a, g = _rows()
+  eps = float(jnp.finfo(jnp.float32).eps)
+  length = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).length
+  a, g = (side[0].astype(np.float64) for side in (a, g))
+  grams = a @ a.T, g @ g.T
+  most = [np.sqrt(np.outer(np.diag(gram), np.diag(gram))) for gram in grams]
+  off = a.shape[1] * most[0] * np.abs(grams[1]) + g.shape[1] * np.abs(grams[0]) * most[1]
+  size = np.sum(4 * np.abs(grams[0] * grams[1]) + off / 2)
+  square = np.sum(grams[0] * grams[1]) + eps * size
+  sizes = np.sum(np.sqrt(np.diag(grams[0]) * np.diag(grams[1])))
+  # The charge is a hundred times what float32 rounds here.
+  exact = np.sqrt(np.sum(grams[0] * grams[1]))
+  charged = np.sqrt(square) + eps * sizes - exact
+  assert charged > 5e-6 * exact
+  assert float(length.norm) - exact == pytest.approx(charged, rel=0.1)
+
+
+@pytest.mark.parametrize("left, right", [(1e6, 3e-22), (3e-22, 1e6)])
+def test_squares_that_underflow_shorten_no_gram(left, right):
+  a, g = _rows(left=left, right=right)
+  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, (a, g)))]).length
+  assert float(found.norm) < _exact(a, g) <= float(found.longest)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.25])
+def test_the_growth_of_a_rounded_product_is_added_to_a_length(growth, monkeypatch):
+  rounded = precision.SumPrecision(jax.lax.Precision.HIGHEST, growth)
+  monkeypatch.setattr(precision, "of_sums", lambda dtype: rounded)
+  a, g = _rows(count=1)
+  sides = RowFactors(*map(jnp.asarray, (a, g)))
+  exact = (1 + growth) * _exact(a, g)
+  assert float(row_forms.outer_length(sides).length.norm) == pytest.approx(exact, rel=1e-5)
+  several = _rows(count=6)
+  found = row_forms.gram_length([RowFactors(*map(jnp.asarray, several))]).length
+  reach = np.sum(np.prod([np.linalg.norm(side[0], axis=1) for side in several], axis=0))
+  exact = _exact(*several) + growth * reach
+  assert float(found.norm) == pytest.approx(exact, rel=1e-4)

@@ -60,6 +60,23 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+  ("task", "words"),
+  [
+    ("NoisyModelTask(learning_rate=16.0)", "task.learning_rate=16.0: over num_rows"),
+    ("ColumnsTask(feature_norm=1e-9)", "task.feature_norm=1e-09: leaves"),
+  ],
+)
+def test_numbers_that_only_the_data_refuse_are_one_line_too(task, words, tmp_path):
+  (tmp_path / "bad.py").write_text(
+    "from dpjax.experiments.kinds.secure.config import *\n\n"
+    f"def get_config():\n  return SecureConfig(task={task})\n"
+  )
+  done = _launch(f"--config={tmp_path / 'bad.py'}", f"--workdir={tmp_path / 'run'}")
+  assert words in commands.refusal(done) and not done.stdout
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.cases(long=["regression", "secureml_mnist", "sums"])
 @pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
 def test_every_published_config_is_ready_to_run(path):

@@ -51,6 +51,14 @@ def test_a_check_has_the_chance_of_its_noisy_threshold_and_hides_the_label():
   assert set(labels) == {0, -1} and 0.4 < np.mean(labels == 0) < 0.6
 
 
+def test_a_clear_vote_is_answered_and_an_even_one_is_not():
+  counts = jnp.array([[9, 0, 1], [0, 1, 9], [4, 3, 3]])
+  confident = mechanisms.ConfidentGNMax(threshold=6.0, check_std=1e-3, std=1e-3)
+  assert confident(jax.random.key(0), counts).tolist() == [0, 2, teacher_votes.UNANSWERED]
+  plain = mechanisms.GNMax(std=1e-3)
+  assert plain(jax.random.key(0), counts).tolist() == [0, 2, 0]
+
+
 def test_events_count_checks_and_answers():
   mechanism = mechanisms.ConfidentGNMax(threshold=200.0, check_std=150.0, std=40.0)
   event = mechanism.event(num_checks=640, num_answers=286)

@@ -229,6 +229,23 @@ def test_directions_are_even_above_the_floor_and_as_they_were_below_it():
   assert spread / spread[0] == pytest.approx([1, 1 / 3, 0.1, 1 / 300], rel=0.1)
 
 
+def test_the_map_of_known_moments_is_that_of_their_eigenvectors():
+  root = _RNG.normal(size=(3, 3))
+  matrix = root @ root.T
+  values, vectors = lib._eigenvectors(_triangle(matrix))
+  assert np.allclose(vectors * values @ vectors.T, matrix, atol=1e-5)
+  assert all(v[np.abs(v).argmax()] > 0 for v in vectors.T)
+  released = {
+    "mean": np.zeros(3), "channels": _triangle(matrix), "positions": np.ones(1),
+    "variances": [0.5, 4.0, 9.0], "floor": 1.0, "covariance": _triangle(np.diag([4.0, 0.5])),
+  }  # fmt: skip
+  known = lib._map(released, (1, 3), 2)
+  # Directions of variance 4 and 9 are the largest; a variance below the floor stays as it is.
+  assert known.largest.tolist() == [1, 2]
+  assert np.allclose(known.scales, [1.0, 1 / 2, 1 / 3])
+  assert np.allclose(known.root, np.diag([1 / 2, 1.0]), atol=1e-6)
+
+
 def test_the_map_is_that_of_the_released_fields_read_again():
   found = _made()(jax.random.key(8), _X)
   stored = lib.Spread(*(np.array(np.asarray(one).tolist(), np.float32) for one in found))

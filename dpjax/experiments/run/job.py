@@ -104,6 +104,8 @@ class TrainedPhase(Protocol):
   final_epsilon: float
   tally: Tally
 
+  def scores(self) -> Scores: ...  # `scored` of the state
+
 
 TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
 Schedule = Callable[[TrainPhase], RunOutcome]  # trains the phases of a run, in a row
@@ -205,7 +207,7 @@ def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result
   return {
     **facts,
     "test_accuracy": None,
-    **scored(phase, trained.state),
+    **trained.scores(),
     "num_steps": trained.step,
     "ledger": trained.ledger.to_json(),
     **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),

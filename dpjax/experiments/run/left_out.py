@@ -50,6 +50,25 @@ def of_rows(*arrays: Any) -> Arrivals:
   return Arrivals(int(sound.sum()), int((~sound).sum()))
 
 
+def clipped_cells(dataset: Any, *, shown: bool) -> dict[str, Any]:
+  """Returns the part of result.json on the cells of a table that are not as declared; {} for other
+  data.
+
+  Args:
+    dataset: training data of the run.
+    shown: whether the run may show what depends on raw data.
+
+  >>> import types
+  >>> table = types.SimpleNamespace(clipped_cells={"age": 2, "sex": 0})
+  >>> clipped_cells(table, shown=True)
+  {'not_private/clipped_cells': {'age': 2, 'sex': 0}}
+  >>> clipped_cells(table, shown=False)
+  {}
+  """
+  counts = getattr(dataset, "clipped_cells", None)
+  return {"not_private/clipped_cells": dict(counts)} if counts and shown else {}
+
+
 class Tally:
   """The sums of the counts of all steps of a phase.
 

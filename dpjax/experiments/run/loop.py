@@ -430,6 +430,7 @@ class Running:
     self.state = job_lib.begun(phase)
     self.ledger = Ledger()
     self.step = 0
+    self.scored: tuple[int, Scores] | None = None  # a step, and the scores of its state
     self.reached = False  # whether `phase.enough` ended the phase
     self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # result of `MetricsWriter.durable`
@@ -554,11 +555,17 @@ class Running:
       )
     self.step += 1
 
+  def scores(self) -> Scores:
+    """Returns the scores of the state. They are computed once for a step."""
+    if self.scored is None or self.scored[0] != self.step:
+      self.scored = self.step, job_lib.scored(self.phase, self.state)
+    return dict(self.scored[1])
+
   def _measured(self) -> Scores:
     """Returns the scores, and epsilon of the steps so far unless there is no guarantee. Epsilon
     takes as long to compute as for a whole run."""
     phase = self.phase
-    row = job_lib.scored(phase, self.state)
+    row = self.scores()
     if phase.guarantee is None or phase.guarantee.kind == "none":
       return row
     last = self.step == phase.num_steps

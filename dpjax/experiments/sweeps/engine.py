@@ -13,7 +13,8 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -66,6 +67,8 @@ class Grid(NamedTuple):
   # Reason why the runs are not released, so that their costs are not summed; "": they are released.
   unreleased: str = ""
   only: str | None = None  # pattern of the points that are run now, as in `part`
+  # Whether there is one run, and no table: its error is then raised, as that of any single run.
+  alone: bool = False
 
 
 class Changed(NamedTuple):
@@ -230,7 +233,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   Raises:
     UserError: `grid.only` fits no point; `side_by_side.check` refuses `num_processes`; JAX runs in
       several processes; the folder holds a single run, or another process is at work in it. A
-      UserError of one run is recorded in its row, and the other runs go on.
+      UserError of one of several runs is recorded in its row, and the other runs go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)
@@ -247,11 +250,13 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       value=workdir,
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
+  fresh = not workdir.exists()
   workdir.mkdir(parents=True, exist_ok=True)
   # Dropped fields are reported before the first run, which may take hours.
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
+    _removed_if_refused(workdir, fresh=fresh),
     contextlib.closing(_rows(now, workdir, num_processes, lock)) as outcomes,
   ):
     left_out = _failed_of_the_rest(grid, now, workdir)
@@ -268,6 +273,17 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
     return _in_order(grid, rows)
+
+
+@contextlib.contextmanager
+def _removed_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+  """Removes a new folder that holds nothing but its lock if the block raises UserError."""
+  try:
+    yield
+  except UserError:
+    if fresh and [path.name for path in workdir.iterdir()] == [writers.LOCK]:
+      shutil.rmtree(workdir, ignore_errors=True)
+    raise
 
 
 def tell_dropped(points: Iterable[Point]) -> None:
@@ -390,6 +406,8 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
     if result is None or (at / checkpoint.FOLDER).is_dir():
       result = _train(grid, point, at, load)
   except UserError as error:
+    if grid.alone:
+      raise
     line = " ".join(str(error).split())
     return {**row, **point.overrides, "status": "failed", "error": line}
   return {**row, **grid.kept(point, result), **point.overrides}

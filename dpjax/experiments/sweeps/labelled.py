@@ -133,7 +133,8 @@ def run_all(
 
   Raises:
     UserError: `workdir` holds a single run, or another process is at work in it; nothing is
-      overwritten. An error of one run is recorded in its row, and the other runs go on.
+      overwritten. An error of the only run of a config without rows; that of one of several rows
+      is recorded in its row, and the other runs go on.
   """
   grid = Grid(
     config=config,
@@ -144,5 +145,6 @@ def run_all(
     draw=lambda folder, rows: write(folder, rows, title=config.title),
     tell=tell,
     unreleased=unreleased,
+    alone=not config.rows,
   )
   return engine.run(grid, pathlib.Path(workdir))

@@ -10,7 +10,7 @@ from dpjax import training, transforms
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import provenance
+from dpjax.experiments.run import left_out, provenance
 from dpjax.plan import Plan
 from dpjax.types import ArrayLike
 
@@ -106,6 +106,7 @@ def of(
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:
     return facts
   return facts | audit.facts(

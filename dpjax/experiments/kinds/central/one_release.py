@@ -242,7 +242,10 @@ def phase(
     arrivals=(lambda counts: counts) if shows_data(config) else None,
     before_steps=None if statistics is None else statistics._asdict(),
     planned=functools.partial(_planned, config, plan, releasing),
-    describe=lambda state, facts, rows: {"device": provenance.device(1, None)},
+    describe=lambda state, facts, rows: {
+      "device": provenance.device(1, None),
+      **left_out.clipped_cells(train, shown=shows_data(config)),
+    },
   )
 
 

@@ -11,7 +11,7 @@ from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm, shows_data
 from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import saved
+from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
 from dpjax.types import Array, ArrayTree
 
@@ -115,6 +115,7 @@ def of(
     name = "not_private/heterogeneity" if config.is_private else "heterogeneity"
     facts[name] = partition.heterogeneity(fed.federation.label_histograms())
   facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
+  facts |= left_out.clipped_cells(fed.federation.dataset, shown=shows_data(config))
   if fed.audited is None:
     return facts
   return facts | audit.facts(

@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import guarantee, pieces, sizes
+from dpjax.experiments.run import guarantee, left_out, pieces, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
   Job,
@@ -242,13 +242,14 @@ def _check_answers(config: PateConfig, labels: np.ndarray) -> None:
     )
 
 
-def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, float]:
-  """Returns what the private records tell of the teachers."""
+def _not_private(config: PateConfig, sides: _Sides, counts: np.ndarray) -> dict[str, Any]:
+  """Returns what the private records tell of the teachers, and of the cells of a table."""
   right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
   in_part = np.bincount(_parts(config, sides), minlength=config.num_teachers)
   return {
     "not_private/teacher_accuracy": float(np.mean(right) / config.num_teachers),
     "not_private/left_out": int(np.maximum(in_part - config.teacher_capacity, 0).sum()),
+    **left_out.clipped_cells(sides.private, shown=True),
   }
 
 

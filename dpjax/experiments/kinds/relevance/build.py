@@ -35,6 +35,7 @@ from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import (
   checkpoint,
+  left_out,
   loop,
   report,
   saved,
@@ -129,6 +130,7 @@ def _schedule(
   times = {name: round(value, 3) for name, value in seconds.items()}
   # A release contains no times, since times depend on the secret sizes of batches.
   more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
+  more |= left_out.clipped_cells(train, shown=not is_released(config))
   more["test_squared_error"] = counted.squared_error
 
   def result(folder: pathlib.Path) -> dict[str, Any]:
