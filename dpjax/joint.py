@@ -24,7 +24,7 @@ from dp_accounting import DpEvent
 
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.supported import accountable
+from dpjax.accounting.event_kinds.elements import accountable
 from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
@@ -35,7 +35,7 @@ _NOISE = "noise_multiplier"
 
 
 @dataclasses.dataclass(frozen=True)
-class JointPlan:
+class JointPlan(overflow.MayAbort):
   """Mechanisms on the same data, by name, whose composition has one epsilon at one delta.
 
   Args:
@@ -259,9 +259,9 @@ class JointPlan:
     # A fixed share of delta is reserved for draws above a capacity. At the end the deltas of the
     # plans are chosen so that such draws cost no more than this share.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
-    left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
+    left = overflow.without_share(delta) if padded else delta
     kept = dict.fromkeys(free, 0)
-    least = shares._accounted(shares.event(kept), left)
+    least = shares._epsilon_at(shares.event(kept), left)
     if least > epsilon:
       raise accounting.Unreachable(
         f"unreachable, the parts whose noise stays cost epsilon={accounting.upper(least)} "
@@ -372,64 +372,14 @@ class JointPlan:
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
 
-  def epsilon(
-    self, delta: float | None = None, steps: Mapping[str, int] | None = None
-  ) -> float:
-    """Returns epsilon of all parts together. `steps` is as for `event`.
-
-    A `delta` of None is that of the joint plan. The abort of each plan on a draw above its capacity
-    is accounted for.
-
-    Raises:
-      UserError: no epsilon at such a small delta.
-    """
-    delta = self.delta if delta is None else delta
-    validate.open_unit(delta=delta)
-    delta = float(delta)
-    event = self.event(steps)
-    return self._accounted(event, delta - self._set_aside(event, delta, steps))
-
-  def _accounted(self, event: DpEvent, left: float) -> float:
-    return accounting.epsilon(
-      event,
-      delta=left,
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
-
-  def _set_aside(
-    self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
-  ) -> float:
-    """Returns how much of delta to reserve for draws above the capacities of all plans.
-
-    Raises UserError if no amount is enough.
-    """
-    validate.open_unit(delta=delta)
+  def _log_abort_prob(self, steps: Mapping[str, int] | None) -> float:
     counts = self._counts(steps)
     chances = [
       allowed + math.log(counts[name])
       for name, allowed in self._log_aborts.items()
       if counts[name]
     ]
-    if not chances:
-      return 0.0
-    aside = overflow.set_aside(
-      lambda left: self._accounted(event, left),
-      delta=delta,
-      log_abort_prob=float(np.logaddexp.reduce(chances)),
-      least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
-    )
-    if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even if nothing is reserved, so any amount will do.
-      return delta / 2
-    if aside is None:
-      raise UserError(
-        "is too small for the capacities of these plans, whose overflow alone may cost more; "
-        "JointPlan.calibrated fits their deltas",
-        field="delta",
-        value=delta,
-      )
-    return aside
+    return float(np.logaddexp.reduce(chances)) if chances else -math.inf
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:
@@ -640,7 +590,7 @@ class JointPlan:
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=(self.accountant,),
-      delta_set_aside=self._set_aside(event, self.delta, steps),
+      delta_set_aside=self.delta - self.accounted_delta(self.delta, steps),
       unit=self.unit,
       statistics=f"Parts, accounted as if all read the same data: {ran}.",
       epsilon_kind="claimed" if self.assumptions else "proved",

@@ -17,7 +17,8 @@ import dp_accounting as dpa
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
-from dpjax.accounting.event_kinds.kind import DpEvent, event_from_json, event_to_json, parts
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.kind import DpEvent, event_from_json, event_to_json
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError

@@ -41,6 +41,27 @@ def size_of(data: Indexed) -> int:
   return size
 
 
+def present_in(data: Indexed, size: int) -> np.ndarray | None:
+  """Returns the `present` of a data set, bool [n], or None if it has none.
+
+  Raises:
+    UserError: one that is no bool array with an entry for each of the `size` rows.
+  """
+  present = getattr(data, "present", None)
+  if present is None:
+    return None
+  # It is checked here, since NumPy's error would name a drawn index, which is secret.
+  kind = getattr(getattr(present, "dtype", None), "kind", "")
+  if kind != "b" or np.shape(present) != (size,):
+    # The number of rows may be secret, so no shape is shown.
+    raise UserError(
+      "must be a bool array [n], one entry for each of the n rows of data; is "
+      f"{type(present).__name__} of another type or shape",
+      field="data.present",
+    )
+  return present
+
+
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   """Returns a function from indices to a batch, after a test that reads at least the first row.
 

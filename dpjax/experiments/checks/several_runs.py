@@ -19,7 +19,7 @@ import dp_accounting as dpa
 
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.supported import accountable
+from dpjax.accounting.event_kinds.elements import accountable
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee, workdir, writers
