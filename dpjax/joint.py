@@ -429,7 +429,8 @@ class JointPlan(overflow.MayAbort):
         field=f"parts[{name!r}]",
         value=Verbatim(f"{num_steps} more"),
       )
-    self._check_key(ledger, name, noise_key_id, num_steps)
+    key = f"{name}/{noise_key_id}"
+    self._check_keys([*(charge.noise_key_id for charge in ledger.charges), key])
     if isinstance(part, Plan):
       steps = range(first, first + num_steps)
       # Equal steps make one entry of the ledger, so it stays small.
@@ -439,6 +440,8 @@ class JointPlan(overflow.MayAbort):
         else [(part.step_event(step), 1) for step in steps]
       )
     else:
+      # A mechanism takes one key for each call.
+      validate.integer_in(1, 1, num_steps=num_steps)
       runs = [(self._event_of(name, 1), 1)]
     for event, count in runs:
       ledger = ledger.charge(
@@ -446,37 +449,26 @@ class JointPlan(overflow.MayAbort):
         num_steps=count,
         l2_clip_norm=part.l2_bound if isinstance(part, Plan) else 1.0,
         neighboring_relation=str(self.neighboring_relation),
-        noise_key_id=f"{name}/{noise_key_id}",
+        noise_key_id=key,
         first_step=first,
       )
       first += count
     return ledger
 
-  def _check_key(
-    self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
-  ) -> None:
-    """Raises UserError if another part, or an earlier call of this mechanism, used this key.
-
-    A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
-    """
-    counts_steps = isinstance(self.parts[name], Plan)
-    for charge in ledger.charges:
-      other, _, key = charge.noise_key_id.partition("/")
-      if key == noise_key_id and other != name:
-        raise UserError(
-          f"is the key of parts[{other!r}]; give each part a key of its own, as keys() does",
-          field="noise_key_id",
-          value=noise_key_id,
-        )
+  def _check_keys(self, key_ids: Iterable[str]) -> None:
+    """Raises UserError if two parts, or two calls of a mechanism, have one key."""
+    part_of_key: dict[str, str] = {}
+    for key_id in key_ids:
+      name, _, key = key_id.partition("/")
       # A plan draws new noise in each step from one key. A mechanism would draw the same again.
-      if key == noise_key_id and not counts_steps:
+      again = key in part_of_key and not isinstance(self.parts[name], Plan)
+      if again or part_of_key.setdefault(key, name) != name:
         raise UserError(
-          f"parts[{name!r}] drew its noise from it already; give each call a new key",
+          f"parts[{part_of_key[key]!r}] drew its noise from it already; give each part, and each "
+          "call of a mechanism, a key of its own, as keys() does",
           field="noise_key_id",
-          value=noise_key_id,
+          value=key,
         )
-    if not counts_steps:
-      validate.integer_in(1, 1, num_steps=num_steps)
 
   def _ran(self, ledger: accounting.Ledger) -> dict[str, int]:
     """Returns name -> how often each part was charged.
@@ -486,9 +478,8 @@ class JointPlan(overflow.MayAbort):
         a key from which the same noise was drawn twice.
     """
     ran = dict.fromkeys(self.parts, 0)
-    part_of_key: dict[str, str] = {}
     for charge in ledger.charges:
-      name, _, key = charge.noise_key_id.partition("/")
+      name = charge.noise_key_id.partition("/")[0]
       # A charge of another joint plan, for example one with other noise, has another event.
       if name not in ran or not self._is_step(name, charge):
         raise UserError(
@@ -504,15 +495,9 @@ class JointPlan(overflow.MayAbort):
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A plan may use one key for many charges, since it draws new noise in each step.
-      drawn = key in part_of_key and not isinstance(self.parts[name], Plan)
-      if drawn or part_of_key.setdefault(key, name) != name:
-        raise UserError(
-          "holds a key that drew its noise twice",
-          field="ledger",
-          value=Verbatim(charge.noise_key_id),
-        )
       ran[name] += charge.num_steps
+    with validate.about("ledger"):
+      self._check_keys(charge.noise_key_id for charge in ledger.charges)
     return ran
 
   def _is_step(self, name: str, charge: accounting.Charge) -> bool:

@@ -265,7 +265,7 @@ class MayAbort(abc.ABC):
       return delta / 2
     raise UserError(
       f"is too small for capacities that were chosen for delta={self.delta!r}: batch overflow "
-      "alone may cost more; make a plan with this delta",
+      "alone may cost more; make a plan with this delta, or several by JointPlan.calibrated",
       field="delta",
       value=delta,
     )
