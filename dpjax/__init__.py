@@ -35,6 +35,7 @@ if TYPE_CHECKING:
   from dpjax import trees as trees
   from dpjax import types as types
   from dpjax import validate as validate
+  from dpjax.accounting.proved import NeighboringRelation as NeighboringRelation
   from dpjax.experiments.checks.own_loss import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
   from dpjax.types import Batch as Batch
   from dpjax.types import ClippedSum as ClippedSum
   from dpjax.types import Example as Example
-  from dpjax.types import NeighboringRelation as NeighboringRelation
   from dpjax.types import PerExampleGrads as PerExampleGrads
   from dpjax.validate import UserError as UserError
 else:

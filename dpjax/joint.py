@@ -25,8 +25,8 @@ from dp_accounting import DpEvent
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
 from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -132,16 +132,16 @@ class JointPlan(overflow.MayAbort):
     """Returns the relation that was asked for. "" stands for that of the plans, or, without a plan,
     that of the first mechanism. Raises UserError if a plan has another relation."""
     stated = {
-      name: str(part.neighboring_relation)
+      name: part.neighboring_relation
       for name, part in self.parts.items()
       if isinstance(part, Plan)
     }
     if not stated:
       stated = {
-        name: str(getattr(part, "neighboring_relation", "") or "add_or_remove_one")
+        name: getattr(part, "neighboring_relation", "") or ADD
         for name, part in list(self.parts.items())[:1]
       }
-    relation = str(self.neighboring_relation) or next(iter(stated.values()))
+    relation = self.neighboring_relation or next(iter(stated.values()))
     validate.one_of(accounting.RELATIONS, neighboring_relation=relation)
     for name, other in stated.items():
       if isinstance(self.parts[name], Plan) and other != relation:
@@ -186,7 +186,7 @@ class JointPlan(overflow.MayAbort):
 
   def _reason_against(self, accountant: str) -> UserError | None:
     """Returns why an accountant has no epsilon for all parts together; None if it has one."""
-    relation = str(self.neighboring_relation)
+    relation = self.neighboring_relation
     for name in self.parts:
       try:
         accountable(self._event_of(name, 1), relation, accountant)
@@ -275,7 +275,7 @@ class JointPlan(overflow.MayAbort):
       lambda trial: scaled(trial / smallest).event(),
       epsilon=epsilon,
       delta=left,
-      neighboring_relation=str(shares.neighboring_relation),
+      neighboring_relation=shares.neighboring_relation,
       accountant=shares.accountant,
     )
     joint = scaled(noise / smallest)
@@ -347,7 +347,7 @@ class JointPlan(overflow.MayAbort):
     part = self.parts[name]
     if isinstance(part, Plan):
       return part.event(count)
-    return accounting.composed(part.event(str(self.neighboring_relation)), count)
+    return accounting.composed(part.event(self.neighboring_relation), count)
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -448,7 +448,7 @@ class JointPlan(overflow.MayAbort):
         event,
         num_steps=count,
         l2_clip_norm=part.l2_bound if isinstance(part, Plan) else 1.0,
-        neighboring_relation=str(self.neighboring_relation),
+        neighboring_relation=self.neighboring_relation,
         noise_key_id=key,
         first_step=first,
       )
@@ -502,7 +502,7 @@ class JointPlan(overflow.MayAbort):
 
   def _is_step(self, name: str, charge: accounting.Charge) -> bool:
     part = self.parts[name]
-    if charge.neighboring_relation != str(self.neighboring_relation):
+    if charge.neighboring_relation != self.neighboring_relation:
       return False
     if charge.next_step > self.allowed(name):
       return False

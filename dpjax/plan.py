@@ -23,8 +23,9 @@ from jax import core
 from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
 from dpjax.accounting import overflow
 from dpjax.accounting.overflow import OVERFLOW_SHARE
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.sampling import indexed
-from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
+from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
 # Largest number of steps that the state of a transform can count.
@@ -164,8 +165,8 @@ class Plan(overflow.MayAbort):
       statistics=self.statistics,
       scaling=self.scaling,
     )
-    relation = self.sampler.checked_relation(str(self.neighboring_relation))
-    object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
+    relation = self.sampler.checked_relation(self.neighboring_relation)
+    object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
     object.__setattr__(self, "accountant", self.accountant or known[0])
     accounting.check_accountant(self.accountant)
@@ -776,7 +777,8 @@ class Plan(overflow.MayAbort):
         declared number counts as enough for all data of at most one example more. So neighbouring
         data sets of such sizes get the same answer. Larger data are checked by their own size.
     """
-    if not self.sampler.can_overflow:
+    # A batch that is padded for all records, and for one more, takes any draw.
+    if self.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
       return
     overflow.check_capacity(
       self.sampler,
@@ -784,7 +786,7 @@ class Plan(overflow.MayAbort):
       declared=self._size_of_divisor if declared is None else declared,
       of_divisor=self._size_of_divisor,
       run=self,
-      log_allowed=lambda: self._log_allowed,
+      log_allowed=self._log_allowed,
     )
 
   @property

@@ -133,7 +133,7 @@ def check_capacity(
   declared: int | None,
   of_divisor: int | None,
   run: MayAbort,
-  log_allowed: Callable[[], float],
+  log_allowed: float,
 ) -> None:
   """Raises UserError if a draw exceeds the capacity too often; see `Plan.check_capacity`.
 
@@ -142,14 +142,12 @@ def check_capacity(
     declared: number that stands for it if the difference is at most one record, or None.
     of_divisor: number of examples whose expected batch size is the divisor, or None.
     run: the run, whose relation says whether the number of examples is secret.
-    log_allowed: returns log of the largest allowed chance of a draw above the capacity. It is not
-      called if no draw can be above it.
+    log_allowed: log of the largest allowed chance of a draw above the capacity.
   """
 
   def overflows(size: int) -> bool:
     # The neighbour may have one record more.
-    chance = sampler.log_overflow_prob(size + 1)
-    return chance > -math.inf and chance > log_allowed()
+    return sampler.log_overflow_prob(size + 1) > log_allowed
 
   # A size that is secret is shown, and decides, only by the declared constant near it.
   shown: int | None = num_examples
@@ -175,7 +173,7 @@ def check_capacity(
       field="capacity",
       value=capacity,
     )
-  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed()).padded_batch_size
+  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed).padded_batch_size
   raise UserError(
     f"a Poisson draw from {shown} examples exceeds it with probability "
     f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; must be >= {needed} "

@@ -91,7 +91,7 @@ def _reads_by_place(data: Any) -> bool:
   # `Columns` and `UserBlocks` wrap a user's data, which may sort or mix rows. So the inner data
   # decide.
   if isinstance(data, columns.Columns):
-    return all(_reads_by_place(leaf) for leaf in jax.tree.leaves(data.tree))
+    return all(map(_reads_by_place, jax.tree.leaves(data.tree)))
   if isinstance(data, UserBlocks):
     return _reads_by_place(data.data)
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
@@ -116,9 +116,10 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # A leaf without a shape gets None here, and `_check_kind` refuses it below.
-    held = [getattr(leaf, "shape", None) for leaf in leaves]
-    shapes = [shape if shape is None else tuple(shape) for shape in held]
+    for leaf in leaves:
+      # A leaf without a shape gets None here, and `_check_kind` refuses it below.
+      shape = getattr(leaf, "shape", None)
+      shapes.append(shape if shape is None else tuple(shape))
   except UserError:
     raise
   # The text of the error may contain the requested indices, so only the error's type is kept.

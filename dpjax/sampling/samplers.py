@@ -24,7 +24,7 @@ from scipy import stats
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.elements import accountants_for
-from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, NeighboringRelation
 from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
 
@@ -104,7 +104,7 @@ class Sampler(abc.ABC):
     By default they are those of its class. Some depend on a field, such as `size_is_public`."""
     return self.relations
 
-  def checked_relation(self, asked: str) -> str:
+  def checked_relation(self, asked: str) -> NeighboringRelation:
     """Returns the relation that is asked for, or for "" the default relation.
 
     Raises:
@@ -117,6 +117,7 @@ class Sampler(abc.ABC):
     proved = self.proved_under
     relation = asked or (*proved, ADD)[0]
     validate.one_of(RELATIONS, neighboring_relation=relation)
+    relation = NeighboringRelation(relation)
     if proved and relation not in proved:
       raise UserError(
         f"{type(self).__name__} is proved only under {', '.join(proved)}",
@@ -304,15 +305,12 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  # A method or proof that is set on the object would override the one of the class.
-  is_dataclass = dataclasses.is_dataclass(kind)
-  fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
-  exchanged = [
-    name
-    for name in getattr(part, "__dict__", {})
-    if name not in fields and hasattr(kind, name)
-  ]
-  if kind.__module__.startswith("dpjax.") and known and not exchanged:
+  ours = known and kind.__module__.startswith("dpjax.")
+  fields = getattr(kind, "__dataclass_fields__", {})
+  for name in getattr(part, "__dict__", {}):
+    # A method or proof that is set on the object would override the one of the class.
+    ours = ours and (name in fields or not hasattr(kind, name))
+  if ours:
     return ""
   return f"{kind.__name__}: its event is its author's word"
 

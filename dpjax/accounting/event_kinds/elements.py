@@ -196,7 +196,7 @@ def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) 
     raise UserError(
       f"it is accounted under {' or '.join(relations)}",
       field="event",
-      value=Verbatim(f"{kind.name} with neighboring_relation='{neighboring_relation}'"),
+      value=Verbatim(f"{kind.name} with neighboring_relation={neighboring_relation!r}"),
     )
   accountants = kind.accountants_of(part)
   if accountant not in accountants:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from dpjax import data
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.experiments.checks.subject import Row, Subject, not_applicable, row
 from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import AuditConfig
-from dpjax.types import NeighboringRelation
 
 _NAME = "number of records"
 
