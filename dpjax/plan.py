@@ -276,8 +276,9 @@ class Plan(overflow.MayAbort):
     if type(self) is not Plan:
       return dataclasses.replace(self, **fields)
     plan = object.__new__(Plan)
-    for name in self.__dataclass_fields__:
-      object.__setattr__(plan, name, fields.get(name, getattr(self, name)))
+    for field in dataclasses.fields(self):
+      value = fields.get(field.name, getattr(self, field.name))
+      object.__setattr__(plan, field.name, value)
     return plan
 
   def _kept_from(self, attack: accounting.AttackBound) -> Plan:

@@ -305,12 +305,15 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  ours = known and kind.__module__.startswith("dpjax.")
-  fields = getattr(kind, "__dataclass_fields__", {})
-  for name in getattr(part, "__dict__", {}):
-    # A method or proof that is set on the object would override the one of the class.
-    ours = ours and (name in fields or not hasattr(kind, name))
-  if ours:
+  # A method or proof that is set on the object would override the one of the class.
+  is_dataclass = dataclasses.is_dataclass(kind)
+  fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
+  exchanged = [
+    name
+    for name in getattr(part, "__dict__", {})
+    if name not in fields and hasattr(kind, name)
+  ]
+  if kind.__module__.startswith("dpjax.") and known and not exchanged:
     return ""
   return f"{kind.__name__}: its event is its author's word"
 
