@@ -159,3 +159,20 @@ def test_what_is_no_kind_is_not_registered():
   for wrong in (TwiceKind, object()):
     with pytest.raises(UserError, match="must be an object of an EventKind"):
       accounting.register(wrong)
+
+
+@pytest.mark.parametrize(
+  ("kind_name", "numbers", "field"),
+  [
+    ("bounded_contribution", (0.9, 900, 1.0), "max_contribution"),
+    ("bounded_contribution", (2.0, 1, 1.0), "sampling_probability"),
+    ("discrete_gaussian", (-1.0,), "noise_multiplier"),
+    ("k_out_of_t", (3, 4, 1.0), "num_selected"),
+    ("random_allocation", (0, 1.0), "num_steps"),
+    ("skellam", (0.0, 1.0, 1.0), "variance"),
+    ("smooth_sensitivity", (1.0, 1.0, "some"), "neighboring_relation"),
+  ],
+)
+def test_an_event_of_dpjax_checks_its_numbers_where_it_is_made(kind_name, numbers, field):
+  with refuses(field):
+    kind.KINDS[kind_name].event(*numbers)
