@@ -27,6 +27,7 @@ if TYPE_CHECKING:
   from dpjax import training as training
   from dpjax import transforms as transforms
   from dpjax import zoo as zoo
+  from dpjax.accounting.proved import NeighboringRelation as NeighboringRelation
   from dpjax.checks.check import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
   from dpjax.types import Batch as Batch
   from dpjax.types import ClippedSum as ClippedSum
   from dpjax.types import Example as Example
-  from dpjax.types import NeighboringRelation as NeighboringRelation
   from dpjax.types import PerExampleGrads as PerExampleGrads
   from dpjax.validate import UserError as UserError
 else:

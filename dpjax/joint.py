@@ -24,9 +24,9 @@ from dp_accounting import DpEvent
 
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.supported import accountable
+from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` multiplies it by one factor, in
@@ -35,7 +35,7 @@ _NOISE = "noise_multiplier"
 
 
 @dataclasses.dataclass(frozen=True)
-class JointPlan:
+class JointPlan(overflow.MayAbort):
   """Mechanisms on the same data, by name, whose composition has one epsilon at one delta.
 
   Args:
@@ -132,16 +132,16 @@ class JointPlan:
     """Returns the relation that was asked for. "" stands for that of the plans, or, without a plan,
     that of the first mechanism. Raises UserError if a plan has another relation."""
     stated = {
-      name: str(part.neighboring_relation)
+      name: part.neighboring_relation
       for name, part in self.parts.items()
       if isinstance(part, Plan)
     }
     if not stated:
       stated = {
-        name: str(getattr(part, "neighboring_relation", "") or "add_or_remove_one")
+        name: getattr(part, "neighboring_relation", "") or ADD
         for name, part in list(self.parts.items())[:1]
       }
-    relation = str(self.neighboring_relation) or next(iter(stated.values()))
+    relation = self.neighboring_relation or next(iter(stated.values()))
     validate.one_of(accounting.RELATIONS, neighboring_relation=relation)
     for name, other in stated.items():
       if isinstance(self.parts[name], Plan) and other != relation:
@@ -186,7 +186,7 @@ class JointPlan:
 
   def _reason_against(self, accountant: str) -> UserError | None:
     """Returns why an accountant has no epsilon for all parts together; None if it has one."""
-    relation = str(self.neighboring_relation)
+    relation = self.neighboring_relation
     for name in self.parts:
       try:
         accountable(self._event_of(name, 1), relation, accountant)
@@ -259,9 +259,9 @@ class JointPlan:
     # A fixed share of delta is reserved for draws above a capacity. At the end the deltas of the
     # plans are chosen so that such draws cost no more than this share.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
-    left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
+    left = overflow.without_share(delta) if padded else delta
     kept = dict.fromkeys(free, 0)
-    least = shares._accounted(shares.event(kept), left)
+    least = shares._epsilon_at(shares.event(kept), left)
     if least > epsilon:
       raise accounting.Unreachable(
         f"unreachable, the parts whose noise stays cost epsilon={accounting.upper(least)} "
@@ -275,7 +275,7 @@ class JointPlan:
       lambda trial: scaled(trial / smallest).event(),
       epsilon=epsilon,
       delta=left,
-      neighboring_relation=str(shares.neighboring_relation),
+      neighboring_relation=shares.neighboring_relation,
       accountant=shares.accountant,
     )
     joint = scaled(noise / smallest)
@@ -347,7 +347,7 @@ class JointPlan:
     part = self.parts[name]
     if isinstance(part, Plan):
       return part.event(count)
-    return accounting.composed(part.event(str(self.neighboring_relation)), count)
+    return accounting.composed(part.event(self.neighboring_relation), count)
 
   def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
     counts = {name: self.allowed(name) for name in self.parts}
@@ -372,64 +372,14 @@ class JointPlan:
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
 
-  def epsilon(
-    self, delta: float | None = None, steps: Mapping[str, int] | None = None
-  ) -> float:
-    """Returns epsilon of all parts together. `steps` is as for `event`.
-
-    A `delta` of None is that of the joint plan. The abort of each plan on a draw above its capacity
-    is accounted for.
-
-    Raises:
-      UserError: no epsilon at such a small delta.
-    """
-    delta = self.delta if delta is None else delta
-    validate.open_unit(delta=delta)
-    delta = float(delta)
-    event = self.event(steps)
-    return self._accounted(event, delta - self._set_aside(event, delta, steps))
-
-  def _accounted(self, event: DpEvent, left: float) -> float:
-    return accounting.epsilon(
-      event,
-      delta=left,
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
-
-  def _set_aside(
-    self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
-  ) -> float:
-    """Returns how much of delta to reserve for draws above the capacities of all plans.
-
-    Raises UserError if no amount is enough.
-    """
-    validate.open_unit(delta=delta)
+  def _log_abort_prob(self, steps: Mapping[str, int] | None) -> float:
     counts = self._counts(steps)
     chances = [
       allowed + math.log(counts[name])
       for name, allowed in self._log_aborts.items()
       if counts[name]
     ]
-    if not chances:
-      return 0.0
-    aside = overflow.set_aside(
-      lambda left: self._accounted(event, left),
-      delta=delta,
-      log_abort_prob=float(np.logaddexp.reduce(chances)),
-      least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
-    )
-    if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even if nothing is reserved, so any amount will do.
-      return delta / 2
-    if aside is None:
-      raise UserError(
-        "is too small for the capacities of these plans, whose overflow alone may cost more; "
-        "JointPlan.calibrated fits their deltas",
-        field="delta",
-        value=delta,
-      )
-    return aside
+    return float(np.logaddexp.reduce(chances)) if chances else -math.inf
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:
@@ -479,7 +429,8 @@ class JointPlan:
         field=f"parts[{name!r}]",
         value=Verbatim(f"{num_steps} more"),
       )
-    self._check_key(ledger, name, noise_key_id, num_steps)
+    key = f"{name}/{noise_key_id}"
+    self._check_keys([*(charge.noise_key_id for charge in ledger.charges), key])
     if isinstance(part, Plan):
       steps = range(first, first + num_steps)
       # Equal steps make one entry of the ledger, so it stays small.
@@ -489,44 +440,35 @@ class JointPlan:
         else [(part.step_event(step), 1) for step in steps]
       )
     else:
+      # A mechanism takes one key for each call.
+      validate.integer_in(1, 1, num_steps=num_steps)
       runs = [(self._event_of(name, 1), 1)]
     for event, count in runs:
       ledger = ledger.charge(
         event,
         num_steps=count,
         l2_clip_norm=part.l2_bound if isinstance(part, Plan) else 1.0,
-        neighboring_relation=str(self.neighboring_relation),
-        noise_key_id=f"{name}/{noise_key_id}",
+        neighboring_relation=self.neighboring_relation,
+        noise_key_id=key,
         first_step=first,
       )
       first += count
     return ledger
 
-  def _check_key(
-    self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
-  ) -> None:
-    """Raises UserError if another part, or an earlier call of this mechanism, used this key.
-
-    A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
-    """
-    counts_steps = isinstance(self.parts[name], Plan)
-    for charge in ledger.charges:
-      other, _, key = charge.noise_key_id.partition("/")
-      if key == noise_key_id and other != name:
-        raise UserError(
-          f"is the key of parts[{other!r}]; give each part a key of its own, as keys() does",
-          field="noise_key_id",
-          value=noise_key_id,
-        )
+  def _check_keys(self, key_ids: Iterable[str]) -> None:
+    """Raises UserError if two parts, or two calls of a mechanism, have one key."""
+    part_of_key: dict[str, str] = {}
+    for key_id in key_ids:
+      name, _, key = key_id.partition("/")
       # A plan draws new noise in each step from one key. A mechanism would draw the same again.
-      if key == noise_key_id and not counts_steps:
+      again = key in part_of_key and not isinstance(self.parts[name], Plan)
+      if again or part_of_key.setdefault(key, name) != name:
         raise UserError(
-          f"parts[{name!r}] drew its noise from it already; give each call a new key",
+          f"parts[{part_of_key[key]!r}] drew its noise from it already; give each part, and each "
+          "call of a mechanism, a key of its own, as keys() does",
           field="noise_key_id",
-          value=noise_key_id,
+          value=key,
         )
-    if not counts_steps:
-      validate.integer_in(1, 1, num_steps=num_steps)
 
   def _ran(self, ledger: accounting.Ledger) -> dict[str, int]:
     """Returns name -> how often each part was charged.
@@ -536,9 +478,8 @@ class JointPlan:
         a key from which the same noise was drawn twice.
     """
     ran = dict.fromkeys(self.parts, 0)
-    part_of_key: dict[str, str] = {}
     for charge in ledger.charges:
-      name, _, key = charge.noise_key_id.partition("/")
+      name = charge.noise_key_id.partition("/")[0]
       # A charge of another joint plan, for example one with other noise, has another event.
       if name not in ran or not self._is_step(name, charge):
         raise UserError(
@@ -554,20 +495,14 @@ class JointPlan:
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A plan may use one key for many charges, since it draws new noise in each step.
-      drawn = key in part_of_key and not isinstance(self.parts[name], Plan)
-      if drawn or part_of_key.setdefault(key, name) != name:
-        raise UserError(
-          "holds a key that drew its noise twice",
-          field="ledger",
-          value=Verbatim(charge.noise_key_id),
-        )
       ran[name] += charge.num_steps
+    with validate.about("ledger"):
+      self._check_keys(charge.noise_key_id for charge in ledger.charges)
     return ran
 
   def _is_step(self, name: str, charge: accounting.Charge) -> bool:
     part = self.parts[name]
-    if charge.neighboring_relation != str(self.neighboring_relation):
+    if charge.neighboring_relation != self.neighboring_relation:
       return False
     if charge.next_step > self.allowed(name):
       return False
@@ -643,7 +578,7 @@ class JointPlan:
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
       accountants=(self.accountant,),
-      delta_set_aside=self._set_aside(event, self.delta, steps),
+      delta_set_aside=self.delta - self.accounted_delta(self.delta, steps),
       unit=self.unit,
       statistics=f"Parts, accounted as if all read the same data: {ran}.",
       epsilon_kind="claimed" if self.assumptions else "proved",

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from jax import core
 
 from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
+from dpjax.accounting import overflow
 from dpjax.accounting.overflow import OVERFLOW_SHARE
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.sampling import indexed
-from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
+from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
 # Largest number of steps that the state of a transform can count.
@@ -70,7 +72,7 @@ class SpentBudget(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(overflow.MayAbort):
   """A private run: how to sample, clip and add noise, how often, and the cost.
 
   Args:
@@ -163,8 +165,8 @@ class Plan:
       statistics=self.statistics,
       scaling=self.scaling,
     )
-    relation = self.sampler.checked_relation(str(self.neighboring_relation))
-    object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
+    relation = self.sampler.checked_relation(self.neighboring_relation)
+    object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
     object.__setattr__(self, "accountant", self.accountant or known[0])
     accounting.check_accountant(self.accountant)
@@ -260,22 +262,24 @@ class Plan:
     if attack is not None:
       return unit._kept_from(attack)
     noise_multiplier = accounting.calibrate_noise_multiplier(
-      lambda z: unit._trial(noise_multiplier=z).event(),
+      lambda z: unit._changed(noise_multiplier=z).event(),
       epsilon=epsilon or 0.0,
       delta=unit.accounted_delta(delta),
       neighboring_relation=unit.neighboring_relation,
       accountant=unit.accountant,
     )
-    return dataclasses.replace(unit, noise_multiplier=noise_multiplier)
+    return unit._changed(noise_multiplier=noise_multiplier)
 
-  def _trial(self, **changes: Any) -> Plan:
-    """Returns this plan with other numbers for a search, which checks only the plan it returns."""
-    trial = object.__new__(type(self))
+  def _changed(self, **fields: Any) -> Plan:
+    """Returns this plan with other values of some fields, which are known to be right."""
+    # A user's subclass may check more.
+    if type(self) is not Plan:
+      return dataclasses.replace(self, **fields)
+    plan = object.__new__(Plan)
     for field in dataclasses.fields(self):
-      object.__setattr__(
-        trial, field.name, changes.get(field.name, getattr(self, field.name))
-      )
-    return trial
+      value = fields.get(field.name, getattr(self, field.name))
+      object.__setattr__(plan, field.name, value)
+    return plan
 
   def _kept_from(self, attack: accounting.AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
@@ -284,12 +288,12 @@ class Plan:
       # The search asks a faster accountant where to start. If that accountant does not know the
       # sampler, UserError is raised, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
-      return self._trial(noise_multiplier=noise_multiplier, **changed).privacy_profile()
+      return self._changed(noise_multiplier=noise_multiplier, **changed).privacy_profile()
 
     noise_multiplier = accounting.calibration.noise_of_profile(
       make_profile, attack, delta=self.delta, accountant=self.accountant
     )
-    return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+    return self._changed(noise_multiplier=noise_multiplier)
 
   @classmethod
   def for_data(
@@ -387,12 +391,15 @@ class Plan:
     warning = accounting.delta_warning(delta, size)
     if warning:
       warnings.warn(warning, stacklevel=2)
-    return dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
+    fitted = plan._changed(sampler=plan.fitted_sampler(size))
+    # The capacity does not enter the event, so both plans have this epsilon.
+    vars(fitted)["_own_epsilon"] = plan._own_epsilon
+    return fitted
 
-  @property
+  @functools.cached_property
   def is_private(self) -> bool:
     """Whether the plan has an epsilon: there is noise, and the sampler has an event."""
-    return not isinstance(self._event_at(0), NonPrivateDpEvent)
+    return not isinstance(self.sum_event(0), NonPrivateDpEvent)
 
   @property
   def steps_alike(self) -> bool:
@@ -423,7 +430,9 @@ class Plan:
 
   def _event_at(self, step: int) -> DpEvent:
     event = self.sum_event(step)
-    return event if step else self._with_statistics(event)
+    if step or self.statistics is None:
+      return event
+    return self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
     """Returns `sums`, an event of noisy sums, joined with that of the statistics if there are any.
@@ -448,7 +457,7 @@ class Plan:
     # as one Gaussian release with the combined multiplier.
     if rule.adapts:
       multiplier = rule.combined_noise_multiplier(multiplier, self.normalize_by)
-    event = self.sampler.event_at(step, accounting.gaussian_event(multiplier))
+    event = self.sampler.event_at(step, GaussianDpEvent(float(multiplier)))
     return NonPrivateDpEvent() if event is None else event
 
   def event(self, steps: int | None = None) -> DpEvent:
@@ -460,7 +469,7 @@ class Plan:
 
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
-      return accounting.composed(self.step_event(), len(steps))
+      return accounting.composed(self._event_at(0), len(steps))
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
@@ -498,111 +507,39 @@ class Plan:
       )
     return int(steps)
 
-  def accounted_delta(self, delta: float, steps: int | None = None) -> float:
-    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
-
-    `check_capacity` bounds the probability B that a run overflows, so that `OVERFLOW_SHARE` is
-    enough at the plan's delta. At any delta overflow costs (1 + e^epsilon) B of it. At a smaller
-    delta epsilon is larger, and this share may not be enough. Then the least amount
-    x >= (1 + e^epsilon(delta - x)) B on a grid of amounts is reserved.
-
-    Raises:
-      UserError: no epsilon makes the run private at such a small delta.
-    """
-    validate.open_unit(delta=delta)
-    delta = float(delta)
+  def _log_abort_prob(self, steps: int | None) -> float:
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
-      return delta
+      return -math.inf
+    return self._log_allowed + math.log(steps)
+
+  def _set_aside(self, delta: float, steps: int | None, least: float) -> float:
+    steps = self._steps(steps)
+    if not self.sampler.can_overflow or not steps or not self.is_private:
+      return 0.0
+    share = OVERFLOW_SHARE * self.delta
     finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
     # At a larger delta epsilon is smaller, so the share of the plan's delta is enough.
     if delta >= self.delta and finite:
-      return delta - OVERFLOW_SHARE * self.delta
-    return delta - self._set_aside(delta, steps)
+      return share
+    return super()._set_aside(delta, steps, share)
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
     """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
     is chosen for this epsilon."""
-    return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
+    return self._epsilon_at(self.event(), overflow.without_share(self.delta))
 
   @property
   def _log_allowed(self) -> float:
-    return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
-
-  def _set_aside(self, delta: float, steps: int) -> float:
-    """Returns how much of `delta` to reserve for overflow in `steps` steps together.
-
-    Raises UserError if no amount is enough.
-    """
-    event = self._total(steps)
-    aside = accounting.overflow.set_aside(
-      lambda left: self._accounted(event, left),
-      delta=delta,
-      log_abort_prob=self._log_allowed + math.log(steps),
-      least=OVERFLOW_SHARE * self.delta,
-    )
-    if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even if nothing is reserved, so any amount will do.
-      return delta / 2
-    if aside is None:
-      raise UserError(
-        f"is too small for this plan, whose capacity was chosen for delta={self.delta!r}: "
-        "batch overflow alone may cost more; make a plan with this delta",
-        field="delta",
-        value=delta,
-      )
-    return aside
-
-  def epsilon(self, delta: float | None = None, steps: int | None = None) -> float:
-    """Returns epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
-
-    Guarantee: it holds for runs on `batches`. It includes the cost of their abort on a draw
-    above the capacity, at every delta.
-    """
-    return self._epsilon_of(self.event(steps), delta, steps)
-
-  def _epsilon_of(self, event: DpEvent, delta: float | None, steps: int | None) -> float:
-    delta = self.delta if delta is None else delta
-    return self._accounted(event, self.accounted_delta(delta, steps))
-
-  def _accounted(self, event: DpEvent, left: float) -> float:
-    return accounting.epsilon(
-      event,
-      delta=left,
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
+    return overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:
     """Returns epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
+    delta = self.delta if delta is None else delta
     counts = [self._steps(int(count)) for count in steps]
-    return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
-
-  def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
-    """Returns pairs (epsilon, delta) at many epsilons, after `steps` (default: all) steps. All
-    pairs hold at once. Each includes the cost of the abort on a draw above the capacity."""
-    return accounting.all_pairs_of(self.privacy_profile(steps))
-
-  def privacy_profile(self, steps: int | None = None) -> accounting.Profile:
-    """Returns a function epsilons -> deltas for the first `steps` (default: all) steps.
-
-    All pairs (epsilon, delta) hold at once. Each includes the cost of the abort on a draw above
-    the capacity.
-
-    >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
-    ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
-    >>> bool(plan.privacy_profile()([plan.epsilon()])[0] <= 1e-5 * (1 + 1e-6))
-    True
-    """
-    profile = accounting.privacy_profile(
-      self.event(steps),
-      neighboring_relation=self.neighboring_relation,
-      accountant=self.accountant,
-    )
-    epsilon = self.epsilon()
-    aside = self.delta - self.accounted_delta(self.delta)
-    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
+    left = [self.accounted_delta(delta, count) for count in counts]
+    return np.array([self._epsilon_at(self._total(n), d) for n, d in zip(counts, left)])
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns the private Optax transform: `dpjax.clip_and_noise`, or the variant that the plan's
@@ -841,47 +778,16 @@ class Plan:
         declared number counts as enough for all data of at most one example more. So neighbouring
         data sets of such sizes get the same answer. Larger data are checked by their own size.
     """
-    if not self.sampler.can_overflow:
+    # A batch that is padded for all records, and for one more, takes any draw.
+    if self.sampler.log_overflow_prob(num_examples + 1) == -math.inf:
       return
-    declared = self._size_of_divisor if declared is None else declared
-    near = declared is not None and num_examples <= declared + 1
-    constant = near and self.neighboring_relation == "add_or_remove_one"
-    if declared is not None and constant and not self._size_needed(declared):
-      return
-    needed = self._size_needed(num_examples)
-    planned = self._size_of_divisor
-    if needed and planned is not None and num_examples > planned + 1:
-      # The message may end up in a log, so it leaves out the true number, which is secret.
-      raise UserError(
-        "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
-        f"drawn from, so batches would exceed capacity="
-        f"{self.sampler.padded_batch_size}; declare a public number that is not below theirs",
-        field="num_examples",
-        value=planned,
-      )
-    if needed:
-      shown = declared if constant else None
-      if self.neighboring_relation != "add_or_remove_one":
-        shown = num_examples
-      # Otherwise the number of examples is secret, so only the declared one is shown.
-      raise UserError(
-        self._capacity_message(shown),
-        field="capacity",
-        value=self.sampler.padded_batch_size,
-      )
-
-  def _capacity_message(self, num_examples: int | None) -> str:
-    """Returns what is wrong with the capacity; None for a number of examples that is secret."""
-    if num_examples is None:
-      return (
-        f"a Poisson draw from the data exceeds it too often for delta={self.delta!r}; "
-        "must be larger, or declare a public number of examples that is not below theirs"
-      )
-    chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
-    return (
-      f"a Poisson draw from {num_examples} examples exceeds it with probability "
-      f"{chance:.1e} per step; must be >= {self._size_needed(num_examples)} "
-      f"for delta={self.delta!r}"
+    overflow.check_capacity(
+      self.sampler,
+      num_examples,
+      declared=self._size_of_divisor if declared is None else declared,
+      of_divisor=self._size_of_divisor,
+      run=self,
+      log_allowed=self._log_allowed,
     )
 
   @property
@@ -891,13 +797,6 @@ class Plan:
     rate = getattr(self.sampler, "rate", None)
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
-
-  def _size_needed(self, num_examples: int) -> int:
-    """Returns the padded batch size that is needed for `num_examples` + 1 examples; 0 if the
-    plan's padded batch size is enough."""
-    padded_batch_size = self.sampler.padded_batch_size
-    needed = self.fitted_sampler(num_examples).padded_batch_size
-    return needed if padded_batch_size < min(needed, num_examples + 1) else 0
 
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
@@ -932,17 +831,7 @@ class Plan:
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = indexed.size_of(data)
-    present = getattr(data, "present", None)
-    if present is not None:
-      # `present` is checked here, since NumPy's error would name a drawn index, which is secret.
-      kind = getattr(getattr(present, "dtype", None), "kind", "")
-      if kind != "b" or np.shape(present) != (num_examples,):
-        # The number of rows may be secret, so no shape is shown.
-        raise UserError(
-          "must be a bool array [n], one entry for each of the n rows of data; is "
-          f"{type(present).__name__} of another type or shape",
-          field="data.present",
-        )
+    present = indexed.present_in(data, num_examples)
     declared = getattr(data, "nominal_size", None)
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
@@ -951,16 +840,15 @@ class Plan:
     read = indexed.reader(data, num_examples)
     self._warn_of_divisor(num_examples, declared)
 
-    def generate() -> Iterator[Batch]:
-      for step in range(start, self.num_steps):
-        drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
-        for indices, mask in sampling.slices(
-          drawn, self.sampler.padded_batch_size, self.slices
-        ):
-          examples = read(indices)
-          yield Batch(examples, mask if present is None else mask & present[indices])
-
-    return generate()
+    return sampling.batches(
+      self.sampler,
+      read,
+      num_examples,
+      seed=rng,
+      steps=range(start, self.num_steps),
+      count=self.slices,
+      present=present,
+    )
 
   def _warn_of_divisor(self, num_examples: int, declared: int | None) -> None:
     """Warns if the divisor is far from the expected batch size, which the data, their declared

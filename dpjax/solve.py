@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import accounting, sampling, validate
 from dpjax.accounting.matrix import Strategy
-from dpjax.accounting.overflow import OVERFLOW_SHARE
+from dpjax.accounting.overflow import without_share
 from dpjax.validate import UserError
 
 # Value of `sampler` for a run without sampling: every record is in every step.
@@ -215,9 +215,9 @@ def epsilon_in_training(question: Question, accountant: str) -> float:
 
   If a draw can exceed the padded batch size, a share of delta is reserved for this.
   """
-  share = OVERFLOW_SHARE if question.can_overflow else 0.0
-  smaller = question._replace(delta=question.delta - share * question.delta)
-  return epsilon_of(smaller, accountant)
+  if question.can_overflow:
+    question = question._replace(delta=without_share(question.delta))
+  return epsilon_of(question, accountant)
 
 
 class Bounded(NamedTuple):
@@ -307,7 +307,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     event = accounting.joined(
       accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
     )
-    deltas = {"pld": run.delta, "launch.train, pld": run.delta - OVERFLOW_SHARE * run.delta}
+    deltas = {"pld": run.delta, "launch.train, pld": without_share(run.delta)}
     rows += [
       (f"{scheme} ({by})", accounting.epsilon(event, delta=d)) for by, d in deltas.items()
     ]

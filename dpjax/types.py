@@ -7,7 +7,6 @@ user's function cannot mix examples by accident.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -56,18 +55,6 @@ class Indexed(Protocol):
 
   def __len__(self) -> int: ...
   def __getitem__(self, indices: Any, /) -> Any: ...
-
-
-class NeighboringRelation(enum.StrEnum):
-  """Rule by which two data sets count as neighbours; an epsilon means nothing without it.
-
-  >>> NeighboringRelation("add_or_remove_one")
-  <NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>
-  """
-
-  ADD_OR_REMOVE_ONE = "add_or_remove_one"  # one record more or less: sensitivity C
-  REPLACE_ONE = "replace_one"  # one record exchanged: sensitivity 2 C
-  REPLACE_SPECIAL = "replace_special"  # one record zeroed out: sensitivity C
 
 
 class Example(NamedTuple):

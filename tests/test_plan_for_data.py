@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import sampling
+from dpjax import accounting, sampling
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -471,3 +471,20 @@ def test_a_number_of_steps_whose_noise_takes_minutes_is_told_before(monkeypatch)
     pytest.raises(Told),
   ):
     _made(np.zeros((1000, 1)), epochs=1e6, num_examples=1000)
+
+
+def test_batches_account_nothing_and_a_search_checks_one_plan(monkeypatch):
+  made = []
+  check = Plan.__post_init__
+  monkeypatch.setattr(Plan, "__post_init__", lambda plan: made.append(check(plan)))
+  plan = _made(None, num_examples=1000)
+  assert len(made) == 1
+
+  def accounts(*args, **named):
+    raise AssertionError("accounted again")
+
+  monkeypatch.setattr(accounting.overflow, "epsilon_of", accounts)
+  with pytest.raises(AssertionError, match="again"):
+    plan.epsilon()
+  drawn = next(plan.batches(np.zeros((1000, 2)), rng=1))
+  assert drawn.mask.shape == (plan.sampler.capacity,)

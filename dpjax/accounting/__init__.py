@@ -51,23 +51,24 @@ if TYPE_CHECKING:
     bounded_contribution_event as bounded_contribution_event,
   )
   from dpjax.accounting.event_kinds.composition import composed as composed
-  from dpjax.accounting.event_kinds.composition import unamplified as unamplified
   from dpjax.accounting.event_kinds.discrete_gaussian import (
     DiscreteGaussianDpEvent as DiscreteGaussianDpEvent,
   )
+  from dpjax.accounting.event_kinds.elements import accountants_for as accountants_for
+  from dpjax.accounting.event_kinds.elements import check_accountant as check_accountant
+  from dpjax.accounting.event_kinds.elements import merged_parts as merged_parts
+  from dpjax.accounting.event_kinds.elements import parts as parts
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
-  from dpjax.accounting.event_kinds.gaussian import gaussian_event as gaussian_event
   from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent as KOutOfTDpEvent
   from dpjax.accounting.event_kinds.k_out_of_t import k_out_of_t_event as k_out_of_t_event
   from dpjax.accounting.event_kinds.kind import DpEvent as DpEvent
   from dpjax.accounting.event_kinds.kind import EventKind as EventKind
   from dpjax.accounting.event_kinds.kind import event_from_json as event_from_json
   from dpjax.accounting.event_kinds.kind import event_to_json as event_to_json
-  from dpjax.accounting.event_kinds.kind import merged_parts as merged_parts
-  from dpjax.accounting.event_kinds.kind import parts as parts
   from dpjax.accounting.event_kinds.kind import register as register
-  from dpjax.accounting.event_kinds.laplace import laplace_event as laplace_event
-  from dpjax.accounting.event_kinds.poisson import (
+  from dpjax.accounting.event_kinds.noisy_sum import gaussian_event as gaussian_event
+  from dpjax.accounting.event_kinds.noisy_sum import laplace_event as laplace_event
+  from dpjax.accounting.event_kinds.noisy_sum import (
     poisson_sampled_event as poisson_sampled_event,
   )
   from dpjax.accounting.event_kinds.random_allocation import (
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
   from dpjax.accounting.event_kinds.random_allocation import (
     random_allocation_event as random_allocation_event,
   )
+  from dpjax.accounting.event_kinds.random_allocation import unamplified as unamplified
   from dpjax.accounting.event_kinds.randomized_response import (
     pure_dp_event as pure_dp_event,
   )
@@ -111,8 +113,6 @@ if TYPE_CHECKING:
   from dpjax.accounting.statement import NOTHING as NOTHING
   from dpjax.accounting.statement import delta_warning as delta_warning
   from dpjax.accounting.statement import privacy_statement as privacy_statement
-  from dpjax.accounting.supported import accountants_for as accountants_for
-  from dpjax.accounting.supported import check_accountant as check_accountant
   from dpjax.accounting.text import by_name as by_name
   from dpjax.accounting.text import lower as lower
   from dpjax.accounting.text import upper as upper

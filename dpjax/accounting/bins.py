@@ -43,8 +43,8 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, epsilon
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.event_kinds.noisy_sum import gaussian_event
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 

@@ -7,7 +7,6 @@ Every answer is on the private side: what the accountant proves at the answer is
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -133,7 +132,7 @@ def noise_of_profile(
   """
   validate.open_unit(delta=delta, tol=tol)
 
-  cost_by = _cached(lambda name: lambda z: attack.cost(make_profile(z, name), delta))
+  cost_by = _cached(lambda name, z: attack.cost(make_profile(z, name), delta))
   # A cost may be a difference of rates (`TruePositiveRate`). A slightly smaller limit covers the
   # rounding of this difference.
   limit = attack.limit * (1 - 1e-12)
@@ -213,28 +212,27 @@ def _costs(
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
-  def cost_of(name: str) -> _Cost:
-    by = {"delta": delta, "accountant": name or accountant, **options}
-    return lambda parameter: epsilon_of(make_event(parameter), **by)
+  def cost(name: str, parameter: Any) -> float:
+    by = name or accountant
+    return epsilon_of(make_event(parameter), delta=delta, accountant=by, **options)
 
-  return _cached(cost_of)
+  return _cached(cost)
 
 
-def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
-  """Returns `cost_of` with cached values. Name _COARSE gives the cost of "" on a coarse grid."""
+def _cached(cost: Callable[[str, Any], float]) -> Callable[[str], _Cost]:
+  """Returns a function name -> (parameter -> cost(name, parameter)), whose values are cached.
 
+  Name _COARSE gives the cost of "" on a coarse grid."""
+
+  # Values are cached, since the search asks repeatedly for the costs at the ends of its bracket.
   @functools.cache
-  def cost_by(name: str) -> _Cost:
-    cost = cost_of("" if name == _COARSE else name)
+  def on_its_grid(name: str, parameter: Any) -> float:
+    if name != _COARSE:
+      return cost(name, parameter)
+    with coarse_grid():
+      return cost("", parameter)
 
-    def on_its_grid(parameter: Any) -> float:
-      with coarse_grid() if name == _COARSE else contextlib.nullcontext():
-        return cost(parameter)
-
-    # Values are cached, since the search asks repeatedly for the costs at the ends of its bracket.
-    return functools.cache(on_its_grid)
-
-  return cost_by
+  return lambda name: functools.partial(on_its_grid, name)
 
 
 def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:

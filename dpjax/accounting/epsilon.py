@@ -30,18 +30,21 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import composed, unamplified
-from dpjax.accounting.event_kinds.kind import (
-  ORDERS,
-  DpEvent,
+from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.elements import (
   Parts,
-  kind_of,
+  accountable,
+  in_two,
   merged_parts,
   rdp_of,
 )
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of
+from dpjax.accounting.event_kinds.random_allocation import (
+  RandomAllocationDpEvent,
+  unamplified,
+)
 from dpjax.accounting.loss_masses import Profile, masses_of
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
-from dpjax.accounting.supported import accountable, in_two
 from dpjax.validate import UserError
 
 
@@ -310,19 +313,22 @@ def _rdp_profile(steps: Parts) -> Profile:
 # --- privacy loss distributions
 
 
-def _pld_profile(steps: Parts) -> Profile:
-  """Returns a function epsilons -> deltas. Each delta is the smaller of two bounds.
+def _ways(steps: Parts) -> list[Parts]:
+  """Returns the steps; and the steps with one Gaussian sum in place of each random allocation.
 
-  The first bound is for the steps as they are sampled. In the second, one Gaussian sum takes the
-  place of each pass of random allocation. With little noise the second may be smaller."""
-  plain = merged_parts(unamplified(steps))
-  ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
-  if not ways:
-    return lambda epsilons: np.zeros(len(epsilons))
-  # All of `ways` are proved, so the smallest delta holds. For each way the worse direction counts.
+  All ways are proved, so the smallest epsilon or delta holds. With little noise it may be that of
+  the second way."""
+  if RandomAllocationDpEvent not in map(type, steps):
+    return [steps]
+  return [steps, merged_parts(unamplified(steps))]
+
+
+def _pld_profile(steps: Parts) -> Profile:
+  """Returns a function epsilons -> deltas, the smallest of those of all ways."""
+  # For each way the worse direction counts.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
-    for way in ways
+    for way in _ways(steps)
   ]
   rounding = _pld_rounding(steps)
 
@@ -338,8 +344,8 @@ def _pld_profile(steps: Parts) -> Profile:
 
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
-  rounding = _pld_rounding(steps)
   # Below this limit, the bound on the rounding of the FFT would use up more than half of delta.
+  rounding = _pld_rounding(steps)
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
@@ -349,30 +355,20 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
     )
   if not steps:
     return 0.0
-  plain = merged_parts(unamplified(steps))
-  if plain != steps:
-    # With little noise the analysis of an amplified step may be looser than the analysis of the
-    # same step without amplification. Both are proved, so the smaller epsilon holds.
-    return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
-  return _pld_quantile(steps, delta)
-
-
-def _pld_quantile(steps: Parts, delta: float) -> float:
-  if _interval(steps) > _WIDEST:
-    return math.inf
-  # The distribution's delta may be too small by its rounding error. So a bound on this error is
-  # subtracted from the requested delta.
-  return float(_pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps)))
+  best = math.inf
+  for way in _ways(steps):
+    if _interval(way) <= _WIDEST:
+      # The distribution's delta may be too small by its rounding error. So a bound on this error is
+      # subtracted from the requested delta.
+      left = delta - _pld_rounding(way)
+      best = min(best, float(_pld(way).get_epsilon_for_delta(left)))
+  return best
 
 
 def _pld_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
   if not steps:
     return [0.0] * len(epsilons)
-  plain = merged_parts(unamplified(steps))
-  if plain == steps:
-    return _pld_values(steps, epsilons)
-  pairs = zip(_pld_values(steps, epsilons), _pld_values(plain, epsilons))
-  return [min(pair) for pair in pairs]
+  return [min(each) for each in zip(*(_pld_values(way, epsilons) for way in _ways(steps)))]
 
 
 def _pld_values(steps: Parts, epsilons: list[float]) -> list[float]:
@@ -390,9 +386,9 @@ def _pld_rounding(steps: Parts) -> float:
 
 
 def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
-  # A dict has no hash, and the cache needs one.
-  parts = tuple((type(part), part, times) for part, times in steps.items())
-  return _pld_of(parts, _interval(steps))
+  # A dict has no hash, and the cache needs one. Classes are in the caches' keys, since a user's
+  # event may claim to equal an event of another class.
+  return _pld_of((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
 
 
 # The cache has few entries, since an entry can hold millions of points. It serves
@@ -402,10 +398,10 @@ def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],
   interval: float,
 ) -> pld_lib.PrivacyLossDistribution:
-  # Classes are part of the caches' keys: a user's event may claim to equal an event of another
-  # class.
-  ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
-  each = [pld if times == 1 else pld.self_compose(times) for pld, times in ones]
+  each = []
+  for cls, part, times in steps:
+    pld = _pld_one(cls, part, interval)
+    each.append(pld if times == 1 else pld.self_compose(times))
   return functools.reduce(lambda left, right: left.compose(right), each)
 
 
@@ -421,13 +417,15 @@ def _interval(steps: Parts) -> float:
   A grid of interval h adds about h^2 / 4 to the variance r of one step's loss. So an interval of
   sqrt(r) / 60 adds about 7e-5 of the variance.
   """
-  renyi = {part: kind_of(part).renyi_two(part) for part in steps}
-  total = sum(times * renyi[part] for part, times in steps.items())
-  widest = max(kind_of(part).largest_loss(part) for part in steps)
+  total = 0.0
+  widest = 0.0
+  finest = math.inf
+  for part, times in steps.items():
+    grid = kind_of(part).grid(part)
+    total += times * grid.renyi_two
+    widest = max(widest, grid.largest_loss)
+    finest = min(finest, math.sqrt(grid.renyi_two) / grid.points)
   composed_width = total + 12 * math.sqrt(2 * total)
-  finest = min(
-    math.sqrt(value) / kind_of(part).points_per_deviation for part, value in renyi.items()
-  )
   wanted = max(
     1e-6, min(_INTERVAL, finest), widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1]
   )

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, kind_of, quiet
-from dpjax.accounting.supported import accountable
+from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting.event_kinds.kind import DpEvent, quiet
+from dpjax.validate import UserError
 
 # Largest relative error in delta of dp_accounting's search for an epsilon, with a margin.
 _ROOT_ERROR = 1e-7
@@ -54,13 +55,27 @@ def approximate(
   steps = accountable(event, neighboring_relation, "pld")
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
-  squares = {part: kind_of(part).mu_squared(part) for part in steps}
   # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
-  mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
+  mu = math.sqrt(math.fsum(times * _mu_squared(part) for part, times in steps.items()))
   # A single sampled part makes the epsilon of the run an approximation.
-  is_exact = all(exact for _, exact in squares.values())
+  is_exact = all(isinstance(part, dpa.GaussianDpEvent) for part in steps)
   epsilon_kind = "proved" if is_exact else "approximation"
   return Approximation(epsilon(mu, delta=delta), mu, epsilon_kind)
+
+
+def _mu_squared(part: DpEvent) -> float:
+  if isinstance(part, dpa.GaussianDpEvent):
+    return part.noise_multiplier**-2
+  is_sample = isinstance(part, dpa.PoissonSampledDpEvent)
+  if is_sample and isinstance(part.event, dpa.GaussianDpEvent):
+    # This is the central limit of Bu et al. 2020.
+    return part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
+  raise UserError(
+    "the central limit is known here for Gaussian noise, unsampled or Poisson "
+    "sampled; use accountant='pld' or 'rdp'",
+    field="event",
+    value=part,
+  )
 
 
 def epsilon(mu: float, *, delta: float) -> float:

@@ -17,7 +17,8 @@ import dp_accounting as dpa
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
-from dpjax.accounting.event_kinds.kind import DpEvent, event_from_json, event_to_json, parts
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.kind import DpEvent, event_from_json, event_to_json
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -124,9 +125,8 @@ class Ledger:
     Steps equal to those of the key's last charge are added to that charge.
     Raises UserError if a step was already charged to this key, or if a step is left out.
     """
-    relation = str(neighboring_relation)
     return self._add(
-      Charge(event, num_steps, l2_clip_norm, relation, noise_key_id, first_step)
+      Charge(event, num_steps, l2_clip_norm, neighboring_relation, noise_key_id, first_step)
     )
 
   def _add(self, charge: Charge) -> Ledger:
@@ -160,7 +160,7 @@ class Ledger:
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
     # A charge that proves nothing may have no relation. It fits every relation.
     recorded.pop("", None)
-    asked = str(asked) or next(iter(recorded), "add_or_remove_one")
+    asked = asked or next(iter(recorded), "add_or_remove_one")
     if set(recorded) - {asked}:
       raise UserError(
         f"steps of this ledger were charged under {' and '.join(recorded)}, where "

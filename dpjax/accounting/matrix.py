@@ -38,9 +38,8 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.composition import composed
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import DpEvent
-from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
+from dpjax.accounting.event_kinds.noisy_sum import gaussian_event, poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
 # Largest number of steps for which all columns of C are computed at once.

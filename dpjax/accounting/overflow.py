@@ -1,4 +1,4 @@
-"""The cost in delta of a run that aborts on a batch above its capacity.
+"""The cost in delta of a run that aborts on a batch above its capacity, and runs that may abort.
 
 The accountant analyses a run that never aborts. The same run with aborts, of probability at most B
 on the data and on their neighbour, is within B of that run in total variation. So (epsilon, d)
@@ -7,19 +7,36 @@ becomes (epsilon, d + (1 + e^epsilon) B). The cost grows with epsilon, hence as 
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from dpjax import validate
+from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.proved import ADD
+from dpjax.accounting.trade_off import TradeOff, all_pairs_of
+from dpjax.validate import UserError
 
 # Share of a plan's delta that is reserved for draws above the capacity. At a delta below that of
 # the plan, `set_aside` may reserve a larger share.
 OVERFLOW_SHARE = 0.05
 # Factor between neighbouring amounts of delta on the grid of `set_aside`.
 LADDER = 1.01
+
+
+def without_share(delta: float) -> float:
+  """Returns the part of a plan's delta at which its noise is accounted; the share is for overflow.
+
+  >>> without_share(1e-5)
+  9.5e-06
+  """
+  return delta - OVERFLOW_SHARE * delta
 
 
 def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
@@ -98,3 +115,180 @@ def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
     return np.minimum(1.0, profile(epsilons) + abort_prob * (1 + powers))
 
   return deltas
+
+
+class Capacity(Protocol):
+  """What is read of a sampler whose draws may be too large: `dpjax.sampling.PaddedSampler`."""
+
+  @property
+  def padded_batch_size(self) -> int: ...
+  def log_overflow_prob(self, num_examples: int) -> float: ...
+  def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Any: ...
+
+
+def check_capacity(
+  sampler: Capacity,
+  num_examples: int,
+  *,
+  declared: int | None,
+  of_divisor: int | None,
+  run: MayAbort,
+  log_allowed: float,
+) -> None:
+  """Raises UserError if a draw exceeds the capacity too often; see `Plan.check_capacity`.
+
+  Args:
+    num_examples: number of examples in the data.
+    declared: number that stands for it if the difference is at most one record, or None.
+    of_divisor: number of examples whose expected batch size is the divisor, or None.
+    run: the run, whose relation says whether the number of examples is secret.
+    log_allowed: log of the largest allowed chance of a draw above the capacity.
+  """
+
+  def overflows(size: int) -> bool:
+    # The neighbour may have one record more.
+    return sampler.log_overflow_prob(size + 1) > log_allowed
+
+  # A size that is secret is shown, and decides, only by the declared constant near it.
+  shown: int | None = num_examples
+  if run.neighboring_relation == ADD:
+    near = declared is not None and num_examples <= declared + 1
+    shown = declared if near else None
+  if (shown is not None and not overflows(shown)) or not overflows(num_examples):
+    return
+  capacity = sampler.padded_batch_size
+  if of_divisor is not None and num_examples > of_divisor + 1:
+    # The message may end up in a log, so it leaves out the true number, which is secret.
+    raise UserError(
+      "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
+      f"drawn from, so batches would exceed capacity={capacity}; declare a public number that is "
+      "not below theirs",
+      field="num_examples",
+      value=of_divisor,
+    )
+  if shown is None:
+    raise UserError(
+      f"a Poisson draw from the data exceeds it too often for delta={run.delta!r}; "
+      "must be larger, or declare a public number of examples that is not below theirs",
+      field="capacity",
+      value=capacity,
+    )
+  needed = sampler.fitted_to(shown + 1, log_overflow_prob=log_allowed).padded_batch_size
+  raise UserError(
+    f"a Poisson draw from {shown} examples exceeds it with probability "
+    f"{math.exp(sampler.log_overflow_prob(shown + 1)):.1e} per step; must be >= {needed} "
+    f"for delta={run.delta!r}",
+    field="capacity",
+    value=capacity,
+  )
+
+
+class MayAbort(abc.ABC):
+  """A run whose guarantee covers its aborts: the half that `Plan` and `JointPlan` share.
+
+  A subclass says which event its steps cost, and how often they may abort. In both methods `steps`
+  is None for all steps.
+  """
+
+  delta: float
+  neighboring_relation: str
+  accountant: str
+
+  @abc.abstractmethod
+  def event(self, steps: Any = None) -> DpEvent:
+    """Returns the event of `steps` steps, without aborts."""
+
+  @abc.abstractmethod
+  def _log_abort_prob(self, steps: Any) -> float:
+    """Returns log of a bound on the chance that `steps` steps abort; -inf if they cannot."""
+
+  def _total(self, steps: Any) -> DpEvent:
+    """Returns `event(steps)`, or an event of equal cost that is faster to account."""
+    return self.event(steps)
+
+  def epsilon(self, delta: float | None = None, steps: Any = None) -> float:
+    """Returns epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
+
+    `steps` is a number for a `Plan`, and a mapping of names to numbers for a `JointPlan`.
+
+    Guarantee: it holds for runs on `batches`. It includes the cost of their abort on a draw
+    above the capacity, at every delta.
+
+    Raises:
+      UserError: no epsilon at such a small delta.
+    """
+    delta = self.delta if delta is None else delta
+    event = self.event(steps)
+    return self._epsilon_at(event, self.accounted_delta(delta, steps))
+
+  def _epsilon_at(self, event: DpEvent, left: float) -> float:
+    return epsilon_of(
+      event,
+      delta=left,
+      neighboring_relation=self.neighboring_relation,
+      accountant=self.accountant,
+    )
+
+  def accounted_delta(self, delta: float, steps: Any = None) -> float:
+    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
+
+    A run that aborts with probability B costs (1 + e^epsilon) B of delta. Capacities are chosen so
+    that `OVERFLOW_SHARE` of the plan's delta is enough for this. At a smaller delta epsilon is
+    larger, and this share may not be enough. Then the least amount x on a grid of amounts with
+    x >= (1 + e^epsilon(delta - x)) B is reserved.
+
+    Raises:
+      UserError: no epsilon makes the run private at such a small delta.
+    """
+    validate.open_unit(delta=delta)
+    delta = float(delta)
+    return delta - self._set_aside(delta, steps, OVERFLOW_SHARE * min(delta, self.delta))
+
+  def _set_aside(self, delta: float, steps: Any, least: float) -> float:
+    """Returns how much of `delta` to reserve for aborts: 0 without any, else at least `least`."""
+    log_abort_prob = self._log_abort_prob(steps)
+    if log_abort_prob == -math.inf:
+      return 0.0
+    event = self._total(steps)
+    aside = set_aside(
+      lambda left: self._epsilon_at(event, left),
+      delta=delta,
+      log_abort_prob=log_abort_prob,
+      least=least,
+    )
+    if aside is not None:
+      return aside
+    if math.isinf(self._epsilon_at(event, delta)):
+      # Epsilon is infinite even if nothing is reserved, so any amount will do.
+      return delta / 2
+    raise UserError(
+      f"is too small for capacities that were chosen for delta={self.delta!r}: batch overflow "
+      "alone may cost more; make a plan with this delta, or several by JointPlan.calibrated",
+      field="delta",
+      value=delta,
+    )
+
+  def trade_off(self, steps: Any = None) -> TradeOff:
+    """Returns pairs (epsilon, delta) at many epsilons, after `steps` (default: all) steps. All
+    pairs hold at once. Each includes the cost of the abort on a draw above the capacity."""
+    return all_pairs_of(self.privacy_profile(steps))
+
+  def privacy_profile(self, steps: Any = None) -> Profile:
+    """Returns a function epsilons -> deltas for the first `steps` (default: all) steps.
+
+    All pairs (epsilon, delta) hold at once. Each includes the cost of the abort on a draw above
+    the capacity.
+
+    >>> from dpjax import Plan, PoissonSampler
+    >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
+    ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
+    >>> bool(plan.privacy_profile()([plan.epsilon()])[0] <= 1e-5 * (1 + 1e-6))
+    True
+    """
+    profile = privacy_profile(
+      self.event(steps),
+      neighboring_relation=self.neighboring_relation,
+      accountant=self.accountant,
+    )
+    aside = self.delta - self.accounted_delta(self.delta)
+    return with_aborts(profile, aside=aside, epsilon=self.epsilon())

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.epsilon import privacy_profile
-from dpjax.accounting.event_kinds.kind import (
-  DpEvent,
-  describe,
-  is_user_defined,
-  kind_of,
-  parts,
-)
+from dpjax.accounting.event_kinds.elements import describe, parts
+from dpjax.accounting.event_kinds.kind import DpEvent, is_user_defined, kind_of
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, paragraph, upper
@@ -108,21 +105,18 @@ def privacy_statement(
   if epsilons is None:
     # Epsilon is taken at `left`, since the chance of an abort costs the rest of the stated delta.
     left = delta - delta_set_aside
-    rows = {
-      name: _row(event, left, str(neighboring_relation), name) for name in accountants
-    }
+    rows = {name: _row(event, left, neighboring_relation, name) for name in accountants}
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
   attackers = ""
   if epsilons is None:
-    relation = str(neighboring_relation)
-    attackers = _attackers(event, delta, delta_set_aside, relation, accountants)
-  selected = any(kind_of(part).selects for part in parts(event))
+    attackers = _attackers(event, delta, delta_set_aside, neighboring_relation, accountants)
+  selected = any(isinstance(part, RepeatAndSelectDpEvent) for part in parts(event))
   fitted = "other statistics" if statistics else "statistics"
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
-    _adjacency(str(neighboring_relation), unit, num_examples),
+    _adjacency(neighboring_relation, unit, num_examples),
     *([attackers] if attackers else []),
     f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",
     *noise.splitlines(),

@@ -27,9 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import gradients, validate
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset
-from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
+from dpjax.types import Example, HostArray, LossFn, Params
 from dpjax.validate import UserError
 
 # The score "sums" is only for canaries of the kind "gradient"; see `gradient_canaries`.

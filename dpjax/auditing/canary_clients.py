@@ -62,6 +62,7 @@ import optax
 from jax import flatten_util
 
 from dpjax import trees, validate
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canaries as records
 from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset, Federation
@@ -71,7 +72,7 @@ from dpjax.federated.compression import hadamard
 from dpjax.federated.execution import MapClients
 from dpjax.federated.round import FederatedAlgorithm
 from dpjax.parallel.client_states import ClientStates
-from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
+from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
 DIRECTION = "direction"

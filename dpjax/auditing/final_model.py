@@ -107,7 +107,7 @@ def final_model_scores(
     )
   if plan.neighboring_relation != "add_or_remove_one":
     raise UserError(
-      f"neighboring_relation={str(plan.neighboring_relation)!r}: must be "
+      f"neighboring_relation={plan.neighboring_relation!r}: must be "
       "'add_or_remove_one', for the target is there or not",
       field="plan",
     )

@@ -26,10 +26,11 @@ import numpy as np
 import optax
 
 from dpjax import gradients, validate
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canaries import Canaries, split_scores
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.plan import Plan
-from dpjax.types import Example, LossFn, NeighboringRelation, Params
+from dpjax.types import Example, LossFn, Params
 from dpjax.validate import UserError
 
 # Length of a canary's gradient, in clip norms. It is so large that a missing clip shows.

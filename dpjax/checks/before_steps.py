@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from scipy import stats
 
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.mechanisms.noisy_means import NoisyMeans
-from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
 # Factors by which one example is multiplied, so that it is zero, mirrored or huge.

@@ -13,8 +13,9 @@ import numpy as np
 import optax
 
 from dpjax import gradients, noise, trees
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
-from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
+from dpjax.types import ArrayTree, LossFn, Params
 
 # Tolerance for rounding in float32, relative to the sensitivity.
 _SLACK = 1e-3

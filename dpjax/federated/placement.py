@@ -23,7 +23,7 @@ from typing import NamedTuple
 import dp_accounting as dpa
 
 from dpjax import accounting, validate
-from dpjax.types import NeighboringRelation
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.validate import UserError
 
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
+from dpjax.accounting.proved import NeighboringRelation
+from dpjax.types import Array, ClipLike, NumberTree, Params
 from dpjax.validate import UserError
 
 # Within these limits float32 holds a bound, and the length of a clipped term, as normal numbers.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax import columns, trees, validate
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
   check_arrays,
@@ -45,7 +46,6 @@ from dpjax.types import (
   ClipLike,
   ClippedSum,
   LossFn,
-  NeighboringRelation,
   Params,
   PerExampleGrads,
 )

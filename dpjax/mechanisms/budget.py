@@ -189,7 +189,7 @@ class BudgetLedger:
       )
     if by_itself and self.neighboring_relation != "add_or_remove_one":
       raise UserError(
-        f"under {str(self.neighboring_relation)!r} a shard's size is public, and a "
+        f"under {self.neighboring_relation!r} a shard's size is public, and a "
         "record that leaves it changes it; use 'add_or_remove_one' (exchanging a "
         "record costs two such hops)",
         field="records_may_move",

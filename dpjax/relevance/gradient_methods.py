@@ -136,7 +136,7 @@ def _proved(plan: Plan) -> Privacy:
   return privacy.proved(
     _spent(plan),
     plan.delta,
-    str(plan.neighboring_relation),
+    plan.neighboring_relation,
     ledger=[StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan))],
     **_numbers(plan),
   )
@@ -274,7 +274,7 @@ def _in_pairs(job: Inputs) -> Outcome:
     kind="claimed",
     epsilon=_spent(plan),
     delta=plan.delta,
-    neighboring_relation=str(plan.neighboring_relation),
+    neighboring_relation=plan.neighboring_relation,
     claimed_epsilon=_spent(plan),
     failed_assumptions=(
       _PAIRS.format(

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
   from dpjax.sampling.batch_sizes import steps_per_pass as steps_per_pass
   from dpjax.sampling.batch_sizes import whole_batch_size as whole_batch_size
   from dpjax.sampling.batch_sizes import whole_passes as whole_passes
+  from dpjax.sampling.batches import batches as batches
+  from dpjax.sampling.batches import pad as pad
+  from dpjax.sampling.batches import rows_of_slice as rows_of_slice
+  from dpjax.sampling.batches import slices as slices
+  from dpjax.sampling.batches import taken as taken
   from dpjax.sampling.bounded_contribution import (
     BoundedContributionSampler as BoundedContributionSampler,
   )
@@ -35,11 +40,7 @@ if TYPE_CHECKING:
   from dpjax.sampling.samplers import UnamplifiedSampler as UnamplifiedSampler
   from dpjax.sampling.samplers import assumption as assumption
   from dpjax.sampling.samplers import generator as generator
-  from dpjax.sampling.samplers import pad as pad
-  from dpjax.sampling.samplers import taken as taken
   from dpjax.sampling.shuffled import ShuffledSampler as ShuffledSampler
-  from dpjax.sampling.slicing import rows_of_slice as rows_of_slice
-  from dpjax.sampling.slicing import slices as slices
   from dpjax.sampling.truncated_poisson import (
     TruncatedPoissonSampler as TruncatedPoissonSampler,
   )

@@ -41,6 +41,27 @@ def size_of(data: Indexed) -> int:
   return size
 
 
+def present_in(data: Indexed, size: int) -> np.ndarray | None:
+  """Returns the `present` of a data set, bool [n], or None if it has none.
+
+  Raises:
+    UserError: one that is no bool array with an entry for each of the `size` rows.
+  """
+  present = getattr(data, "present", None)
+  if present is None:
+    return None
+  # It is checked here, since NumPy's error would name a drawn index, which is secret.
+  kind = getattr(getattr(present, "dtype", None), "kind", "")
+  if kind != "b" or np.shape(present) != (size,):
+    # The number of rows may be secret, so no shape is shown.
+    raise UserError(
+      "must be a bool array [n], one entry for each of the n rows of data; is "
+      f"{type(present).__name__} of another type or shape",
+      field="data.present",
+    )
+  return present
+
+
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   """Returns a function from indices to a batch, after a test that reads at least the first row.
 
@@ -70,7 +91,7 @@ def _reads_by_place(data: Any) -> bool:
   # `Columns` and `UserBlocks` wrap a user's data, which may sort or mix rows. So the inner data
   # decide.
   if isinstance(data, columns.Columns):
-    return all(_reads_by_place(leaf) for leaf in jax.tree.leaves(data.tree))
+    return all(map(_reads_by_place, jax.tree.leaves(data.tree)))
   if isinstance(data, UserBlocks):
     return _reads_by_place(data.data)
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
@@ -95,9 +116,10 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # A leaf without a shape gets None here, and `_check_kind` refuses it below.
-    held = [getattr(leaf, "shape", None) for leaf in leaves]
-    shapes = [shape if shape is None else tuple(shape) for shape in held]
+    for leaf in leaves:
+      # A leaf without a shape gets None here, and `_check_kind` refuses it below.
+      shape = getattr(leaf, "shape", None)
+      shapes.append(shape if shape is None else tuple(shape))
   except UserError:
     raise
   # The text of the error may contain the requested indices, so only the error's type is kept.

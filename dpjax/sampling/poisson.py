@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.poisson import PoissonSampledKind
+from dpjax.accounting.event_kinds.noisy_sum import PoissonSampledKind
 from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
 
 

@@ -12,6 +12,7 @@ distance: `dpjax.Plan` computes the cost from it, and refuses a sampler that dec
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import math
 import sys
@@ -22,8 +23,8 @@ import numpy as np
 from scipy import stats
 
 from dpjax import validate
-from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS
-from dpjax.accounting.supported import accountants_for
+from dpjax.accounting.event_kinds.elements import accountants_for
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, NeighboringRelation
 from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
 
@@ -103,7 +104,7 @@ class Sampler(abc.ABC):
     By default they are those of its class. Some depend on a field, such as `size_is_public`."""
     return self.relations
 
-  def checked_relation(self, asked: str) -> str:
+  def checked_relation(self, asked: str) -> NeighboringRelation:
     """Returns the relation that is asked for, or for "" the default relation.
 
     Raises:
@@ -116,6 +117,7 @@ class Sampler(abc.ABC):
     proved = self.proved_under
     relation = asked or (*proved, ADD)[0]
     validate.one_of(RELATIONS, neighboring_relation=relation)
+    relation = NeighboringRelation(relation)
     if proved and relation not in proved:
       raise UserError(
         f"{type(self).__name__} is proved only under {', '.join(proved)}",
@@ -316,30 +318,6 @@ def assumption(part: object) -> str:
   return f"{kind.__name__}: its event is its author's word"
 
 
-def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-  """Returns what `sampler.draw` returns; the draw of a user's own sampler is checked.
-
-  Raises:
-    UserError: the result is no array of at most `padded_batch_size` distinct indices.
-  """
-  drawn = sampler.draw(num_examples, seed=seed, step=step)
-  if not assumption(sampler):
-    return drawn
-  # A repeated index would give one record more weight than the sensitivity allows.
-  rows = np.asarray(drawn)
-  right = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
-  right = right and np.unique(rows).size == rows.size <= sampler.padded_batch_size
-  if not right or (rows.size and not 0 <= rows.min() <= rows.max() < num_examples):
-    raise UserError(
-      # Neither the number of examples nor who was drawn may be shown.
-      f"draw() of step {step} must return a vector of distinct integers in [0, num_examples), at "
-      f"most padded_batch_size={sampler.padded_batch_size} of them",
-      field="sampler",
-      value=Verbatim(type(sampler).__name__),
-    )
-  return rows.astype(np.int64)
-
-
 class UnamplifiedSampler(Sampler):
   """A sampler that claims no amplification by its random choice of steps."""
 
@@ -414,21 +392,23 @@ class PaddedSampler(Sampler):
     """
 
     # Capacities are multiples of 8, so that data of similar size share one compiled shape.
-    def of(eighths: int) -> Any:
-      return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
+    def overflows(eighths: int) -> bool:
+      # A copy is not checked again: only the sampler that is returned is.
+      trial = copy.copy(self)
+      object.__setattr__(trial, "capacity", 8 * eighths)
+      return trial.log_overflow_prob(num_examples) > log_overflow_prob
 
     low = 0
     high = 1
     # The chance of overflow falls as the capacity grows. So doubling brackets the smallest
     # sufficient capacity, and bisection narrows the bracket.
-    while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
+    while overflows(high):
       low = high
       high = 2 * high
     while high - low > 1:
       middle = (low + high) // 2
-      enough = of(middle).log_overflow_prob(num_examples) <= log_overflow_prob
-      low, high = (low, middle) if enough else (middle, high)
-    return of(high)
+      low, high = (middle, high) if overflows(middle) else (low, middle)
+    return dataclasses.replace(self, capacity=8 * high)  # type: ignore[type-var]
 
   def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
     """Returns the draw of a step; raises UserError if it exceeds the capacity."""
@@ -495,15 +475,3 @@ def generator(seed: int, *place: int) -> np.random.Generator:
 def once(seed: int) -> np.random.Generator:
   """Returns the generator for draws made once per run, independent of the generators of steps."""
   return generator(seed, 0, 0)
-
-
-def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pads indices to `padded_batch_size`; returns (indices, mask). Padding repeats index 0.
-
-  >>> pad(np.array([4, 7]), 3)
-  (array([4, 7, 0]), array([ True,  True, False]))
-  """
-  # Index 0 always exists. The mask removes the contribution of padding.
-  padded = np.zeros(padded_batch_size, np.int64)
-  padded[: indices.size] = indices
-  return padded, np.arange(padded_batch_size) < indices.size

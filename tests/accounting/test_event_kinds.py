@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import event_kinds
-from dpjax.accounting.event_kinds import gaussian, kind
+from dpjax.accounting.event_kinds import kind, noisy_sum
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -24,7 +24,6 @@ class TwiceDpEvent(dpa.DpEvent):
 class TwiceKind(accounting.EventKind):
   name = "twice"
   event = TwiceDpEvent
-  fields = ("noise_multiplier",)
   relations = ("add_or_remove_one", "replace_one")
 
   def elements(self, event):
@@ -33,8 +32,9 @@ class TwiceKind(accounting.EventKind):
   def _sum(self, part):
     return dpa.GaussianDpEvent(part.noise_multiplier / math.sqrt(2))
 
-  def under_replace_one(self, part):
-    return TwiceDpEvent(part.noise_multiplier / 2)
+  def under(self, part, neighboring_relation):
+    exchanged = neighboring_relation == "replace_one"
+    return TwiceDpEvent(part.noise_multiplier / 2) if exchanged else part
 
   def rdp(self, part):
     return kind.kind_of(self._sum(part)).rdp(self._sum(part))
@@ -42,11 +42,8 @@ class TwiceKind(accounting.EventKind):
   def pld(self, part, interval):
     return kind.kind_of(self._sum(part)).pld(self._sum(part), interval)
 
-  def renyi_two(self, part):
-    return 2 / part.noise_multiplier**2
-
-  def largest_loss(self, part):
-    return kind.kind_of(self._sum(part)).largest_loss(self._sum(part))
+  def grid(self, part):
+    return kind.kind_of(self._sum(part)).grid(self._sum(part))
 
   def describe(self, part, unit):
     return f"two sums over {unit}s"
@@ -83,7 +80,7 @@ def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, a
 def test_it_may_be_registered_again_and_dpjaxs_own_may_not_be_taken_over(twice):
   accounting.register(TwiceKind())
 
-  class Free(gaussian.GaussianKind):
+  class Free(noisy_sum.GaussianKind):
     def rdp(self, part):
       return np.zeros(len(kind.ORDERS))
 
@@ -109,7 +106,7 @@ def test_every_kind_says_what_accountants_ask_of_it():
     stated = vars(type(row)).keys() | vars(type(row).__mro__[1]).keys()
     assert {"elements", "describe"} <= stated, name
     if "pld" in row.accountants:
-      assert {"pld", "renyi_two", "largest_loss"} <= stated, name
+      assert {"pld", "grid"} <= stated, name
 
 
 def test_an_event_that_calls_itself_equal_to_another_shares_no_cache(twice):
@@ -162,3 +159,20 @@ def test_what_is_no_kind_is_not_registered():
   for wrong in (TwiceKind, object()):
     with pytest.raises(UserError, match="must be an object of an EventKind"):
       accounting.register(wrong)
+
+
+@pytest.mark.parametrize(
+  ("kind_name", "numbers", "field"),
+  [
+    ("bounded_contribution", (0.9, 900, 1.0), "max_contribution"),
+    ("bounded_contribution", (2.0, 1, 1.0), "sampling_probability"),
+    ("discrete_gaussian", (-1.0,), "noise_multiplier"),
+    ("k_out_of_t", (3, 4, 1.0), "num_selected"),
+    ("random_allocation", (0, 1.0), "num_steps"),
+    ("skellam", (0.0, 1.0, 1.0), "variance"),
+    ("smooth_sensitivity", (1.0, 1.0, "some"), "neighboring_relation"),
+  ],
+)
+def test_an_event_of_dpjax_checks_its_numbers_where_it_is_made(kind_name, numbers, field):
+  with refuses(field):
+    kind.KINDS[kind_name].event(*numbers)

@@ -16,7 +16,8 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import accounting, sampling
 from dpjax.accounting import discrete, gdp, shuffle, tuning, votes
-from dpjax.accounting.event_kinds.kind import ORDERS, rdp_of
+from dpjax.accounting.event_kinds.elements import rdp_of
+from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.mechanisms import additive
 

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 from dpjax import accounting
 from dpjax.accounting import epsilon, repeat_and_select_event, tuning
-from dpjax.accounting.supported import accountants_for
+from dpjax.accounting.event_kinds.elements import accountants_for
 from tests.refuses import refuses
 
 _LAWS = [(10.0, 1.0), (10.0, 0.0), (4.0, 0.5), (30.0, 3.0), (10.0, math.inf), (1.0, 1.0)]

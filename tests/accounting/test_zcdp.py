@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting.event_kinds.kind import ORDERS, rdp_of
+from dpjax.accounting.event_kinds.elements import accountable, rdp_of
+from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
-from dpjax.accounting.supported import accountable
 from dpjax.validate import UserError
 from tests.refuses import refuses
 

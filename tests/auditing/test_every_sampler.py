@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, sampling
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -18,7 +19,6 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
-from dpjax.types import NeighboringRelation
 from tests.refuses import refuses
 
 _N, _STEPS = 120, 6

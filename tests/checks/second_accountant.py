@@ -17,7 +17,6 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import special, stats
 
 from dpjax import accounting, noise, transforms
-from dpjax.types import NeighboringRelation
 
 # Renyi orders above 40 are left out if 2 x order / noise multiplier exceeds this number.
 _FARTHEST = 60.0
@@ -46,7 +45,7 @@ def derived_epsilon(plan: Any) -> float | None:
     if by_rdp
     else functools.partial(PLDAccountant, value_discretization_interval=interval)
   )
-  relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
+  relation = dpa.NeighboringRelation[plan.neighboring_relation.name]
   if plan.sampler.participation is not None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
   elif scheme == "shuffled":  # a Gaussian for each epoch, begun ones too

@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting, sampling
-from dpjax.accounting.event_kinds import kind
+from dpjax.accounting.event_kinds import elements, kind
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks.subject import Subject
 from dpjax.validate import UserError
@@ -125,11 +125,10 @@ class HalfDpEvent(dp_accounting.DpEvent):
 class HalfKind(accounting.EventKind):
   name = "half"
   event = HalfDpEvent
-  fields = ("noise_multiplier",)
   relations = ("replace_special",)
 
   def elements(self, event):
-    return kind.with_noise(event.noise_multiplier, HalfDpEvent)
+    return elements.with_noise(event)
 
   # A pass costs what the one step of a record costs, a Poisson sample of probability 1/2. Under
   # add_or_remove_one it does not: a record more would move the others to other blocks. So
@@ -146,13 +145,9 @@ class HalfKind(accounting.EventKind):
     step = self._step(part)
     return kind.kind_of(step).rdp(step)
 
-  def renyi_two(self, part):
+  def grid(self, part):
     step = self._step(part)
-    return kind.kind_of(step).renyi_two(step)
-
-  def largest_loss(self, part):
-    step = self._step(part)
-    return kind.kind_of(step).largest_loss(step)
+    return kind.kind_of(step).grid(step)
 
   def describe(self, part, unit):
     return f"a pass in which each {unit} is in one fixed step with probability 1/2"

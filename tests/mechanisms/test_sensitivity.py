@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import mechanisms
-from dpjax.types import NeighboringRelation
+from dpjax.accounting.proved import NeighboringRelation
 from tests.refuses import refuses
 
 _RELATIONS = [relation.value for relation in NeighboringRelation]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import sampling
-from dpjax.types import NeighboringRelation
+from dpjax.accounting.proved import NeighboringRelation
 from tests.refuses import refuses
 
 _INNER = dp_accounting.GaussianDpEvent(1.0)

@@ -9,8 +9,8 @@ import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, with_noise
+from dpjax.accounting.event_kinds.elements import with_noise
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, Grid, kind_of
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -26,12 +26,21 @@ _MOST_AT_MEAN_ONE = 2**63 - 1
 class BoundedContributionDpEvent(dpa.DpEvent):
   """A Gaussian sum over a Poisson sample, where a user owns at most `max_contribution` records.
 
-  The noise multiplier is std / (clip norm of ONE record).
+  The noise multiplier is std / (clip norm of ONE record). `max_contribution` may be at most 256 if
+  max_contribution * sampling_probability > 1.
   """
 
   sampling_probability: float
   max_contribution: int
   noise_multiplier: float
+
+  def __post_init__(self):
+    prob = self.sampling_probability
+    validate.probability(sampling_probability=prob)
+    validate.integer_in(1, _MOST_AT_MEAN_ONE, max_contribution=self.max_contribution)
+    if self.max_contribution * prob > 1 + 1e-12:
+      validate.integer_in(1, _MOST_RECORDS, max_contribution=self.max_contribution)
+    validate.non_negative(noise_multiplier=self.noise_multiplier)
 
 
 class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
@@ -46,19 +55,11 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
 
   name = "bounded_contribution"
   event = BoundedContributionDpEvent
-  fields = ("sampling_probability", "max_contribution", "noise_multiplier")
   relations = (ZERO,)
   accountants = ("pld",)
 
   def elements(self, event: BoundedContributionDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    # These constructors check the numbers.
-    noise = gaussian_event(event.noise_multiplier)
-    prob = event.sampling_probability
-    most = event.max_contribution
-    bounded_contribution_event(noise, sampling_prob=prob, max_contribution=most)
-    return with_noise(
-      event.noise_multiplier, lambda z: BoundedContributionDpEvent(prob, most, z)
-    )
+    return with_noise(event)
 
   def pld(
     self, part: BoundedContributionDpEvent, interval: float
@@ -73,18 +74,17 @@ class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
       chances=chances, shifts=counts / part.noise_multiplier, interval=interval
     )
 
-  # The next two methods only guide the choice of a grid.
-  def renyi_two(self, part: BoundedContributionDpEvent) -> float:
-    from dpjax.accounting.mixture_pld import binomial_counts, typical_renyi_two
+  def grid(self, part: BoundedContributionDpEvent) -> Grid:
+    from dpjax.accounting import mixture_pld
 
-    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
-    return typical_renyi_two(chances=chances, shifts=counts / part.noise_multiplier)
-
-  def largest_loss(self, part: BoundedContributionDpEvent) -> float:
-    from dpjax.accounting.mixture_pld import binomial_counts, largest_loss
-
-    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
-    return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
+    counts, chances = mixture_pld.binomial_counts(
+      part.max_contribution, part.sampling_probability
+    )
+    shifts = counts / part.noise_multiplier
+    return Grid(
+      mixture_pld.typical_renyi_two(chances=chances, shifts=shifts),
+      mixture_pld.largest_loss(chances=chances, shifts=shifts),
+    )
 
   def gaussian_noise(self, part: BoundedContributionDpEvent) -> float:
     return part.noise_multiplier
@@ -123,10 +123,8 @@ def bounded_contribution_event(
   >>> bounded_contribution_event(gaussian_event(4), sampling_prob=0.01, max_contribution=3)
   BoundedContributionDpEvent(sampling_probability=0.01, max_contribution=3, ...=4.0)
   """
+  # The event checks its numbers, this one under the event's own name.
   validate.probability(sampling_prob=sampling_prob)
-  validate.integer_in(1, _MOST_AT_MEAN_ONE, max_contribution=max_contribution)
-  if max_contribution * sampling_prob > 1 + 1e-12:
-    validate.integer_in(1, _MOST_RECORDS, max_contribution=max_contribution)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError(
       "a sample of bounded contributions takes a GaussianDpEvent",
@@ -134,5 +132,5 @@ def bounded_contribution_event(
       value=event,
     )
   return BoundedContributionDpEvent(
-    float(sampling_prob), int(max_contribution), event.noise_multiplier
+    float(sampling_prob), max_contribution, event.noise_multiplier
   )

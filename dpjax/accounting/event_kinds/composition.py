@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import dp_accounting as dpa
 
@@ -40,7 +40,6 @@ class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
 
   name = "self_composed"
   event = dpa.SelfComposedDpEvent
-  fields = ("event", "count")
 
   def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(0, count=event.count)
@@ -56,7 +55,6 @@ class ComposedKind(EventKind[dpa.ComposedDpEvent]):
 
   name = "composed"
   event = dpa.ComposedDpEvent
-  fields = ("events",)
 
   def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     for inner in event.events:
@@ -77,20 +75,3 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
     return dpa.NoOpDpEvent()
   # The count is a Python integer, because JSON cannot write NumPy's integers.
   return dpa.SelfComposedDpEvent(step_event, int(num_steps))
-
-
-def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
-  """Returns the event of `counts` (part -> times), each part unamplified if its kind defines how.
-
-  For example, one Gaussian sum takes the place of a pass of random allocation. The true cost of
-  the result is no less. With little noise the accountant may still prove a smaller epsilon for it.
-
-  >>> from dpjax.accounting import gaussian_event, parts, random_allocation_event
-  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
-  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
-  """
-  run = [
-    dpa.SelfComposedDpEvent(kind_of(part).unamplified(part), times)
-    for part, times in counts.items()
-  ]
-  return dpa.ComposedDpEvent([*run])

@@ -9,8 +9,9 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind, with_noise
-from dpjax.accounting.proved import RELATIONS
+from dpjax.accounting.event_kinds.elements import with_noise
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
+from dpjax.accounting.proved import RELATIONS, REPLACE
 from dpjax.accounting.text import lower
 
 
@@ -25,6 +26,9 @@ class DiscreteGaussianDpEvent(dpa.DpEvent):
 
   noise_multiplier: float
 
+  def __post_init__(self):
+    validate.non_negative(noise_multiplier=self.noise_multiplier)
+
 
 class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
   """The accounting of discrete Gaussian noise (Canonne, Kamath and Steinke 2020,
@@ -37,15 +41,15 @@ class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
 
   name = "discrete_gaussian"
   event = DiscreteGaussianDpEvent
-  fields = ("noise_multiplier",)
   relations = RELATIONS
   accountants = ("rdp",)
 
   def elements(self, event: DiscreteGaussianDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    return with_noise(event.noise_multiplier, DiscreteGaussianDpEvent)
+    return with_noise(event)
 
-  def under_replace_one(self, part: DiscreteGaussianDpEvent) -> DpEvent:
+  def under(self, part: DiscreteGaussianDpEvent, neighboring_relation: str) -> DpEvent:
+    if neighboring_relation != REPLACE:
+      return part
     return DiscreteGaussianDpEvent(part.noise_multiplier / 2)
 
   def rdp(self, part: DiscreteGaussianDpEvent) -> np.ndarray:

@@ -10,16 +10,15 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
+from dpjax.accounting.event_kinds.elements import sampled
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
   EventKind,
+  Grid,
   amplified,
   kind_of,
-  noise_multiplier_of,
-  sampled,
 )
-from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.validate import UserError
 
@@ -40,23 +39,24 @@ class SampleKind(EventKind[Sample]):
   event: ClassVar[
     type[dpa.SampledWithoutReplacementDpEvent] | type[dpa.SampledWithReplacementDpEvent]
   ]
-  fields = ("source_dataset_size", "sample_size", "event")
 
   def elements(self, event: Sample) -> Iterable[tuple[DpEvent, int]]:
-    size = event.sample_size
-    total = event.source_dataset_size
-    if size == 0:
+    if event.sample_size == 0:
       return []
-    # The constructor checks both numbers.
-    fixed_size_event(event.event, num_examples=total, batch_size=size)
-    return sampled(
-      event, (dpa.GaussianDpEvent,), lambda inner: self.event(total, size, inner)
-    )
+    check_sizes(event.source_dataset_size, event.sample_size)
+    return sampled(event, dpa.GaussianDpEvent)
 
-  def under_replace_one(self, part: Sample) -> DpEvent:
-    # The noise becomes relative to 2 C, the sensitivity to a replaced record.
-    inner = kind_of(part.event).under_replace_one(part.event)
-    return self.event(part.source_dataset_size, part.sample_size, inner)
+  def under(self, part: Sample, neighboring_relation: str) -> DpEvent:
+    # The noise becomes relative to 2 C, the sensitivity to a replaced record. A joining record also
+    # takes the place of another one.
+    noise = dpa.GaussianDpEvent(noise_of(part) / 2)
+    if neighboring_relation == ADD:
+      return self.joining(part, noise)
+    return self.event(part.source_dataset_size, part.sample_size, noise)
+
+  def joining(self, part: Sample, noise: dpa.GaussianDpEvent) -> DpEvent:
+    """Returns the event of a joining record; `noise` is relative to 2 l2_clip_norm."""
+    raise NotImplementedError
 
   def gaussian_noise(self, part: Sample) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
@@ -82,17 +82,17 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   event = dpa.SampledWithoutReplacementDpEvent
   relations = (REPLACE, ADD)
 
-  def under_add_or_remove_one(self, part: dpa.SampledWithoutReplacementDpEvent) -> DpEvent:
-    # A joining record takes the place of another record, so the sum moves by up to 2 C.
-    inner = kind_of(part.event).under_replace_one(part.event)
-    return poisson_sampled_event(inner, sampling_prob=self.joining_prob(part))
+  def joining(
+    self, part: dpa.SampledWithoutReplacementDpEvent, noise: dpa.GaussianDpEvent
+  ) -> DpEvent:
+    return dpa.PoissonSampledDpEvent(self.joining_prob(part), noise)
 
   def rdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> np.ndarray:
     from dpjax.accounting.exchanged_sample import exchanged_rdp  # few runs need it
 
     return exchanged_rdp(
       sampling_prob=self.joining_prob(part),
-      noise_multiplier=2 * noise_multiplier_of(part.event),
+      noise_multiplier=2 * noise_of(part),
       orders=np.array(ORDERS),
     )
 
@@ -103,18 +103,14 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
 
     return exchanged_pld(
       sampling_prob=self.joining_prob(part),
-      noise_multiplier=2 * noise_multiplier_of(part.event),
+      noise_multiplier=2 * noise_of(part),
       interval=interval,
     )
 
-  # The next two methods only guide the choice of a grid.
-  def renyi_two(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
-    whole = kind_of(part.event).renyi_two(part.event)
-    return amplified(whole, self.joining_prob(part) ** 2)
-
-  def largest_loss(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
-    whole = kind_of(part.event).largest_loss(part.event)
-    return amplified(whole, self.joining_prob(part))
+  def grid(self, part: dpa.SampledWithoutReplacementDpEvent) -> Grid:
+    whole = kind_of(part.event).grid(part.event)
+    prob = self.joining_prob(part)
+    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
 
   def zcdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)
@@ -127,6 +123,21 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
       f"{kind_of(part.event).describe(part.event, unit)} on a fixed-size sample (assumed: "
       f"{part.sample_size} distinct {unit}s of {part.source_dataset_size} or more, drawn afresh "
       "and uniformly)"
+    )
+
+
+def noise_of(part: DpEvent) -> float:
+  """Returns the noise multiplier of the Gaussian sum that a sampled event holds."""
+  return part.event.noise_multiplier  # type: ignore[attr-defined]
+
+
+def check_sizes(num_examples: int, batch_size: int) -> None:
+  """Raises UserError for a batch size above the number of records, or numbers below 1."""
+  validate.integer_in(1, _MOST_RECORDS, num_examples=num_examples)
+  validate.integer_at_least(1, batch_size=batch_size)
+  if batch_size > num_examples:
+    raise UserError(
+      f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size
     )
 
 
@@ -146,10 +157,5 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
   >>> fixed_size_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  validate.integer_in(1, _MOST_RECORDS, num_examples=num_examples)
-  validate.integer_at_least(1, batch_size=batch_size)
-  if batch_size > num_examples:
-    raise UserError(
-      f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size
-    )
+  check_sizes(num_examples, batch_size)
   return dpa.SampledWithoutReplacementDpEvent(int(num_examples), int(batch_size), event)

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
-import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.composition import composed
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
-from dpjax.accounting.event_kinds.kind import (
-  DpEvent,
-  EventKind,
-  kind_of,
-  parts,
-  rdp_of,
-  with_noise,
-)
+from dpjax.accounting.event_kinds.elements import with_noise
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
 from dpjax.accounting.event_kinds.random_allocation import (
+  RandomAllocationDpEvent,
   RandomAllocationKind,
   random_allocation_event,
 )
@@ -39,6 +30,17 @@ class KOutOfTDpEvent(dpa.DpEvent):
   num_selected: int
   noise_multiplier: float
 
+  def __post_init__(self):
+    # The event of one selected step checks the other two numbers.
+    RandomAllocationDpEvent(self.num_steps, self.noise_multiplier)
+    validate.integer_at_least(1, num_selected=self.num_selected)
+    if self.num_selected > self.num_steps:
+      raise UserError(
+        f"must be <= num_steps={self.num_steps}",
+        field="num_selected",
+        value=self.num_selected,
+      )
+
 
 class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   """The accounting of k out of t steps, as k passes of one out of about t / k steps each.
@@ -48,34 +50,17 @@ class KOutOfTKind(EventKind[KOutOfTDpEvent]):
 
   name = "k_out_of_t"
   event = KOutOfTDpEvent
-  fields = ("num_steps", "num_selected", "noise_multiplier")
   relations = RandomAllocationKind.relations
   replaced_in_two = True
 
   def elements(self, event: KOutOfTDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    # These constructors check all three numbers.
-    k_out_of_t_event(
-      gaussian_event(event.noise_multiplier),
-      num_steps=event.num_steps,
-      num_selected=event.num_selected,
-    )
-    return with_noise(
-      event.noise_multiplier,
-      lambda z: KOutOfTDpEvent(event.num_steps, event.num_selected, z),
-    )
+    return with_noise(event)
 
-  def accounted_as(self, part: KOutOfTDpEvent) -> DpEvent:
-    noise = gaussian_event(part.noise_multiplier)
+  def under(self, part: KOutOfTDpEvent, neighboring_relation: str) -> DpEvent:
     size, longer = divmod(part.num_steps, part.num_selected)
-    shorter = part.num_selected - longer
-    runs = [composed(random_allocation_event(noise, num_steps=size), shorter)]
-    if longer:
-      runs.append(composed(random_allocation_event(noise, num_steps=size + 1), longer))
-    return dpa.ComposedDpEvent(runs)
-
-  # This method serves the best of several runs, whose accounting does not use `accounted_as`.
-  def rdp(self, part: KOutOfTDpEvent) -> np.ndarray:
-    return rdp_of(parts(self.accounted_as(part)))
+    runs = [(size, part.num_selected - longer), (size + 1, longer)]
+    passes = [(RandomAllocationDpEvent(t, part.noise_multiplier), k) for t, k in runs if k]
+    return dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(*each) for each in passes])
 
   def zcdp(self, part: KOutOfTDpEvent) -> float:
     # The record's steps are drawn independently of the record. So a pass is a mixture, over these
@@ -113,13 +98,6 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   >>> k_out_of_t_event(gaussian_event(1), num_steps=200, num_selected=1)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  # The constructor checks the event and the number of steps.
-  once: Any = random_allocation_event(event, num_steps=num_steps)
-  validate.integer_at_least(1, num_selected=num_selected)
-  if num_selected > num_steps:
-    raise UserError(
-      f"must be <= num_steps={num_steps}", field="num_selected", value=num_selected
-    )
-  if num_selected == 1:
-    return once
-  return KOutOfTDpEvent(int(num_steps), int(num_selected), once.noise_multiplier)
+  if num_selected == 1 or not isinstance(event, dpa.GaussianDpEvent):
+    return random_allocation_event(event, num_steps=num_steps)
+  return KOutOfTDpEvent(num_steps, num_selected, event.noise_multiplier)

@@ -5,18 +5,19 @@ accounting knows about it: its JSON form, its normal form, the relations and acc
 it is proved, its privacy loss, and its description in words. To add an event, write one file here,
 and register it in `dpjax.accounting.event_kinds`.
 
-A Gaussian's noise multiplier is std / l2_clip_norm. `under_replace_one` doubles the sensitivity.
+A Gaussian's noise multiplier is std / l2_clip_norm. `EventKind.under` doubles the sensitivity for
+replace_one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -30,20 +31,25 @@ from dpjax.validate import UserError, Verbatim
 DpEvent = dpa.DpEvent
 # Class of the events of one kind.
 Event = TypeVar("Event", bound=DpEvent)
-Parts = Mapping[DpEvent, int]
-_TOO_DEEP = "holds events in events beyond the depth of Python's stack"
+TOO_DEEP = "holds events in events beyond the depth of Python's stack"
 ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
 # Smallest probability of a Poisson sample for which dp_accounting does not overflow.
 LEAST_PROB = 1e-200
 
-# Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
-# out zero or negative, which dp_accounting would read as "costs nothing".
-_RDP_ROUNDING = 1e-14
-# Smallest and largest noise multiplier, whose squares neither overflow nor underflow, and smallest
-# square of a probability.
-_LEAST_LEVEL = 1e-100
-_LARGEST_LEVEL = 1e100
+# Smallest square of a probability: squares of smaller ones underflow.
 _LEAST_SQUARE = 1e-300
+
+
+class Grid(NamedTuple):
+  """Numbers that guide the choice of the grid of privacy losses. They decide no bound.
+
+  A grid of interval h adds about h^2 / 4 to the variance of a step's loss. So 60 points per
+  standard deviation add about 7e-5 of the variance.
+  """
+
+  renyi_two: float  # about the Renyi divergence of order 2
+  largest_loss: float  # about the largest loss, such as that at 10 deviations of the noise
+  points: int = 60  # per standard deviation of a step's loss
 
 
 class EventKind(Generic[Event]):
@@ -57,51 +63,29 @@ class EventKind(Generic[Event]):
   Attributes:
     name: name of the kind in JSON.
     event: class of the events.
-    fields: names of the event's fields that JSON holds, in the order of the event's constructor.
     relations: neighbouring relations under which the cost is proved; () for a kind whose events are
       taken apart.
     accountants: accountants that have an analysis, tightest first.
-    rdp_relation: relation for which dp_accounting is asked for the Renyi curve. Noise is already
-      relative to the sensitivity, so the relation matters only if the curve itself depends on the
-      relation.
-    selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
-    points_per_deviation: number of grid points per standard deviation of a step's privacy loss. A
-      grid of interval h adds about h^2 / 4 to the variance; 60 points add about 7e-5 of it.
   """
 
   name: ClassVar[str]
   event: ClassVar[type[DpEvent]]
-  fields: ClassVar[tuple[str, ...]] = ()
   relations: ClassVar[tuple[str, ...]] = ()
   accountants: ClassVar[tuple[str, ...]] = ACCOUNTANTS
-  rdp_relation: ClassVar[str] = "ADD_OR_REMOVE_ONE"
-  selects: ClassVar[bool] = False
   replaced_in_two: ClassVar[bool] = False
-  points_per_deviation: ClassVar[int] = 60
 
-  def to_json(self, event: Event) -> dict[str, Any]:
-    """Returns the fields of an event, inner events included, as values that JSON can hold."""
-    fields = {name: getattr(event, name) for name in self.fields}
-    if "event" in fields:
-      fields["event"] = event_to_json(fields["event"])
-    if "events" in fields:
-      fields["events"] = [event_to_json(inner) for inner in fields["events"]]
-    return fields
-
-  def from_json(self, fields: Mapping[str, Any]) -> DpEvent:
-    """Returns the event of fields that `to_json` returned."""
-    fields = dict(fields)
-    if "event" in fields:
-      fields["event"] = event_from_json(fields["event"])
-    if "events" in fields:
-      fields["events"] = [event_from_json(inner) for inner in fields["events"]]
-    return self.event(**fields)
+  @functools.cached_property
+  def fields(self) -> tuple[str, ...]:
+    """Returns the names of the event's fields, in the order of its constructor. JSON holds them."""
+    return tuple(inspect.signature(self.event).parameters)
 
   def elements(self, event: Event) -> Iterable[tuple[DpEvent, int]]:
     """Yields (part, times) for each elementary mechanism that ran, in its normal form.
 
     An event that costs nothing yields nothing. An event without noise yields `NonPrivateDpEvent`.
+    A class of dpjax checks its fields when an event is made. The classes of dp_accounting check
+    nothing, so `elements` checks theirs.
 
     Raises:
       UserError: a field out of its range, or an inner event that this kind does not allow.
@@ -118,39 +102,22 @@ class EventKind(Generic[Event]):
     del part
     return self.accountants
 
-  def repeated(self, part: Event) -> Iterable[DpEvent]:
-    """Returns the events that the part repeats, by default none. Each one needs a proof."""
-    del part
-    return ()
-
-  def accounted_as(self, part: Event) -> DpEvent:
+  def under(self, part: Event, neighboring_relation: str) -> DpEvent:
     """Returns the event that accountants compose in place of the part. Default: the part itself.
 
-    The returned event must cost no less than the part, under every relation of the proof."""
-    return part
-
-  def under_replace_one(self, part: Event) -> DpEvent:
-    """Returns the part with noise relative to 2 l2_clip_norm, the sensitivity to a replacement.
-
-    Default: the part itself, for events whose cost is already stated for replacement."""
-    return part
-
-  def under_add_or_remove_one(self, part: Event) -> DpEvent:
-    """Returns the event that is accounted under add_or_remove_one. Default: the part itself.
-
-    A sample of fixed size differs, since a joining record pushes another one out."""
-    return part
-
-  def unamplified(self, part: Event) -> DpEvent:
-    """Returns an unamplified event that costs no less. Default: the part, amplified or not."""
+    The returned event must cost no less than the part under this relation. Its noise is relative to
+    the sensitivity under it, which is 2 l2_clip_norm for a replaced record.
+    """
+    del neighboring_relation
     return part
 
   def rdp(self, part: Event) -> np.ndarray:
-    """Returns the Renyi divergences at `ORDERS` of the part, run once, [len(ORDERS)]."""
-    relation = dpa.NeighboringRelation[self.rdp_relation]
-    with quiet():
-      curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
-    return curve
+    """Returns the Renyi divergences at `ORDERS` of the part, run once, [len(ORDERS)].
+
+    Default: those of dp_accounting. The noise is already relative to the sensitivity, so any
+    relation gives the curve.
+    """
+    return curve_of(part, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
   def pld(self, part: Event, interval: float) -> pld_lib.PrivacyLossDistribution:
     """Returns the privacy loss distribution of the part, on a grid of this interval.
@@ -158,24 +125,9 @@ class EventKind(Generic[Event]):
     It must be an upper bound for every interval."""
     raise NotImplementedError
 
-  def renyi_two(self, part: Event) -> float:
-    """Returns the approximate Renyi divergence of order 2, from which the grid is chosen."""
+  def grid(self, part: Event) -> Grid:
+    """Returns the numbers from which the grid of `pld` is chosen."""
     raise NotImplementedError
-
-  def largest_loss(self, part: Event) -> float:
-    """Returns roughly the largest loss on the grid, such as that at 10 deviations of the noise."""
-    raise NotImplementedError
-
-  def mu_squared(self, part: Event) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP, and whether it is exact (True) or a central limit (False).
-
-    Default: raises UserError."""
-    raise UserError(
-      "the central limit is known here for Gaussian noise, unsampled or Poisson "
-      "sampled; use accountant='pld' or 'rdp'",
-      field="event",
-      value=part,
-    )
 
   def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
@@ -257,6 +209,14 @@ def kind_of(event: DpEvent) -> EventKind[Any]:
   return kind
 
 
+def changed(event: DpEvent, /, **fields: Any) -> DpEvent:
+  """Returns the event with other values of some fields."""
+  kind = kind_of(event)
+  for name in kind.fields:
+    fields.setdefault(name, getattr(event, name))
+  return kind.event(**fields)
+
+
 def event_to_json(event: DpEvent) -> dict[str, Any]:
   """Returns the event as a dict that `json` can write; raises UserError for an unknown event.
 
@@ -266,9 +226,20 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
   """
   kind = kind_of(event)
   try:
-    return {"kind": kind.name, **kind.to_json(event)}
+    return {"kind": kind.name} | {
+      name: _to_json(name, getattr(event, name)) for name in kind.fields
+    }
   except RecursionError:
-    raise UserError(_TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
+    raise UserError(TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
+
+
+def _to_json(field: str, value: Any) -> Any:
+  if field == "event":
+    return event_to_json(value)
+  if field == "events":
+    return [event_to_json(inner) for inner in value]
+  # Strict JSON has no infinity, so a string stands for it.
+  return "inf" if value == math.inf else value
 
 
 def event_from_json(data: Mapping[str, Any]) -> DpEvent:
@@ -289,151 +260,23 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
   if not isinstance(data.get("events", []), (list, tuple)):
     raise UserError("must be a list of events", field="events", value=data["events"])
   try:
-    return kind.from_json({name: data[name] for name in kind.fields})
+    return kind.event(**{name: _from_json(name, data[name]) for name in kind.fields})
   except RecursionError:
-    raise UserError(_TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
+    raise UserError(TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
 
 
-def parts(event: DpEvent) -> Counter[DpEvent]:
-  """Returns part -> how often it ran, for the elementary mechanisms of an event.
-
-  Compositions are taken apart. A sampled composition of Gaussians becomes one sampled Gaussian,
-  exactly. Zero noise becomes NonPrivateDpEvent. Raises UserError for an unknown event.
-
-  >>> from dpjax.accounting import composed, gaussian_event, poisson_sampled_event
-  >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
-  Counter({PoissonSampledDpEvent(...): 3})
-  """
-  counts: Counter[DpEvent] = Counter()
-  try:
-    for part, times in kind_of(event).elements(event):
-      # A negative count of a user's event would cancel the cost of another event.
-      validate.integer_at_least(0, times=times)
-      # Fields are converted to Python's numbers: NumPy's narrow types could overflow or round.
-      fields = {name: getattr(part, name) for name in kind_of(part).fields}
-      if any(isinstance(value, np.generic) for value in fields.values()):
-        plain = {
-          name: value.item() if isinstance(value, np.generic) else value
-          for name, value in fields.items()
-        }
-        part = kind_of(part).event(**plain)
-      counts[part] += int(times)
-  except RecursionError:
-    raise UserError(
-      _TOO_DEEP, field="event", value=Verbatim(type(event).__name__)
-    ) from None
-  return counts
+def _from_json(field: str, value: Any) -> Any:
+  if field == "event":
+    return event_from_json(value)
+  if field == "events":
+    return [event_from_json(inner) for inner in value]
+  return math.inf if value == "inf" else value
 
 
-def merged_parts(event: DpEvent) -> Counter[DpEvent]:
-  """Returns the counts of `parts`, with all unsampled Gaussians merged into one.
-
-  This merging is exact: Gaussians of noise multipliers z_i compose to one of
-  (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
-
-  >>> from dpjax.accounting import composed, gaussian_event
-  >>> merged_parts(composed(gaussian_event(2), 4))
-  Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
-  """
-  counts = parts(event)
-  gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
-  if gaussians:
-    # fsum rounds only once. A run may have many terms, one for each noise level.
-    precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
-    counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
-  return counts
-
-
-def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
-  """Returns the parts with `convert` applied to each; counts are kept."""
-  # Two parts may become equal, such as a sample of fixed size and a Poisson sample. Then their
-  # counts are added.
-  counts: Counter[DpEvent] = Counter()
-  for part, times in steps.items():
-    counts[convert(part)] += times
-  return counts
-
-
-def with_noise(
-  noise_multiplier: float, rebuild: Callable[[float], DpEvent]
-) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of a noisy event, with a noise multiplier in [1e-100, 1e100].
-
-  A smaller noise multiplier counts as no noise, whose epsilon is infinite. A larger one counts as
-  1e100. Both results cost no less than the event.
-
-  Args:
-    noise_multiplier: noise multiplier of the event.
-    rebuild: function noise multiplier -> event.
-  """
-  # Half precision does not hold the limits, so the number is converted to float64.
-  noise_multiplier = float(noise_multiplier)
-  if noise_multiplier < _LEAST_LEVEL:
-    return [(dpa.NonPrivateDpEvent(), 1)]
-  return [(rebuild(min(noise_multiplier, _LARGEST_LEVEL)), 1)]
-
-
-def sampled(
-  event: Any, allowed: tuple[type, ...], rebuild: Callable[[DpEvent], DpEvent]
-) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
-
-  Args:
-    event: sampled event, with the mechanism in its field `event`.
-    allowed: classes of mechanisms that may be sampled.
-    rebuild: function from the mechanism in its normal form to the sampled event.
-
-  Raises:
-    UserError: several mechanisms, or one that is not `allowed`.
-  """
-  inner = merged_parts(event.event)
-  if not inner:
-    return []
-  # Sampling is no protection without noise, as a drawn record is released as it is.
-  if dpa.NonPrivateDpEvent() in inner:
-    return [(dpa.NonPrivateDpEvent(), 1)]
-  (part, times), *others = inner.items()
-  if others or times > 1 or not isinstance(part, allowed):
-    names = " or ".join(cls.__name__ for cls in allowed)
-    raise UserError(f"what is sampled must be one {names}", field="event", value=event)
-  return [(rebuild(part), 1)]
-
-
-def noise_multiplier_of(event: DpEvent) -> float:
-  """Returns the noise multiplier of a Gaussian or Laplace sum; raises UserError for another event.
-
-  >>> noise_multiplier_of(dpa.LaplaceDpEvent(2.0))
-  2.0
-  """
-  if not isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
-    raise UserError("must be a Gaussian or Laplace sum", field="event", value=event)
-  return event.noise_multiplier
-
-
-def rdp_of(steps: Parts) -> np.ndarray:
-  """Returns the Renyi divergences at `ORDERS` of all parts composed, [len(ORDERS)]."""
-  total = np.zeros(len(ORDERS))
-  for part, times in steps.items():
-    total += times * _rdp_once(type(part), part)
-  return total
-
-
-@functools.lru_cache(maxsize=256)
-def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is in the cache's key, since a user's event could compare equal to an event of another
-  # class.
-  del cls
-  # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
-  return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
-
-
-def describe(event: DpEvent, unit: str) -> str:
-  """Returns all parts of an event in words, each with the number of times that it ran."""
-  each = (
-    f"{times} x {kind_of(part).describe(part, unit)}"
-    for part, times in parts(event).items()
-  )
-  return "; ".join(each)
+def curve_of(part: DpEvent, relation: dpa.NeighboringRelation) -> np.ndarray:
+  """Returns dp_accounting's Renyi divergences at `ORDERS` of a part, [len(ORDERS)]."""
+  with quiet():
+    return rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
 
 
 def amplified(loss: float, prob: float) -> float:

@@ -10,14 +10,14 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.elements import Parts, with_noise
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
   EventKind,
+  Grid,
   amplified,
   kind_of,
-  with_noise,
 )
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.validate import UserError
@@ -37,6 +37,10 @@ class RandomAllocationDpEvent(dpa.DpEvent):
   num_steps: int
   noise_multiplier: float
 
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
+    validate.non_negative(noise_multiplier=self.noise_multiplier)
+
 
 class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   """The accounting of a pass; `accounting.random_allocation` and `allocation_rdp` have the proofs.
@@ -46,21 +50,11 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
 
   name = "random_allocation"
   event = RandomAllocationDpEvent
-  fields = ("num_steps", "noise_multiplier")
   relations = (ADD, ZERO, REPLACE)
   replaced_in_two = True
 
   def elements(self, event: RandomAllocationDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    # These constructors check both numbers.
-    noise = gaussian_event(event.noise_multiplier)
-    random_allocation_event(noise, num_steps=event.num_steps)
-    return with_noise(
-      event.noise_multiplier, lambda z: RandomAllocationDpEvent(event.num_steps, z)
-    )
-
-  def unamplified(self, part: RandomAllocationDpEvent) -> DpEvent:
-    # A pass is a mixture, over the record's step, of runs where the record is in one Gaussian sum.
-    return dpa.GaussianDpEvent(part.noise_multiplier)
+    return with_noise(event)
 
   # The next two methods import their module when called, since few runs account for a pass.
   def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:
@@ -75,32 +69,55 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
 
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
-  # A pass of T steps has a Renyi divergence of order 2 of log(1 + (e^(1 / z^2) - 1) / T). So its
-  # loss is about that of one step on a sample of probability 1 / sqrt(T).
-  def renyi_two(self, part: RandomAllocationDpEvent) -> float:
-    noise = self.unamplified(part)
-    return amplified(kind_of(noise).renyi_two(noise), (part.num_steps**-0.5) ** 2)
-
-  def largest_loss(self, part: RandomAllocationDpEvent) -> float:
-    noise = self.unamplified(part)
-    return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
+  def grid(self, part: RandomAllocationDpEvent) -> Grid:
+    noise = one_sum(part)
+    whole = kind_of(noise).grid(noise)
+    # A pass of T steps has a Renyi divergence of order 2 of log(1 + (e^(1 / z^2) - 1) / T). So its
+    # loss is about that of one step on a sample of probability 1 / sqrt(T).
+    prob = part.num_steps**-0.5
+    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
 
   def zcdp(self, part: RandomAllocationDpEvent) -> float:
     # The record's step is drawn independently of the record. So a pass is a mixture of runs where
     # the record is in one sum.
-    noise = self.unamplified(part)
+    noise = one_sum(part)
     return kind_of(noise).zcdp(noise)
 
   def gaussian_noise(self, part: RandomAllocationDpEvent) -> float:
     return part.noise_multiplier
 
   def describe(self, part: RandomAllocationDpEvent, unit: str) -> str:
-    noise = self.unamplified(part)
+    noise = one_sum(part)
     return (
       f"a pass of {part.num_steps} steps with {kind_of(noise).describe(noise, unit)} "
       f"(assumed: every {unit} is in one step of the pass, drawn uniformly on its own, anew in "
       "each pass, and kept secret)"
     )
+
+
+def one_sum(part: RandomAllocationDpEvent) -> dpa.GaussianDpEvent:
+  """Returns an event that costs no less than a pass: the one sum that a record is in.
+
+  A pass is a mixture, over the record's step, of runs where the record is in one Gaussian sum.
+  """
+  return dpa.GaussianDpEvent(part.noise_multiplier)
+
+
+def unamplified(counts: Parts) -> DpEvent:
+  """Returns the event of `counts` (part -> times), with one sum in place of each random allocation.
+
+  The true cost of the result is no less. With little noise the accountant may still prove a smaller
+  epsilon for it.
+
+  >>> from dpjax.accounting import gaussian_event, parts
+  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
+  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
+  """
+  runs = []
+  for part, times in counts.items():
+    event = one_sum(part) if isinstance(part, RandomAllocationDpEvent) else part
+    runs.append(dpa.SelfComposedDpEvent(event, times))
+  return dpa.ComposedDpEvent(runs)
 
 
 def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
@@ -115,7 +132,6 @@ def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
   >>> random_allocation_event(gaussian_event(1), num_steps=200)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  validate.integer_in(1, _MOST_STEPS, num_steps=num_steps)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError("random allocation takes a GaussianDpEvent", field="event", value=event)
-  return RandomAllocationDpEvent(int(num_steps), event.noise_multiplier)
+  return RandomAllocationDpEvent(num_steps, event.noise_multiplier)

@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterable
 
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, zcdp_of_pure
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  EventKind,
+  Grid,
+  curve_of,
+  zcdp_of_pure,
+)
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
@@ -26,13 +33,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
 
   name = "randomized_response"
   event = dpa.RandomizedResponseDpEvent
-  fields = ("noise_parameter", "num_buckets")
   relations = RELATIONS
-  # Randomised response is defined by two values of one record, so dp_accounting analyses it for
-  # replacement.
-  rdp_relation = "REPLACE_ONE"
-  # A response has only two or three losses, which a coarser grid would round too much.
-  points_per_deviation = 4000
 
   def elements(self, event: dpa.RandomizedResponseDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(1, num_buckets=event.num_buckets)
@@ -51,15 +52,21 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
       part.noise_parameter, part.num_buckets, value_discretization_interval=interval
     )
 
-  def renyi_two(self, part: dpa.RandomizedResponseDpEvent) -> float:
-    loss = self.largest_loss(part)
+  def rdp(self, part: dpa.RandomizedResponseDpEvent) -> np.ndarray:
+    # Randomised response is defined by two values of one record, so dp_accounting analyses it for
+    # replacement.
+    return curve_of(part, dpa.NeighboringRelation.REPLACE_ONE)
+
+  def grid(self, part: dpa.RandomizedResponseDpEvent) -> Grid:
+    loss = self._pure_loss(part)
     # The divergence of a pure epsilon is at most epsilon, and about epsilon^2 if epsilon is small.
-    return min(loss, math.expm1(min(loss, 1.0)) ** 2)
+    # A response has only two or three losses, which a coarser grid would round too much.
+    return Grid(min(loss, math.expm1(min(loss, 1.0)) ** 2), loss, points=4000)
 
   def zcdp(self, part: dpa.RandomizedResponseDpEvent) -> float:
-    return zcdp_of_pure(self.largest_loss(part))
+    return zcdp_of_pure(self._pure_loss(part))
 
-  def largest_loss(self, part: dpa.RandomizedResponseDpEvent) -> float:
+  def _pure_loss(self, part: dpa.RandomizedResponseDpEvent) -> float:
     share = part.noise_parameter / part.num_buckets
     return math.log1p((1 - part.noise_parameter) / share)
 

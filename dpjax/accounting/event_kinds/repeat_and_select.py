@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import dp_accounting as dpa
 import numpy as np
@@ -12,16 +10,14 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 # `accounting` loads its modules when they are used. So only the few runs that select load `tuning`.
 from dpjax import accounting
-from dpjax.accounting.event_kinds.kind import (
-  ORDERS,
-  DpEvent,
-  EventKind,
-  converted,
+from dpjax.accounting.event_kinds.elements import (
+  Parts,
   describe,
-  kind_of,
   merged_parts,
   rdp_of,
+  under,
 )
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
@@ -31,25 +27,11 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
 
   name = "repeat_and_select"
   event = RepeatAndSelectDpEvent
-  fields = ("event", "mean", "shape")
   relations = RELATIONS
   accountants = ("rdp",)
-  selects = True
-
-  def to_json(self, event: RepeatAndSelectDpEvent) -> dict[str, Any]:
-    fields = super().to_json(event)
-    # Strict JSON has no infinity, so a string stands for it.
-    if fields["shape"] == math.inf:
-      fields["shape"] = "inf"
-    return fields
-
-  def from_json(self, fields: Mapping[str, Any]) -> DpEvent:
-    shape = math.inf if fields["shape"] == "inf" else fields["shape"]
-    return super().from_json({**fields, "shape": shape})
 
   def elements(self, event: RepeatAndSelectDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    # The constructor checks the numbers.
-    repeat_and_select_event(event.event, mean_trials=event.mean, shape=event.shape)
+    accounting.tuning.check_trials(event.mean, event.shape)
     inner = merged_parts(event.event)
     if not inner:
       return []
@@ -57,20 +39,9 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
       return [(dpa.NonPrivateDpEvent(), 1)]
     return [(_of_runs(inner, event.mean, event.shape), 1)]
 
-  def repeated(self, part: RepeatAndSelectDpEvent) -> Iterable[DpEvent]:
-    return merged_parts(part.event)
-
-  def under_replace_one(self, part: RepeatAndSelectDpEvent) -> DpEvent:
+  def under(self, part: RepeatAndSelectDpEvent, neighboring_relation: str) -> DpEvent:
     # Replacing a record moves the sums of every run, so each part is converted.
-    runs = converted(
-      merged_parts(part.event), lambda inner: kind_of(inner).under_replace_one(inner)
-    )
-    return _of_runs(runs, part.mean, part.shape)
-
-  def under_add_or_remove_one(self, part: RepeatAndSelectDpEvent) -> DpEvent:
-    runs = converted(
-      merged_parts(part.event), lambda inner: kind_of(inner).under_add_or_remove_one(inner)
-    )
+    runs = under(merged_parts(part.event), neighboring_relation)
     return _of_runs(runs, part.mean, part.shape)
 
   def rdp(self, part: RepeatAndSelectDpEvent) -> np.ndarray:
@@ -88,7 +59,7 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
     )
 
 
-def _of_runs(parts: Mapping[DpEvent, int], mean: float, shape: float) -> DpEvent:
+def _of_runs(parts: Parts, mean: float, shape: float) -> DpEvent:
   """Returns the event of the best of K runs, each of which has these parts."""
   # Events are keys of counters and caches, so they hold tuples: lists cannot be hashed.
   run = tuple(dpa.SelfComposedDpEvent(part, times) for part, times in parts.items())

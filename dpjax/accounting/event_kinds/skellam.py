@@ -29,6 +29,13 @@ class SkellamDpEvent(dpa.DpEvent):
   l2_sensitivity: float
   l1_sensitivity: float
 
+  def __post_init__(self):
+    validate.positive(
+      variance=self.variance,
+      l2_sensitivity=self.l2_sensitivity,
+      l1_sensitivity=self.l1_sensitivity,
+    )
+
 
 class SkellamKind(EventKind[SkellamDpEvent]):
   """The accounting of Skellam noise (Agarwal, Kairouz and Liu 2021, arXiv:2110.04995).
@@ -39,15 +46,15 @@ class SkellamKind(EventKind[SkellamDpEvent]):
 
   name = "skellam"
   event = SkellamDpEvent
-  fields = ("variance", "l2_sensitivity", "l1_sensitivity")
   relations = (ZERO, REPLACE)
   accountants = ("rdp",)
 
   def elements(self, event: SkellamDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    validate.positive(**{name: getattr(event, name) for name in self.fields})
     return [(event, 1)]
 
-  def under_replace_one(self, part: SkellamDpEvent) -> DpEvent:
+  def under(self, part: SkellamDpEvent, neighboring_relation: str) -> DpEvent:
+    if neighboring_relation != REPLACE:
+      return part
     # The integer vectors of a record and of its replacement differ by up to twice each norm.
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 

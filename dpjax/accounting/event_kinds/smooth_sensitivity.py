@@ -21,14 +21,16 @@ class SmoothSensitivityDpEvent(dpa.DpEvent):
   noise_multiplier: float
   neighboring_relation: str
 
+  def __post_init__(self):
+    validate.positive(beta=self.beta, noise_multiplier=self.noise_multiplier)
+    validate.one_of(RELATIONS, neighboring_relation=self.neighboring_relation)
+
 
 class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   """The accounting of noise by smooth sensitivity, by the exact divergence of the worst pair."""
 
   name = "smooth_sensitivity"
   event = SmoothSensitivityDpEvent
-  fields = ("beta", "noise_multiplier", "neighboring_relation")
-
   relations = RELATIONS
   accountants = ("rdp",)
 
@@ -37,8 +39,6 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     return (part.neighboring_relation,)
 
   def elements(self, event: SmoothSensitivityDpEvent) -> list[tuple[dpa.DpEvent, int]]:
-    validate.positive(beta=event.beta, noise_multiplier=event.noise_multiplier)
-    validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
     return [(event, 1)]
 
   def rdp(self, part: SmoothSensitivityDpEvent) -> np.ndarray:

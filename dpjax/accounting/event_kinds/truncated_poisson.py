@@ -8,14 +8,14 @@ import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
   DpEvent,
   EventKind,
+  Grid,
   amplified,
   kind_of,
-  with_noise,
 )
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
@@ -41,12 +41,6 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
 
   name = "truncated_poisson"
   event = dpa.TruncatedSubsampledGaussianDpEvent
-  fields = (
-    "dataset_size",
-    "sampling_probability",
-    "truncated_batch_size",
-    "noise_multiplier",
-  )
   relations = (ZERO,)
   accountants = ("pld",)
 
@@ -59,13 +53,9 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     # If one of these numbers is 0, no record ever takes part, so the release costs nothing.
     if prob == 0 or capacity == 0 or size == 0:
       return []
-    # The constructors check the numbers.
-    noise = gaussian_event(event.noise_multiplier)
-    truncated_poisson_event(noise, sampling_prob=prob, num_examples=size, capacity=capacity)
-    return with_noise(
-      event.noise_multiplier,
-      lambda z: dpa.TruncatedSubsampledGaussianDpEvent(size, prob, capacity, z),
-    )
+    _check(prob, size, capacity)
+    validate.non_negative(noise_multiplier=event.noise_multiplier)
+    return with_noise(event)
 
   def pld(
     self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
@@ -80,14 +70,12 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
       neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
     )
 
-  # The next two methods only guide the choice of a grid, so they account for the uncut sample.
-  def renyi_two(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
+  def grid(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> Grid:
+    # The grid is that of the uncut sample.
     noise = _noise_of(part)
-    return amplified(kind_of(noise).renyi_two(noise), part.sampling_probability**2)
-
-  def largest_loss(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
-    noise = _noise_of(part)
-    return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
+    whole = kind_of(noise).grid(noise)
+    prob = part.sampling_probability
+    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
 
   def zcdp(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     # The draw does not depend on the record, and a zeroed record keeps its place in the draw. So
@@ -108,6 +96,15 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     )
 
 
+def _check(sampling_prob: float, num_examples: int, capacity: int) -> None:
+  validate.probability(sampling_prob=sampling_prob)
+  if sampling_prob < LEAST_PROB:
+    raise UserError(
+      f"must be at least {LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
+    )
+  validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
+
+
 def _noise_of(part: dpa.TruncatedSubsampledGaussianDpEvent) -> DpEvent:
   return dpa.GaussianDpEvent(part.noise_multiplier)
 
@@ -125,12 +122,7 @@ def truncated_poisson_event(
   ...   gaussian_event(1), sampling_prob=0.5, num_examples=10, capacity=6)
   TruncatedSubsampledGaussianDpEvent(dataset_size=10, ..., noise_multiplier=1.0)
   """
-  validate.probability(sampling_prob=sampling_prob)
-  if sampling_prob < LEAST_PROB:
-    raise UserError(
-      f"must be at least {LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
-    )
-  validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
+  _check(sampling_prob, num_examples, capacity)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError(
       "a truncated Poisson sample takes a GaussianDpEvent", field="event", value=event

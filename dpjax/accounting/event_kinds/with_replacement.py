@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
-from dpjax.accounting.event_kinds.fixed_size import SampleKind, fixed_size_event
-from dpjax.accounting.event_kinds.kind import DpEvent, kind_of, noise_multiplier_of
+from dpjax.accounting.event_kinds.fixed_size import SampleKind, check_sizes, noise_of
+from dpjax.accounting.event_kinds.kind import DpEvent, Grid, kind_of
 from dpjax.accounting.proved import ADD, REPLACE
 
 
@@ -25,14 +23,11 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   relations = (REPLACE, ADD)
   accountants = ("pld",)
 
-  def under_add_or_remove_one(
-    self, part: dpa.SampledWithReplacementDpEvent
+  def joining(
+    self, part: dpa.SampledWithReplacementDpEvent, noise: dpa.GaussianDpEvent
   ) -> BoundedContributionDpEvent:
-    # Each copy of a joining record takes the place of another record, so each copy moves the sum by
-    # up to 2 C.
-    inner = kind_of(part.event).under_replace_one(part.event)
     return BoundedContributionDpEvent(
-      1 / part.source_dataset_size, part.sample_size, noise_multiplier_of(inner)
+      1 / part.source_dataset_size, part.sample_size, noise.noise_multiplier
     )
 
   def pld(
@@ -43,22 +38,20 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
     return copies_pld(
       num_examples=part.source_dataset_size,
       batch_size=part.sample_size,
-      noise_multiplier=2 * noise_multiplier_of(part.event),
+      noise_multiplier=2 * noise_of(part),
       interval=interval,
     )
 
-  # The next two methods only guide the choice of a grid.
-  def renyi_two(self, part: dpa.SampledWithReplacementDpEvent) -> float:
-    joining = self.under_add_or_remove_one(part)
-    # The part's noise is already relative to the sensitivity 2 C, so it must not be halved.
-    joining = dataclasses.replace(joining, noise_multiplier=noise_multiplier_of(part.event))
-    return kind_of(joining).renyi_two(joining)
-
-  def largest_loss(self, part: dpa.SampledWithReplacementDpEvent) -> float:
+  def grid(self, part: dpa.SampledWithReplacementDpEvent) -> Grid:
     from dpjax.accounting.exchanged_copies import copies_largest_loss
 
-    noise = 2 * noise_multiplier_of(part.event)
-    return copies_largest_loss(part.source_dataset_size, part.sample_size, noise)
+    # The part's noise is already relative to the sensitivity 2 C, so it is not halved.
+    joining = self.joining(part, dpa.GaussianDpEvent(noise_of(part)))
+    noise = 2 * noise_of(part)
+    return Grid(
+      kind_of(joining).grid(joining).renyi_two,
+      copies_largest_loss(part.source_dataset_size, part.sample_size, noise),
+    )
 
   def joining_prob(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     from dpjax.accounting.exchanged_copies import joining_prob
@@ -84,6 +77,5 @@ def with_replacement_event(
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  # This call checks both numbers.
-  fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
+  check_sizes(num_examples, batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)

@@ -112,7 +112,7 @@ def game(
     package,
     subject,
     case,
-    str(plan.neighboring_relation),
+    plan.neighboring_relation,
     promised,
     outputs,
     adversary,
@@ -315,7 +315,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
 
   long = "an empty example, a long one"
   cases = {long: plan.num_steps - 1, f"{long} whose gradient vanishes after a step": 0}
-  relation = str(plan.neighboring_relation)
+  relation = plan.neighboring_relation
   claimed = claims(plan.epsilon)
   return [
     Game(

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.games import plans
 from dpjax.auditing.games.game import Game
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
 from dpjax.sampling import Sampler
-from dpjax.types import NeighboringRelation
 
 PACKAGE = "samplers"
 OTHERS = 3
@@ -77,7 +77,7 @@ def _games(
     plan = build(noise_multiplier=z * double, neighboring_relation=relation)
     crowd = "against a crowd, little noise" if others else "alone"
     case = f"{relation}, {crowd}{tag}"
-    sides = worlds(str(relation), others, rows=plan.sampler.rows_of_record)
+    sides = worlds(relation, others, rows=plan.sampler.rows_of_record)
     games.append(plans.game(PACKAGE, subject, case, plan, sides))
   return games
 

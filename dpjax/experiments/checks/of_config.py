@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import accounting, gradients, noise
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
 from dpjax.checks.subject import Row, Subject, not_applicable, row
 from dpjax.data import Dataset
@@ -24,7 +25,7 @@ from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.types import LossFn, NeighboringRelation
+from dpjax.types import LossFn
 from dpjax.validate import UserError
 
 _DRAWS = 64  # number of runs whose keys are compared

@@ -19,7 +19,7 @@ import dp_accounting as dpa
 
 from dpjax import accounting, validate
 from dpjax.accounting import overflow
-from dpjax.accounting.supported import accountable
+from dpjax.accounting.event_kinds.elements import accountable
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee, workdir, writers
@@ -226,7 +226,7 @@ def _understood(
   delta = _number(path, result, "delta")
   if delta >= 1:
     raise _odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
-  relation = result.get("neighboring_relation")
+  relation: Any = result.get("neighboring_relation")
   if relation not in accounting.RELATIONS:
     raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
   data = config.get("data")

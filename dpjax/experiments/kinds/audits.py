@@ -12,13 +12,13 @@ import numpy as np
 
 from dpjax import accounting, auditing, validate
 from dpjax.accounting import lower, upper
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import Scores
 from dpjax.data import Dataset, needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.plan import Plan
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class AuditClaim:
     is_proved = bool(plan.sampler.proved_under)
     relation = plan.neighboring_relation if is_proved else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
-    return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
+    return cls(relation, plan.delta, plan.event, epsilon, plan.trade_off)
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:

@@ -218,7 +218,7 @@ def of_plan(
   return Guarantee(
     kind=kind if plan.is_private else "none",
     delta=plan.delta,
-    relation=str(plan.neighboring_relation),
+    relation=plan.neighboring_relation,
     unit=unit or plan.unit,
     accountant=plan.accountant,
     step_event=runs.step_event,

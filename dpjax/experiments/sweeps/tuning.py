@@ -192,7 +192,7 @@ def selection_cost(
     "delta": delta,
     "epsilon_kind": "claimed" if failed else "proved",
     **failed,
-    "neighboring_relation": str(plan.neighboring_relation),
+    "neighboring_relation": plan.neighboring_relation,
     "unit": plan.unit,
     "event": accounting.event_to_json(event),
     "statement": _statement(plan, one_run, epsilon, delta, assumptions),

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import special
 
 from dpjax import attacks, auditing, data, trees
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
@@ -24,7 +25,7 @@ from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.types import NeighboringRelation, Params
+from dpjax.types import Params
 from dpjax.validate import UserError
 
 # Number of tests behind a verdict (Bonferroni): one for each false positive rate, one for the AUC.

@@ -148,7 +148,7 @@ def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan])
 def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.LeastSquares:
   """Returns the mechanism with the noise of the plan."""
   chosen = config.privacy.least_squares
-  relation = str(plan.neighboring_relation)
+  relation = plan.neighboring_relation
   # A plan's noise multiplier is relative to its clip norm (`bound`). A mechanism's noise multiplier
   # is relative to the sensitivity, which under replace_one is twice this clip norm.
   hops = 2 if relation == _REPLACE else 1

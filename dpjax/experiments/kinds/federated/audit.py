@@ -11,12 +11,13 @@ import numpy as np
 import optax
 
 from dpjax import auditing, federated, secure, trees
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.plan import Plan
-from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
+from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
 NOTE = (

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dpjax import accounting, secure
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
@@ -18,11 +19,10 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 METHOD = "distributed"
-_RELATION = str(NeighboringRelation.REPLACE_SPECIAL)
+_RELATION = NeighboringRelation.REPLACE_SPECIAL
 
 _WHOM = (
   "Against a server that follows the protocol, and whoever sees what it releases: it gets the "

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, user_code
@@ -22,7 +23,6 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
-from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
@@ -368,7 +368,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
   """Returns the guarantee against the server, for a client that takes part in every round."""
   noise = local_noise(config) or 0.0
   delta = config.privacy.delta
-  relation = str(NeighboringRelation.REPLACE_ONE)
+  relation = NeighboringRelation.REPLACE_ONE
   budget = config.privacy.epsilon_budget
   if not noise:
     guarantee.check_nothing_asked(budget=budget, release=config.release)

@@ -1,0 +1,267 @@
+"""The elementary mechanisms of an event, and the accountants that have a proof for them.
+
+`parts` takes an event apart. `accountable` refuses parts for which an accountant has no proof under
+a relation, and returns the others as accountants compose them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.kind import ORDERS, TOO_DEEP, DpEvent, changed, kind_of
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
+from dpjax.validate import UserError, Verbatim
+
+Parts = Mapping[DpEvent, int]
+
+# Smallest and largest noise multiplier, whose squares neither overflow nor underflow.
+_LEAST_LEVEL = 1e-100
+_LARGEST_LEVEL = 1e100
+# Smallest Renyi divergence that a part may have. A computed one errs by about 3e-16. So it may come
+# out zero or negative, which dp_accounting would read as "costs nothing".
+_RDP_ROUNDING = 1e-14
+
+
+def parts(event: DpEvent) -> Counter[DpEvent]:
+  """Returns part -> how often it ran, for the elementary mechanisms of an event.
+
+  Compositions are taken apart. A sampled composition of Gaussians becomes one sampled Gaussian,
+  exactly. Zero noise becomes NonPrivateDpEvent. Raises UserError for an unknown event.
+
+  >>> from dpjax.accounting import composed, gaussian_event, poisson_sampled_event
+  >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
+  Counter({PoissonSampledDpEvent(...): 3})
+  """
+  counts: Counter[DpEvent] = Counter()
+  try:
+    for part, times in kind_of(event).elements(event):
+      # A negative count of a user's event would cancel the cost of another event.
+      validate.integer_at_least(0, times=times)
+      # Fields are converted to Python's numbers: NumPy's narrow types could overflow or round.
+      for name in kind_of(part).fields:
+        value = getattr(part, name)
+        if isinstance(value, np.generic):
+          part = changed(part, **{name: value.item()})
+      counts[part] += int(times)
+  except RecursionError:
+    raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
+  return counts
+
+
+def merged_parts(event: DpEvent) -> Counter[DpEvent]:
+  """Returns the counts of `parts`, with all unsampled Gaussians merged into one.
+
+  This merging is exact: Gaussians of noise multipliers z_i compose to one of
+  (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
+
+  >>> from dpjax.accounting import composed, gaussian_event
+  >>> merged_parts(composed(gaussian_event(2), 4))
+  Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
+  """
+  counts = parts(event)
+  terms = []
+  for part in list(counts):
+    if isinstance(part, dpa.GaussianDpEvent):
+      terms.append(counts.pop(part) / part.noise_multiplier**2)
+  if terms:
+    # fsum rounds only once. A run may have many terms, one for each noise level.
+    counts[dpa.GaussianDpEvent(math.fsum(terms) ** -0.5)] = 1
+  return counts
+
+
+def with_noise(event: DpEvent) -> list[tuple[DpEvent, int]]:
+  """Returns the elements of a noisy event, with a noise multiplier in [1e-100, 1e100].
+
+  A smaller noise multiplier counts as no noise, whose epsilon is infinite. A larger one counts as
+  1e100. Both results cost no less than the event.
+  """
+  # Half precision does not hold the limits, so the number is converted to float64.
+  noise_multiplier = float(event.noise_multiplier)  # type: ignore[attr-defined]
+  if noise_multiplier < _LEAST_LEVEL:
+    return [(dpa.NonPrivateDpEvent(), 1)]
+  if noise_multiplier > _LARGEST_LEVEL:
+    return [(changed(event, noise_multiplier=_LARGEST_LEVEL), 1)]
+  return [(event, 1)]
+
+
+def sampled(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
+  """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
+
+  Args:
+    event: sampled event, with the mechanism in its field `event`.
+    allowed: classes of mechanisms that may be sampled.
+
+  Raises:
+    UserError: several mechanisms, or one that is not `allowed`.
+  """
+  inner = merged_parts(event.event)  # type: ignore[attr-defined]
+  if not inner:
+    return []
+  # Sampling is no protection without noise, as a drawn record is released as it is.
+  if dpa.NonPrivateDpEvent() in inner:
+    return [(dpa.NonPrivateDpEvent(), 1)]
+  (part, times), *others = inner.items()
+  if others or times > 1 or not isinstance(part, allowed):
+    names = " or ".join(cls.__name__ for cls in allowed)
+    raise UserError(f"what is sampled must be one {names}", field="event", value=event)
+  # A composition of Gaussians was merged into one.
+  return [(event if part == event.event else changed(event, event=part), 1)]  # type: ignore[attr-defined]
+
+
+def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
+  """Returns what accountants compose in place of the parts; see `EventKind.under`."""
+  counts: Counter[DpEvent] = Counter()
+  for part, times in steps.items():
+    event = kind_of(part).under(part, neighboring_relation)
+    # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
+    if not isinstance(event, dpa.ComposedDpEvent):
+      counts[event] += times
+      continue
+    for inner, count in parts(event).items():
+      counts[inner] += times * count
+  return counts
+
+
+def check_accountant(accountant: str) -> None:
+  """Raises UserError unless the name is an accountant whose epsilon is proved.
+
+  >>> check_accountant("pld")
+  """
+  if accountant == "gdp":
+    raise UserError(
+      "an approximation that can be too small and proves nothing; use 'pld' or "
+      "'rdp', or ask for it by name: dpjax.accounting.gdp.approximate",
+      field="accountant",
+      value="gdp",
+    )
+  validate.one_of(ACCOUNTANTS, accountant=accountant)
+
+
+def accountable(
+  event: DpEvent, neighboring_relation: str = ADD, accountant: str = "pld"
+) -> Parts:
+  """Returns the parts of an event, with noise in multiples of the sensitivity under the relation.
+
+  If `in_two` holds, the noise stays in multiples of the clip norm.
+
+  Raises:
+    UserError: the accountant has no proof for a part under this relation.
+  """
+  check_accountant(accountant)
+  validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
+  steps = merged_parts(event)
+  for part in steps:
+    _check_supported(part, neighboring_relation, accountant)
+  # dp_accounting's two accountants read noise under REPLACE_ONE differently, so the noise is
+  # converted here, once. A replacement in two is accounted as removing and adding a record.
+  return under(steps, ADD if in_two(steps, neighboring_relation) else neighboring_relation)
+
+
+def in_two(steps: Parts, neighboring_relation: str) -> bool:
+  """Returns whether replacing a record is accounted as removing one record and adding another.
+
+  Raises:
+    UserError: some parts are accounted in this way, but another part has no proof beside them.
+  """
+  if neighboring_relation != REPLACE:
+    return False
+  kinds = {part: kind_of(part) for part in steps}
+  names = [kind.name for kind in kinds.values() if kind.replaced_in_two]
+  if not names:
+    return False
+  for part, kind in kinds.items():
+    # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
+    # (see `replaced`).
+    if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
+      raise UserError(
+        f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
+        field="event",
+        value=Verbatim(f"{names[0]} with neighboring_relation='replace_one'"),
+      )
+  return True
+
+
+def _check_supported(part: DpEvent, neighboring_relation: str, accountant: str) -> None:
+  kind = kind_of(part)
+  relations = kind.relations_of(part)
+  if neighboring_relation not in relations:
+    raise UserError(
+      f"it is accounted under {' or '.join(relations) or 'no relation'}",
+      field="event",
+      value=Verbatim(f"{kind.name} with neighboring_relation={neighboring_relation!r}"),
+    )
+  accountants = kind.accountants_of(part)
+  if accountant not in accountants:
+    raise UserError(
+      f"has no such analysis; use accountant={' or '.join(map(repr, accountants))}",
+      field="event",
+      value=Verbatim(f"{kind.name} with accountant={accountant!r}"),
+    )
+  # Each of the runs that the best one is chosen from needs a proof, too.
+  if isinstance(part, RepeatAndSelectDpEvent):
+    for inner in merged_parts(part.event):
+      # The analysis of the best of several runs has no proof for a replacement that is
+      # accounted as removing and adding.
+      if neighboring_relation == REPLACE and kind_of(inner).replaced_in_two:
+        raise UserError(
+          "is not proved for the best of several runs",
+          field="event",
+          value=Verbatim(f"{kind_of(inner).name} with neighboring_relation='replace_one'"),
+        )
+      _check_supported(inner, neighboring_relation, accountant)
+
+
+def accountants_for(event: DpEvent, neighboring_relation: str) -> tuple[str, ...]:
+  """Returns the accountants that prove an epsilon for an event under a relation, tightest first.
+
+  >>> noise = dpa.GaussianDpEvent(1.0)
+  >>> accountants_for(dpa.SampledWithoutReplacementDpEvent(9, 3, noise), "replace_one")
+  ('pld', 'rdp')
+  >>> accountants_for(dpa.PoissonSampledDpEvent(0.1, noise), "replace_one")
+  ()
+  """
+  elements = parts(event)
+
+  def proves(accountant: str) -> bool:
+    try:
+      for part in elements:
+        _check_supported(part, neighboring_relation, accountant)
+    except UserError:
+      return False
+    return True
+
+  return tuple(filter(proves, ACCOUNTANTS))
+
+
+def rdp_of(steps: Parts) -> np.ndarray:
+  """Returns the Renyi divergences at `ORDERS` of all parts composed, [len(ORDERS)]."""
+  total = np.zeros(len(ORDERS))
+  for part, times in steps.items():
+    total += times * _rdp_once(type(part), part)
+  return total
+
+
+@functools.lru_cache(maxsize=256)
+def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
+  # The class is in the cache's key, since a user's event could compare equal to an event of another
+  # class.
+  del cls
+  # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
+  return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
+
+
+def describe(event: DpEvent, unit: str) -> str:
+  """Returns all parts of an event in words, each with the number of times that it ran."""
+  each = (
+    f"{times} x {kind_of(part).describe(part, unit)}"
+    for part, times in parts(event).items()
+  )
+  return "; ".join(each)

@@ -1,0 +1,217 @@
+"""Gaussian or Laplace noise on a sum of clipped records: all of them, or a Poisson sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, TypeVar
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.elements import sampled, with_noise
+from dpjax.accounting.event_kinds.kind import (
+  LEAST_PROB,
+  DpEvent,
+  EventKind,
+  Grid,
+  amplified,
+  kind_of,
+  zcdp_of_pure,
+)
+from dpjax.accounting.proved import ADD, RELATIONS, REPLACE, ZERO
+from dpjax.accounting.text import lower, upper
+
+Noise = TypeVar("Noise", dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+
+# Largest exponent of e at which dp_accounting's mixture of two densities does not overflow float64.
+_LARGEST_EXPONENT = 700.0
+
+
+class AdditiveNoiseKind(EventKind[Noise]):
+  """Base class for a sum over all records, with noise relative to the bound on one record.
+
+  Attributes:
+    distribution: name of the noise's distribution in a privacy statement.
+  """
+
+  relations = RELATIONS
+  event: ClassVar[type[dpa.GaussianDpEvent] | type[dpa.LaplaceDpEvent]]
+  distribution: ClassVar[str]
+
+  def elements(self, event: Noise) -> Iterable[tuple[DpEvent, int]]:
+    validate.non_negative(noise_multiplier=event.noise_multiplier)
+    return with_noise(event)
+
+  def under(self, part: Noise, neighboring_relation: str) -> DpEvent:
+    if neighboring_relation != REPLACE:
+      return part
+    return self.event(part.noise_multiplier / 2)
+
+  def pld_of_sample(
+    self, part: Noise, interval: float, sampling_prob: float
+  ) -> pld_lib.PrivacyLossDistribution:
+    """Returns the privacy loss of the sum over a Poisson sample, on a grid of `interval`.
+
+    Connecting the dots between grid points makes the result an upper bound at any interval
+    (Doroshenko et al. 2022, arXiv:2207.04380).
+    """
+    raise NotImplementedError
+
+  def pld(self, part: Noise, interval: float) -> pld_lib.PrivacyLossDistribution:
+    return self.pld_of_sample(part, interval, 1.0)
+
+  def describe(self, part: Noise, unit: str) -> str:
+    multiple = lower(part.noise_multiplier, digits=6)
+    return f"{self.distribution} noise of {multiple} times the clip norm"
+
+
+class GaussianKind(AdditiveNoiseKind[dpa.GaussianDpEvent]):
+  """A sum over every record, with Gaussian noise."""
+
+  name = "gaussian"
+  event = dpa.GaussianDpEvent
+  distribution = "Gaussian"
+
+  def pld_of_sample(
+    self, part: dpa.GaussianDpEvent, interval: float, sampling_prob: float
+  ) -> pld_lib.PrivacyLossDistribution:
+    return pld_lib.from_gaussian_mechanism(
+      part.noise_multiplier,
+      sampling_prob=sampling_prob,
+      value_discretization_interval=interval,
+    )
+
+  def grid(self, part: dpa.GaussianDpEvent) -> Grid:
+    shift = 1 / part.noise_multiplier
+    # The loss is normal, of mean shift^2 / 2 and standard deviation `shift`.
+    return Grid(1 / part.noise_multiplier**2, shift**2 / 2 + 10 * shift)
+
+  def zcdp(self, part: dpa.GaussianDpEvent) -> float:
+    # This value is exact (Bun and Steinke 2016, arXiv:1605.02065, proposition 1.6).
+    return 0.5 / part.noise_multiplier**2
+
+  def gaussian_noise(self, part: dpa.GaussianDpEvent) -> float:
+    return part.noise_multiplier
+
+
+class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
+  """A sum of records that are clipped in L1 norm, with Laplace noise.
+
+  The noise multiplier is scale / L1 bound.
+  """
+
+  name = "laplace"
+  event = dpa.LaplaceDpEvent
+  distribution = "Laplace"
+
+  def pld_of_sample(
+    self, part: dpa.LaplaceDpEvent, interval: float, sampling_prob: float
+  ) -> pld_lib.PrivacyLossDistribution:
+    # If e^(1 / noise_multiplier) overflows, the sum over all records is accounted instead, which
+    # costs no less.
+    if 1 / part.noise_multiplier > _LARGEST_EXPONENT:
+      sampling_prob = 1.0
+    return pld_lib.from_laplace_mechanism(
+      part.noise_multiplier,
+      sampling_prob=sampling_prob,
+      value_discretization_interval=interval,
+    )
+
+  def grid(self, part: dpa.LaplaceDpEvent) -> Grid:
+    # Laplace noise gives pure differential privacy, so the loss is bounded. With little noise this
+    # bound 1 / z is smaller than 1 / z^2, the divergence of Gaussian noise.
+    bound = 1 / part.noise_multiplier
+    return Grid(min(1 / part.noise_multiplier**2, bound), bound)
+
+  def zcdp(self, part: dpa.LaplaceDpEvent) -> float:
+    return zcdp_of_pure(1 / part.noise_multiplier)
+
+
+class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
+  """Gaussian or Laplace noise on a sample that each record joins independently.
+
+  There is no proof under replace_one: the sample may then hold a different record for each
+  neighbour, and dp_accounting has no dominating pair for this case.
+  """
+
+  name = "poisson_sampled"
+  event = dpa.PoissonSampledDpEvent
+  relations = (ADD, ZERO)
+
+  def elements(self, event: dpa.PoissonSampledDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    if event.sampling_probability == 0:
+      return []
+    validate.probability(sampling_probability=event.sampling_probability)
+    return sampled(event, dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+
+  def accountants_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, ...]:
+    return ("pld",) if isinstance(part.event, dpa.LaplaceDpEvent) else self.accountants
+
+  def pld(
+    self, part: dpa.PoissonSampledDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
+    kind = kind_of(part.event)
+    assert isinstance(kind, AdditiveNoiseKind)
+    return kind.pld_of_sample(part.event, interval, _accounted_prob(part))
+
+  def grid(self, part: dpa.PoissonSampledDpEvent) -> Grid:
+    whole = kind_of(part.event).grid(part.event)
+    prob = _accounted_prob(part)
+    # The divergence is exact at order 2: sampling with probability q multiplies the chi-square
+    # divergence by q^2.
+    return Grid(amplified(whole.renyi_two, prob**2), amplified(whole.largest_loss, prob))
+
+  def zcdp(self, part: dpa.PoissonSampledDpEvent) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
+  def gaussian_noise(self, part: dpa.PoissonSampledDpEvent) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+  def describe(self, part: dpa.PoissonSampledDpEvent, unit: str) -> str:
+    prob = upper(part.sampling_probability, digits=6)
+    return (
+      f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "
+      f"{unit} joins each batch on its own, with probability {prob})"
+    )
+
+
+def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
+  # A larger probability q' costs no less than q: drawing with q is drawing with q', and then
+  # leaving the record out with chance 1 - q / q'.
+  return max(part.sampling_probability, LEAST_PROB)
+
+
+def gaussian_event(noise_multiplier: float) -> DpEvent:
+  """Returns the event of one Gaussian sum with noise of std `noise_multiplier * l2_clip_norm`.
+
+  A noise multiplier of 0 is allowed, and has an infinite epsilon.
+
+  >>> gaussian_event(2)
+  GaussianDpEvent(noise_multiplier=2.0)
+  """
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  return dpa.GaussianDpEvent(float(noise_multiplier))
+
+
+def laplace_event(noise_multiplier: float) -> DpEvent:
+  """Returns the event of one Laplace sum. The scale is noise_multiplier * the L1 bound of a record.
+
+  >>> laplace_event(2)
+  LaplaceDpEvent(noise_multiplier=2.0)
+  """
+  validate.non_negative(noise_multiplier=noise_multiplier)
+  return dpa.LaplaceDpEvent(float(noise_multiplier))
+
+
+def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
+  """Returns the event of `event` on a batch that each record joins independently.
+
+  The probability of joining is `sampling_prob`.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> poisson_sampled_event(gaussian_event(1), sampling_prob=0.5).sampling_probability
+  0.5
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  return dpa.PoissonSampledDpEvent(float(sampling_prob), event)
