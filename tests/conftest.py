@@ -15,7 +15,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.008")
 # Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
 # rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-_OPTIMIZED = ("attacks", "gradients", "models", "noise")
+_OPTIMIZED = ("attacks", "gradients", "models", "noise", "zoo")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

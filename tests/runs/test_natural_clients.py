@@ -12,8 +12,8 @@ from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import cost
-from tests.data import client_files
 from tests.refuses import refuses
+from tests.zoo import client_files
 
 _SMALL = {
   "model.name": "linear",

@@ -7,8 +7,8 @@ from configs.fed import flair, stackoverflow, stackoverflow_blt
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.run import loop
-from tests.data import client_files
 from tests.refuses import refuses
+from tests.zoo import client_files
 
 pytest.importorskip("h5py", reason="needs the extra 'h5'")
 

@@ -128,7 +128,7 @@ _LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("basic", "huggi
 @pytest.mark.parametrize("layout", ["bert", *_LONG])
 def test_published_weights_are_tuned_by_flag(layout, tmp_path):
   save_file = pytest.importorskip("safetensors.numpy").save_file
-  from tests.models.test_published_layouts import CASES
+  from tests.zoo.test_published_layouts import CASES
 
   case = CASES[layout]
   path = tmp_path / "public.safetensors"

@@ -29,7 +29,7 @@ from dpjax.zoo.networks.sentence_encoder import Encoder
 from tests.refuses import refuses
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
-from tests.models.test_published_layouts import CASES, bert_layers  # noqa: E402
+from tests.zoo.test_published_layouts import CASES, bert_layers  # noqa: E402
 
 _TENSORS = {
   name.removeprefix("bert."): array

@@ -7,8 +7,8 @@ import pytest
 
 from dpjax import data
 from dpjax.zoo import datasets
-from tests.data import client_files
 from tests.refuses import refuses
+from tests.zoo import client_files
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'h5'")
 

@@ -12,8 +12,8 @@ from dpjax.sampling import group_by_user
 from dpjax.validate import UserError
 from dpjax.zoo import datasets
 from dpjax.zoo.datasets import tff
-from tests.data import client_files
 from tests.refuses import refuses
+from tests.zoo import client_files
 
 
 def _dataset(n=4):
@@ -487,7 +487,7 @@ def test_two_spellings_of_one_name_are_one_client():
   assert federation.num_clients == 2
 
 
-@pytest.mark.parametrize("name", ["a.npz", "mnist", "tests.data.test_natural:nothing"])
+@pytest.mark.parametrize("name", ["a.npz", "mnist", "tests.zoo.test_natural:nothing"])
 def test_a_declaration_of_what_is_no_table_is_refused(name):
   with refuses("declaration"):
     datasets.natural_federation(name, client_id="user", declaration={"columns": {}})

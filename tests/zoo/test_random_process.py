@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpjax import data, random_images
-from dpjax.zoo import datasets
+from dpjax import data
+from dpjax.zoo import datasets, random_images
 from dpjax.zoo.datasets import random_process
 from tests.refuses import refuses
 

@@ -1,6 +1,6 @@
 """What a federation of 1e5 clients and 1e6 records costs, in seconds and MB; by hand:
 
-python -m tests.data.large_federation > results/natural_federations/large.json
+python -m tests.zoo.large_federation > results/natural_federations/large.json
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import data
 from dpjax.zoo import datasets
-from tests.data import client_files
+from tests.zoo import client_files
 
 CLIENTS, RECORDS = 100_000, 1_000_000
 
