@@ -213,6 +213,29 @@ def on_page_markdown(markdown, page, config, files):
   return LINK.sub(moved, markdown)
 
 
+# inline code; that of a highlighted block begins with a tag
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_HYPHENED = re.compile(r"\S*-\S*")
+
+
+def unbroken(html: str) -> str:
+  """Marks each word with a hyphen in code, such as a flag, which extra.css keeps on one line.
+
+  Browsers break lines behind hyphens, and CSS alone can forbid that of a whole cell only.
+
+  >>> unbroken("<td><code>launch.train --config.seed=1</code></td>")
+  '<td><code>launch.train <span class="flag">--config.seed=1</span></code></td>'
+  """
+  word = lambda match: f'<span class="flag">{match.group()}</span>'
+  return _CODE.sub(lambda code: _HYPHENED.sub(word, code.group()), html)
+
+
+def on_page_content(html, page, config, files):
+  """Keeps flags whole."""
+  del page, config, files
+  return unbroken(html)
+
+
 try:
   import griffe
 except ImportError:  # the tests read what is above
