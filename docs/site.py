@@ -215,23 +215,24 @@ def on_page_markdown(markdown, page, config, files):
 
 # inline code; that of a highlighted block begins with a tag
 _CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
-_HYPHENED = re.compile(r"\S*-\S*")
+# a word with a hyphen, behind which browsers break lines, or a short name
+_WHOLE = re.compile(r"\S*-\S*|(?<!\S)\S{1,24}(?!\S)")
 
 
 def unbroken(html: str) -> str:
-  """Marks each word with a hyphen in code, such as a flag, which extra.css keeps on one line.
+  """Marks flags and short names in code, which extra.css keeps on one line each.
 
-  Browsers break lines behind hyphens, and CSS alone can forbid that of a whole cell only.
+  CSS alone can forbid a break in a whole cell only.
 
-  >>> unbroken("<td><code>launch.train --config.seed=1</code></td>")
-  '<td><code>launch.train <span class="flag">--config.seed=1</span></code></td>'
+  >>> unbroken("<td><code>a --config.seed=1</code></td>")
+  '<td><code><span class="whole">a</span> <span class="whole">--config.seed=1</span></code></td>'
   """
-  word = lambda match: f'<span class="flag">{match.group()}</span>'
-  return _CODE.sub(lambda code: _HYPHENED.sub(word, code.group()), html)
+  word = lambda match: f'<span class="whole">{match.group()}</span>'
+  return _CODE.sub(lambda code: _WHOLE.sub(word, code.group()), html)
 
 
 def on_page_content(html, page, config, files):
-  """Keeps flags whole."""
+  """Keeps flags and short names whole."""
   del page, config, files
   return unbroken(html)
 
