@@ -213,6 +213,30 @@ def on_page_markdown(markdown, page, config, files):
   return LINK.sub(moved, markdown)
 
 
+# inline code; that of a highlighted block begins with a tag
+_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+# a word with a hyphen, behind which browsers break lines, or a short name
+_WHOLE = re.compile(r"\S*-\S*|(?<!\S)\S{1,24}(?!\S)")
+
+
+def unbroken(html: str) -> str:
+  """Marks flags and short names in code, which extra.css keeps on one line each.
+
+  CSS alone can forbid a break in a whole cell only.
+
+  >>> unbroken("<td><code>a --config.seed=1</code></td>")
+  '<td><code><span class="whole">a</span> <span class="whole">--config.seed=1</span></code></td>'
+  """
+  word = lambda match: f'<span class="whole">{match.group()}</span>'
+  return _CODE.sub(lambda code: _WHOLE.sub(word, code.group()), html)
+
+
+def on_page_content(html, page, config, files):
+  """Keeps flags and short names whole."""
+  del page, config, files
+  return unbroken(html)
+
+
 try:
   import griffe
 except ImportError:  # the tests read what is above

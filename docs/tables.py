@@ -115,7 +115,7 @@ def _range(mean: str | float, text: str, digits: int = 3) -> str:
   return f"{share(mean, digits)} [{low}, {high}]"
 
 
-# --- README
+# --- README, published results
 
 
 class _Published(NamedTuple):
@@ -126,30 +126,34 @@ class _Published(NamedTuple):
   paper: str = _NONE
   config: str = ""  # below configs/; "": the sweep of the folder's name
   variant: str = ""  # of the sweep; "": the name of the data
+  network: str = ""  # the paper's own, as README calls it; "": not in README
 
   @property
-  def link(self) -> str:
-    """The config as README links to it."""
-    path = self.config or f"sweeps/{self.folder}"
-    return f"[`{path}`](configs/{path}.py){self.words}"
+  def path(self) -> str:
+    """Of the config, below configs/."""
+    return self.config or f"sweeps/{self.folder}"
 
 
 _TB = "(Tramèr & Boneh 2021)"
 _TB_SAME = "(Tramèr & Boneh 2021, the same network)"
 _PAPERNOT = "(Papernot et al. 2021)"
+_SCATTERING = "a linear model on scattering features"
+_SIGMOIDS = "a CNN with tempered sigmoids, on pixels"
 _WHITENED = ", private whitening within the budget"
 _PUBLISHED = [
   _Published(_WHITENED, "MNIST", "mnist_whitened", "2"),
   _Published(
     _WHITENED, "MNIST", "mnist_whitened", "3", f".987 {_TB}", "mnist_whitened"
   ),
-  _Published("", "MNIST", "mnist_scatter_linear", "3", f".987 {_TB}"),
+  _Published(
+    "", "MNIST", "mnist_scatter_linear", "3", f".987 {_TB}", network=_SCATTERING
+  ),
   _Published(
     _WHITENED, "Fashion-MNIST", "fashion_mnist_whitened", "3", f".897 {_TB}"
   ),
   _Published(
     "", "Fashion-MNIST", "fashion_mnist_scatter_linear", "3", f".897 {_TB}",
-    "fashion_mnist_scatter_linear",
+    "fashion_mnist_scatter_linear", network=_SCATTERING,
   ),
   _Published(
     ", opponent colours, private channel statistics within the budget", "CIFAR-10",
@@ -168,11 +172,14 @@ _PUBLISHED = [
     f".890 at 3 {_TB_SAME}; .861 (Papernot et al. 2021, on pixels)",
   ),
   _Published(
-    ", tempered sigmoids on pixels", "MNIST", "mnist_cnn", "2.93", f".981 {_PAPERNOT}"
+    ", tempered sigmoids on pixels", "MNIST", "mnist_cnn", "2.93", f".981 {_PAPERNOT}",
+    network=_SIGMOIDS,
   ),
-  _Published("", "Fashion-MNIST", "mnist_cnn", "2.7", f".861 {_PAPERNOT}"),
+  _Published(
+    "", "Fashion-MNIST", "mnist_cnn", "2.7", f".861 {_PAPERNOT}", network=_SIGMOIDS
+  ),
 ]  # fmt: skip
-_PROMISE = {  # of every row of README and of the curves, where they say nothing else
+_PROMISE = {  # of every published row and of the curves, where they say nothing else
   "delta": "1e-05",
   "epsilon_kind": "proved",
   "neighboring_relation": "add_or_remove_one",
@@ -187,8 +194,8 @@ def _is_of(run: dict, row: _Published) -> bool:
   return near and run["dataset"] == _DATA[row.data]
 
 
-def _published(row: _Published) -> Row:
-  """Mean, smallest and largest accuracy over three seeds."""
+def _accuracy(row: _Published) -> str:
+  """Mean, smallest and largest over three seeds."""
   points = entries(f"{row.folder}/curve.csv")
   wanted = {**_PROMISE, "privacy.epsilon": f"{float(row.epsilon)}"}
   if "variant" in points[0]:
@@ -197,15 +204,19 @@ def _published(row: _Published) -> Row:
   mean, low, high = (
     share(point[f"test_accuracy_{part}"]) for part in ("mean", "min", "max")
   )
-  return [row.data, row.epsilon, row.paper, f"{mean} [{low}, {high}]", row.link]
+  return f"{mean} [{low}, {high}]"
 
 
 def _published_seconds(row: _Published) -> Row:
   """Seconds of the three runs behind a row."""
   seconds = [run["wall_seconds"] for run in runs(row.folder) if _is_of(run, row)]
   assert len(seconds) == 3, row
-  path = row.config or f"sweeps/{row.folder}"
-  return [f"`{path}`", row.data, row.epsilon, f"{min(seconds):.0f} to {max(seconds):.0f} s"]
+  return [
+    f"`{row.path}`",
+    row.data,
+    row.epsilon,
+    f"{min(seconds):.0f} to {max(seconds):.0f} s",
+  ]
 
 
 def _cifar10_cnn_run() -> dict:
@@ -215,11 +226,28 @@ def _cifar10_cnn_run() -> dict:
 
 
 def _readme() -> list[Row]:
+  """The same network as in a paper, beside it."""
+  return [
+    [
+      row.data, f"[{row.network}](configs/{row.path}.py)", row.epsilon, row.paper, _accuracy(row)
+    ]
+    for row in _PUBLISHED
+    if row.network
+  ]  # fmt: skip
+
+
+def _every_published() -> list[Row]:
   run = _cifar10_cnn_run()
   paper = ".662 (Papernot et al. 2021, longer)"
   accuracy = f"{share(run['test_accuracy'])}, one seed"
-  link = "[`cifar10_cnn`](configs/cifar10_cnn.py), 9 passes"
-  rows = [_published(row) for row in _PUBLISHED]
+  link = "[`cifar10_cnn`](../configs/cifar10_cnn.py), 9 passes"
+  rows = [
+    [
+      row.data, row.epsilon, row.paper, _accuracy(row),
+      f"[`{row.path}`](../configs/{row.path}.py){row.words}",
+    ]
+    for row in _PUBLISHED
+  ]  # fmt: skip
   return [*rows[:7], ["CIFAR-10", _up(run["epsilon"]), paper, accuracy, link], *rows[7:]]
 
 
@@ -1148,7 +1176,10 @@ TABLES = [
     ],
     _samples_attacked,
   ),
-  Table("README.md", ["data", "epsilon", "paper", "ours", "config"], _readme),
+  Table("README.md", ["data", "network and config", "epsilon", "paper", "ours"], _readme),
+  Table(
+    "results/README.md", ["data", "epsilon", "paper", "ours", "config"], _every_published
+  ),
   Table("results/README.md", ["config", "data", "epsilon", "time a run"], _seconds),
   _of_data("MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "mnist_curves", linked=False),
   Table("docs/curves.md", ["inputs, method", "0.1", "0.2", "0.5", "1"], _at_once),

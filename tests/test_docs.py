@@ -17,6 +17,7 @@ import re
 import shlex
 import textwrap
 
+import numpy as np
 import pytest
 
 from dpjax.experiments import all_kinds
@@ -51,6 +52,7 @@ _LINKED = [
   *_DESIGN,
   "WORKSPACE.md",
   "CONTRIBUTING.md",
+  "SECURITY.md",
   "THREATS.md",
   "results/README.md",
   "examples/README.md",
@@ -115,11 +117,22 @@ def test_every_link_leads_somewhere(page):
     assert match[2] in _anchors(file), match[0]
 
 
-def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
-  pages = {page for page in _GUIDE if page.startswith("docs/")}
-  assert pages <= set(site().linked(_text("README.md"), "").values())
-  in_site = _text("mkdocs.yml") + _text("docs/site.py")  # which has the reference
-  assert all(page.removeprefix("docs/") in in_site for page in pages)
+def test_every_page_of_the_guide_is_linked_from_its_home_and_in_the_menu():
+  pages = {page for page in _GUIDE if page.startswith("docs/")} - {"docs/index.md"}
+  assert "docs/index.md" in site().linked(_text("README.md"), "").values()
+  assert pages <= set(site().linked(_text("docs/index.md"), "docs").values())
+  menu = {"reference/index.md", *re.findall(r"(?m): (\S+\.md)$", _text("mkdocs.yml"))}
+  assert {page.removeprefix("docs/") for page in pages} <= menu
+  notebooks = {f"repo/notebooks/{p.stem}.md" for p in _ROOT.glob("notebooks/*.ipynb")}
+  assert notebooks == {page for page in menu if page.startswith("repo/notebooks/")}
+
+
+def test_no_line_breaks_within_a_flag():
+  html = "<td>x-y <code>a_name_of_more_than_24_letters --b.c=1</code></td>"
+  block = "<pre><code><span>--a</span></code></pre>"
+  marked = html.replace("--b.c=1", '<span class="whole">--b.c=1</span>')
+  assert site().unbroken(html + block) == marked + block
+  assert ".whole { display: inline; white-space: nowrap; }" in _text("docs/extra.css")
 
 
 def test_every_design_note_is_listed_and_in_the_site():
@@ -330,7 +343,9 @@ def _is_field(name: str) -> bool:
 
 @pytest.mark.parametrize("page", _GUIDE)
 def test_fields_that_are_named_exist(page):
-  for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", _text(page)):
+  """Beside the wrong ones that an error answers (test_errors_of_the_command_line)."""
+  text = re.sub(r"^```text\n(?=\.\.\. ).*?^```$", "", _text(page), flags=re.DOTALL | re.M)
+  for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", text):
     assert _is_field(name), name
 
 
@@ -339,10 +354,29 @@ def test_a_wrong_field_is_seen():
   assert not _is_field("privacy.no_such") and not _is_field("privacy.ftrl.strategy.no_such")
 
 
+_ERRORS = [block.splitlines() for block in _fenced("docs/errors.md", "text")]
+
+
+@pytest.mark.cases(quick=[0, 1, 2, 3], long=...)
+@pytest.mark.parametrize(("flags", "line"), _ERRORS, ids=range(len(_ERRORS)))
+def test_errors_of_the_command_line(flags, line, tmp_path):
+  """Word for word, as a reader searches for them."""
+  run = ["launch.train", f"--config={_ROOT}/configs/quickstart.py"]
+  if "workdir=" in line:  # of a run that is there
+    few = ["--config.num_steps=2", "--config.privacy.accountant=rdp"]
+    assert commands.run(*run, *few, cwd=tmp_path).returncode == 0
+    run += few[1:]
+  x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0])
+  of = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+  np.savez(tmp_path / "mine.npz", **of, num_classes=2)
+  done = commands.run(*run, *shlex.split(flags.removeprefix("... ")), cwd=tmp_path)
+  assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
+
+
 # ---- examples
 
 
-@pytest.mark.cases(slow=[24], long=[2, 36])
+@pytest.mark.cases(slow=["docs/promises.md"], long=["docs/accounting.md", "docs/errors.md"])
 @pytest.mark.parametrize("page", _GUIDE)
 def test_examples_run(page):
   done = doctest.testfile(
@@ -354,13 +388,18 @@ def test_examples_run(page):
       compile(textwrap.dedent(block), page, "exec")
 
 
+_SLOW_PAGES = ("attacks", "federated", "finetune", "pate", "sampling")
+
+
 def _blocks(page: str) -> str:
   """A page's Python as one program; doctests are run by themselves."""
   blocks = [block for block in _fenced(page, "python") if ">>>" not in block]
   return "\n".join(textwrap.dedent(block) for block in blocks)
 
 
-@pytest.mark.cases(slow=[0, 2, 6, 7, 9, 10], long=[3])
+@pytest.mark.cases(
+  slow=["README.md", *(f"docs/{name}.md" for name in _SLOW_PAGES)], long=["docs/compose.md"]
+)
 @pytest.mark.parametrize("page", [page for page in _GUIDE if _blocks(page)])
 def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
   """In a process of their own, on the embedded digits, in an empty folder."""
@@ -411,7 +450,7 @@ def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
 
 def test_the_menu_has_every_page_of_the_reference_once():
   pages = [f"reference/{package}.md" for package in site().packages()]
-  groups = site().grouped(pages)
+  groups = site().grouped()
   placed = [page for group in groups for part in group.values() for page in part]
   assert sorted(placed) == sorted(pages)
 

@@ -348,7 +348,8 @@ def _explain_library(error: Exception) -> None:
   if name == "InvalidRngError":
     raise validate.UserError(
       "Dropout needs a key for each example: draw from example.key (linen: "
-      "rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key)) "
+      "rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
+      "dropout=example.key)) "
       f"and give training.dp_sgd an example_key ({name})",
       field="loss_fn",
     ) from error
@@ -358,7 +359,8 @@ def _explain_library(error: Exception) -> None:
     raise validate.UserError(
       "a random stream of the module moves on in the call, so merge a copy: "
       "nnx.merge(graph, params, rest, copy=True); Dropout also needs nnx.reseed(model, "
-      f"default=example.key) and training.dp_sgd(..., example_key=key) ({name})",
+      "default=example.key, dropout=example.key) and training.dp_sgd(..., example_key=key) "
+      f"({name})",
       field="loss_fn",
     ) from error
   if name == "TraceContextError":
