@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.types import ArrayTree, LossFn, Params
 
 # JAX raises these errors if Python needs the value of a traced number.
@@ -50,9 +50,9 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
     raise validate.UserError(
       f"loss_fn returned {loss.dtype}: must be a real floating-point number"
     )
-  for eqn in every_equation(closed.jaxpr):
+  for eqn in jaxprs.every_equation(closed.jaxpr):
     # A call has the effects of its content, so the error must name the equation inside.
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
         "could reach another; return what it computes, or use jax.pure_callback",
@@ -95,9 +95,9 @@ def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
-  eqns = list(every_equation(closed.jaxpr))
+  eqns = list(jaxprs.every_equation(closed.jaxpr))
   inside = (var for eqn in eqns for var in (*eqn.invars, *eqn.outvars))
-  narrow = any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
+  narrow = any(jaxprs.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
   return not narrow and not any(map(mixes, eqns))
 
 
@@ -124,16 +124,14 @@ def _mixes_itself(eqn: Any) -> bool:
 
 def _derivative_mixes(eqn: Any) -> bool:
   """Returns whether the forward or backward pass of an equation may mix examples."""
-  call = equations.eqn_fn(eqn)
-  is_float = [equations.is_float(var.aval) for var in eqn.outvars]
+  call = jaxprs.eqn_fn(eqn)
+  is_float = [jaxprs.is_float(var.aval) for var in eqn.outvars]
 
   def squares(*args: Any) -> Any:
     results = [y for y, use in zip(call(*args), is_float) if use and y is not None]
     return sum(jnp.sum(jnp.real(y * jnp.conj(y))).astype(jnp.float32) for y in results)
 
-  shapes = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equations.operands(eqn)
-  ]
+  shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxprs.operands(eqn)]
   of_floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
   if not of_floats or not any(is_float):
     return False
@@ -142,7 +140,7 @@ def _derivative_mixes(eqn: Any) -> bool:
   # What cannot be looked into may hold anything.
   except Exception:
     return True
-  return any(map(_mixes_itself, every_equation(traced.jaxpr)))
+  return any(map(_mixes_itself, jaxprs.every_equation(traced.jaxpr)))
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
@@ -150,12 +148,12 @@ def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> 
 
   The gradient is traced, too, since it shows the rules of custom derivatives.
   """
-  eqns = list(every_equation(closed.jaxpr))
+  eqns = list(jaxprs.every_equation(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
     # `explain_failure` reports a loss that cannot be differentiated.
     with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
-      eqns += every_equation(grad.jaxpr)
+      eqns += jaxprs.every_equation(grad.jaxpr)
   _refuse_own_batching(eqns, "loss_fn", "examples")
 
 
@@ -166,7 +164,9 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
   """
   jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
-  others = (eqn for eqn in every_equation(jaxpr) if rule_of(eqn) not in _KEEP_CLIENTS_APART)
+  others = (
+    eqn for eqn in jaxprs.every_equation(jaxpr) if rule_of(eqn) not in _KEEP_CLIENTS_APART
+  )
   _refuse_own_batching(others, "client", "clients")
   return jaxpr
 
@@ -180,10 +180,10 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
     name: name of the function in the error.
   """
   eqns = list(
-    every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
+    jaxprs.every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
   )
   for eqn in eqns:
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
         field=name,
@@ -217,7 +217,7 @@ def explain_failure(
   operation that JAX cannot batch. Returns None for any other cause."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
-  for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
+  for eqn in jaxprs.between(closed.jaxpr, closed.jaxpr.invars[:count]):
     if not _differentiable(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has no reverse-mode derivative; write it with "
@@ -379,46 +379,15 @@ def _runs(trace: Any, params: Params, batch: Any) -> bool:
   return True
 
 
-def inner_jaxprs(eqn: Any) -> list[Any]:
-  """Returns the jaxprs inside an equation (calls, loops, branches)."""
-  jaxprs = []
-  for value in eqn.params.values():
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    jaxprs += [getattr(each, "jaxpr", each) for each in several]
-  return [jaxpr for jaxpr in jaxprs if hasattr(jaxpr, "eqns")]
-
-
-def every_equation(jaxpr: Any) -> Iterator[Any]:
-  """Yields the equations of a jaxpr, and the equations inside of calls, loops and branches."""
-  for eqn in jaxpr.eqns:
-    yield eqn
-    for inner in inner_jaxprs(eqn):
-      yield from every_equation(inner)
-
-
-def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
-  """Returns the equations through which a gradient flows from the results back to `sources`."""
-  reached = set(sources)
-  between = []
-  for eqn in jaxpr.eqns:
-    # A value that only stop_gradient reads is not differentiated.
-    stops = eqn.primitive.name == "stop_gradient"
-    if not stops and reached.intersection(equations.operands(eqn)):
-      reached.update(eqn.outvars)
-      between.append(eqn)
-  outs = [var for var in jaxpr.outvars if not equations.is_literal(var)]
-  return equations.needed(between, outs)
-
-
 def _differentiable(eqn: Any) -> bool:
-  fn = equations.eqn_fn(eqn)
-  operands = equations.operands(eqn)
-  floats = [i for i, var in enumerate(operands) if equations.is_float(var.aval)]
+  fn = jaxprs.eqn_fn(eqn)
+  operands = jaxprs.operands(eqn)
+  floats = [i for i, var in enumerate(operands) if jaxprs.is_float(var.aval)]
 
   def total(chosen, values):
     known = dict(zip(floats, chosen))
     results = fn(*(known.get(i, value) for i, value in enumerate(values)))
-    return sum(jnp.sum(x) for x in results if x is not None and equations.is_float(x))
+    return sum(jnp.sum(x) for x in results if x is not None and jaxprs.is_float(x))
 
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:

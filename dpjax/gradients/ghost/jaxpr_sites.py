@@ -8,7 +8,7 @@ equation that cannot be entered (cond, while, custom_vjp ...) is a site as a who
 PARAM value must become DATA (such as the start of a scan's carry), an identity site lifts it.
 
 This module relies on parts of JAX that may change: `jax.make_jaxpr`, `jax.extend.core`, and names
-and parameters of primitives (of `equations.CALLS`, `scan` and `row_forms`). Tests pin them.
+and parameters of primitives (of `jaxprs.CALLS`, `scan` and `row_forms`). Tests pin them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from dpjax import standard_kernels
-from dpjax.gradients.equations import (
+from dpjax.gradients.ghost import chosen_products
+from dpjax.gradients.jaxprs import (
   CALLS,
   REARRANGED,
   REMATS,
@@ -33,12 +34,12 @@ from dpjax.gradients.equations import (
   Graph,
   ScanParts,
   Var,
+  evaluated,
   is_float,
   is_literal,
   named,
   operands,
 )
-from dpjax.gradients.ghost import chosen_products
 from dpjax.types import ArrayTree, Params
 
 
@@ -256,16 +257,17 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
 
   `ids` numbers sites, taps and loops in program order. With `lift_outs`, PARAM results become DATA.
   """
-  env = dict.fromkeys(jaxpr.constvars, _CONST)
-  env.update(zip(jaxpr.invars, values))
-  steps = []
-  for eqn in jaxpr.eqns:
-    step = _plan(eqn, [_read(env, atom) for atom in eqn.invars], loops, ids)
-    env.update(zip(eqn.outvars, step.values))
-    steps.append(step)
-  outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
+  planned: list[Step] = []
+
+  def step(eqn, values):
+    planned.append(_plan(eqn, values, loops, ids))
+    return planned[-1].values
+
+  known = [_CONST] * len(jaxpr.constvars)
+  constant = lambda _: _CONST
+  outs = tuple(evaluated(jaxpr, known, values, step, literal=constant))
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
-  steps = _with_chosen_products(jaxpr, steps)
+  steps = _with_chosen_products(jaxpr, planned)
   # Dead sites are removed first, since their taps would have no cotangent to record.
   steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
@@ -348,10 +350,6 @@ def _place_taps(jaxpr, steps, loops, ids):
     for step in steps
   )
   return tuple(placed), cotangents
-
-
-def _read(env, atom) -> Value:
-  return _CONST if is_literal(atom) else env[atom]
 
 
 def _plan(eqn, values, loops, ids) -> Step:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax import trees
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.ghost import tapped
 from dpjax.gradients.ghost.jaxpr_sites import Program, Site
 
@@ -24,7 +24,7 @@ class ParamFlow(NamedTuple):
   @classmethod
   def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
     """Returns the flow of a program's parameters, traced once by `tapped.site_params`."""
-    floats = [equations.is_float(leaf) for leaf in leaves]
+    floats = [jaxprs.is_float(leaf) for leaf in leaves]
     wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
     trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)
     closed, shapes = trace(wide)
@@ -44,7 +44,10 @@ class ParamFlow(NamedTuple):
     def forward(chosen):
       known = dict(zip(leaves, chosen))
       inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
-      return self._evaluate(inputs, [site.index for site in sites])
+      places = {site.index: self.positions[site.index] for site in sites}
+      wanted = [self.jaxpr.outvars[i] for i in jax.tree.leaves(places)]
+      values = jaxprs.evaluated(self.jaxpr, self.consts, inputs, wanted=wanted)
+      return jax.tree.unflatten(jax.tree.structure(places), values)
 
     chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
     seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
@@ -55,12 +58,3 @@ class ParamFlow(NamedTuple):
       return transpose(jax.tree.map(cast, cotangents, seen))[0]  # [*leaf]
 
     return seen, back
-
-  def _evaluate(self, inputs, indices) -> dict[int, tuple[Any, ...]]:
-    wanted = {i: [self.jaxpr.outvars[slot] for slot in self.positions[i]] for i in indices}
-    env = dict(zip(self.jaxpr.constvars, self.consts))
-    env.update(zip(self.jaxpr.invars, inputs))
-    for eqn in equations.needed(self.jaxpr.eqns, set().union(*wanted.values())):
-      args = [env[v] for v in equations.operands(eqn)]
-      env.update(zip(eqn.outvars, equations.eqn_fn(eqn)(*args)))
-    return {i: tuple(env[atom] for atom in atoms) for i, atoms in wanted.items()}

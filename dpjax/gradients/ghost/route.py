@@ -46,9 +46,8 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import clipping
+from dpjax.gradients import clipping, jaxprs
 from dpjax.gradients.clip import Clip
-from dpjax.gradients.equations import is_literal
 from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (
   jaxpr_sites,
@@ -61,7 +60,7 @@ from dpjax.gradients.ghost import (
 from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import inner_jaxprs, mixes
+from dpjax.gradients.loss_checks import mixes
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -441,43 +440,21 @@ def keeps_apart(planned: Recipe) -> bool:
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """
-  jaxpr = planned.program.jaxpr
-  sites = planned.program.sites()
-  by_rows = {id(site.eqn) for site in sites if row_forms.find(site) is not None}
-  return all(id(eqn) in by_rows for eqn in _suspects(jaxpr, set(jaxpr.invars)))
-
-
-def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
-  """Returns the equations that may mix examples, given the variables that depend on inputs.
-
-  A constant kernel is neither batched nor differentiated, so its convolution mixes none.
-  """
+  by_rows = {
+    id(site.eqn) for site in planned.program.sites() if row_forms.find(site) is not None
+  }
   suspects = []
-  known = set(inputs)
-  for eqn in jaxpr.eqns:
-    is_known = [not is_literal(atom) and atom in known for atom in eqn.invars]
-    inner = inner_jaxprs(eqn)
-    if any(is_known) and mixes(eqn) and not _has_constant_kernel(eqn, is_known):
+
+  def visit(eqn: Any, given: list[bool]) -> None:
+    # A constant kernel is neither batched nor differentiated.
+    constant = eqn.primitive.name == "conv_general_dilated" and not given[1]
+    constant = constant and eqn.params["batch_group_count"] == 1
+    if any(given) and not constant and id(eqn) not in by_rows and mixes(eqn):
       suspects.append(eqn)
-    for body in inner:
-      # Operands of a call are the arguments of its inner jaxpr, in order. In other equations every
-      # argument of an inner jaxpr may depend on inputs.
-      aligned = len(inner) == 1 and len(body.invars) == len(is_known)
-      reached = is_known if aligned else [True] * len(body.invars)
-      # The carry of a loop may depend on inputs after the first turn.
-      carries = eqn.primitive.name in ("scan", "while")
-      entering = {v for v, given in zip(body.invars, reached) if given or carries}
-      suspects += _suspects(body, entering)
-    if any(is_known):
-      known.update(eqn.outvars)
-  return suspects
 
-
-def _has_constant_kernel(eqn: Any, is_known: Sequence[bool]) -> bool:
-  """Returns whether an equation is a convolution whose kernel no input reaches."""
-  if eqn.primitive.name != "conv_general_dilated":
-    return False
-  return not is_known[1] and eqn.params["batch_group_count"] == 1
+  jaxpr = planned.program.jaxpr
+  jaxprs.reached(jaxpr, [True] * len(jaxpr.invars), visit)
+  return not suspects
 
 
 def stacked_gradients(

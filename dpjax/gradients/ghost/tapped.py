@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.ghost.jaxpr_sites import (
   Action,
   Cotangent,
@@ -101,7 +101,7 @@ def _settle(x: jax.Array) -> jax.Array:
   XLA may keep more digits in one use of a value than in another. Then a norm and the sum that it
   bounds would belong to different gradients.
   """
-  half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
+  half = jaxprs.is_float(x) and jnp.finfo(x.dtype).bits < 32
   return lax.optimization_barrier(x) if half else x
 
 
@@ -135,13 +135,13 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
 
 
 def _read(env: dict[Any, Any], atom: Any) -> Any:
-  return atom.val if equations.is_literal(atom) else env[atom]
+  return atom.val if jaxprs.is_literal(atom) else env[atom]
 
 
 def _plain(step: Step, values: list[Any], taps: Taps):
   """Returns the results of a plain equation or a site, and no operands of inner sites."""
   del taps
-  return equations.results_of(step.eqn, values), {}
+  return jaxprs.results_of(step.eqn, values), {}
 
 
 def _inner_taps(inner: Program, taps: Taps) -> Taps:
@@ -149,34 +149,14 @@ def _inner_taps(inner: Program, taps: Taps) -> Taps:
 
 
 def _remat(step: Step, values: list[Any], taps: Taps):
-  how = {name: step.eqn.params[name] for name in ("policy", "prevent_cse")}
-  again = jax.checkpoint(functools.partial(run, step.inner), **how)
+  again = jaxprs.remat_again(step.eqn, functools.partial(run, step.inner))
   return again(values, _inner_taps(step.inner, taps))
 
 
 def _scan(step: Step, values: list[Any], taps: Taps):
-  params = step.eqn.params
-  inner = step.inner
-  first_carry, first_xs = equations.ScanParts.of(step.eqn)
-  consts = values[:first_carry]
-  carry = values[first_carry:first_xs]
-  xs = values[first_xs:]
-
-  def body(carry, slices):
-    xs, taps = slices
-    outs, seen = run(inner, [*consts, *carry, *xs], taps)
-    return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
-
   # Taps are sliced as the inputs are, since every turn has its own cotangents.
-  carry, (ys, seen) = lax.scan(
-    body,
-    tuple(carry),
-    (xs, _inner_taps(inner, taps)),
-    length=params["length"],
-    reverse=params["reverse"],
-    unroll=params["unroll"],
-  )
-  return [*carry, *ys], seen
+  turn = functools.partial(run, step.inner)
+  return jaxprs.scan_again(step.eqn, values, turn, _inner_taps(step.inner, taps))
 
 
 _EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
@@ -213,7 +193,7 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
 
   def read(atom):
     # A literal may be a scalar of a JAX type, which has a dtype but cannot be cast.
-    literal = equations.is_literal(atom)
+    literal = jaxprs.is_literal(atom)
     return _Stacked(jnp.asarray(atom.val, atom.aval.dtype)) if literal else env[atom]
 
   for site, _ in program.in_lifts:
@@ -235,7 +215,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
     entering = list(values)
     if step.action is Action.SCAN:
       # A carry changes between turns; arrays that the scan steps through get one more loop.
-      first_carry, first_xs = equations.ScanParts.of(step.eqn)
+      first_carry, first_xs = jaxprs.ScanParts.of(step.eqn)
       unknown = [None] * (first_xs - first_carry)
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
       entering = [*values[:first_carry], *unknown, *sliced]
@@ -248,8 +228,8 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
-  known = equations.named(eqn, values)
-  stacked = [known[v] for v in equations.operands(eqn)]
+  known = jaxprs.named(eqn, values)
+  stacked = [known[v] for v in jaxprs.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
   fn = _widening_fn(eqn)
   for loop in reversed(loops):
@@ -261,32 +241,30 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
   """Returns a function that evaluates an equation on wide values.
 
   Its transpose may get a sum of clipped gradients on the way from a site to the leaves. So the
-  transpose rounds nothing below float32, unless `equations.wide_fn` has no form of the equation.
+  transpose rounds nothing below float32, unless `jaxprs.wide_fn` has no form of the equation.
   """
-  evaluate = equations.eqn_fn(eqn)
-  if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
+  evaluate = jaxprs.eqn_fn(eqn)
+  if not any(map(jaxprs.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
-  if eqn.primitive.name == "convert_element_type" and equations.is_float(
-    eqn.invars[0].aval
-  ):
+  if eqn.primitive.name == "convert_element_type" and jaxprs.is_float(eqn.invars[0].aval):
     return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
-  wide = equations.wide_fn(eqn)
+  wide = jaxprs.wide_fn(eqn)
   if wide is None:
     # The results are no view of the leaves, so the transpose gets gradients of ONE example.
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   return lambda *args: [
-    _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
+    _rounded_to(x, var.aval.dtype) if jaxprs.is_narrow(var.aval) else x
     for x, var in zip(wide(*args), eqn.outvars)
   ]
 
 
 def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
-  return [cast(x, v.aval.dtype) for x, v in zip(args, equations.operands(eqn))]
+  return [cast(x, v.aval.dtype) for x, v in zip(args, jaxprs.operands(eqn))]
 
 
 def _rounded_to(x: Array, dtype: DType) -> Any:
   """Rounds values to `dtype` but keeps at least float32; gradients pass unchanged."""
-  if not equations.is_narrow(jax.ShapeDtypeStruct((), dtype)):
+  if not jaxprs.is_narrow(jax.ShapeDtypeStruct((), dtype)):
     return cast(x, dtype)
 
   @jax.custom_jvp

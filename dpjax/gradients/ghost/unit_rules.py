@@ -19,7 +19,7 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.exact_sum import ExactSum, exact_plus
 from dpjax.gradients.ghost import (
   chosen_products,
@@ -36,7 +36,6 @@ from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
 from dpjax.gradients.ghost.tapped import Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import every_equation, inner_jaxprs
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -285,12 +284,12 @@ def _apart_gradient(unit: Unit, flow: ParamFlow) -> Callable:
 
   def of_harmless(data, cotangents):
     seen = (data, cotangents)
-    numbers = filter(equations.is_float, jax.tree.leaves(seen))
+    numbers = filter(jaxprs.is_float, jax.tree.leaves(seen))
     known = [jnp.all(jnp.isfinite(x)) for x in numbers]
     finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
     # Every type of floats has a 1, and some have no 0.
     clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
-    harmless = jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
+    harmless = jax.tree.map(lambda x: clean(x) if jaxprs.is_float(x) else x, seen)
     return finite, gradients(*harmless)
 
   return of_harmless
@@ -307,8 +306,7 @@ def _keeps_apart(site: Site) -> bool:
     return form.one_hot or _by_rows(site, form)
   if site.eqn is None or site.name == chosen_products.NAME:
     return True
-  inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
-  names = {site.name, *(eqn.primitive.name for eqn in inner)}
+  names = {site.name}.union(*map(jaxprs.primitives, jaxprs.inside(site.eqn)))
   # The rule of a custom derivative may hold a convolution.
   custom = any(name.startswith("custom_") for name in names)
   return not custom and "conv_general_dilated" not in names
@@ -384,14 +382,12 @@ def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
   """
   if site.eqn is None:
     return lambda params, data: (params[0],)
-  order = equations.operands(site.eqn)
-  wide = wide or any(
-    map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
-  )
-  evaluate = equations.wide_fn(site.eqn, exactness) if wide else None
+  order = jaxprs.operands(site.eqn)
+  wide = wide or any(map(jaxprs.is_narrow, (v.aval for v in (*order, *site.eqn.outvars))))
+  evaluate = jaxprs.wide_fn(site.eqn, exactness) if wide else None
   # Equations that cannot be widened get the types that they were traced with.
   as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
-  call = evaluate or equations.eqn_fn(site.eqn)
+  call = evaluate or jaxprs.eqn_fn(site.eqn)
 
   def fn(params, data):
     known = dict(zip((*site.params, *site.data), (*params, *data)))
@@ -919,7 +915,7 @@ def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) ->
 
 
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
-  if not equations.is_float(a):
+  if not jaxprs.is_float(a):
     return a
   # The operand is widened first, since a narrow type may have no zero (float8_e8m0fnu).
   return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)
