@@ -58,11 +58,11 @@ def test_the_parts_of_a_scan_are_told_from_ranks_alone(consts, carries, stepped,
 
 def test_names_and_parameters_of_the_row_forms():
   dot = _eqn(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 2)))
-  assert dot.primitive.name in row_forms._FINDERS and "dimension_numbers" in dot.params
+  assert dot.primitive.name in row_forms._FORMS and "dimension_numbers" in dot.params
   conv = _eqn(
     lambda x, k: lax.conv(x, k, (1,), "SAME"), jnp.ones((1, 1, 4)), jnp.ones((1, 1, 3))
   )
-  assert conv.primitive.name in row_forms._FINDERS
+  assert conv.primitive.name in row_forms._FORMS
   fields = {
     "window_strides",
     "padding",
