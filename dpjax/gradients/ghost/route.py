@@ -58,7 +58,7 @@ from dpjax.gradients.ghost import (
   units,
 )
 from dpjax.gradients.ghost.jaxpr_sites import Program
-from dpjax.gradients.ghost.param_flow import ParamFlow
+from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.gradients.loss_checks import mixes
 from dpjax.gradients.manual_axes import as_varying_as
@@ -140,24 +140,24 @@ def clipped_sum(
   examples = jax.tree.leaves(batch)
   keeping = units.kept_at(planned_units)
   recorded = tapped.record(program, leaves, examples, keeping)  # [*loops, B, ...]
-  held, recomputed = [
-    [u for u in planned_units if u.hold is hold] for hold in (True, False)
-  ]
-  ordered = [*held, *recomputed]
+  rules = [unit_rules.rule_of(unit, flow) for unit in planned_units]
+  held, recomputed = [[r for r in rules if r.unit.hold is hold] for hold in (True, False)]
+  rules = [*held, *recomputed]
+  ordered = [rule.unit for rule in rules]
   # Arrays held for the sum are formed before `on_settled`, which stores them in memory, too.
-  early = unit_rules.norms(held, flow, recorded, platform)
+  early = unit_rules.norms(held, recorded, platform)
 
   def clipped(settled):
     early, recorded = settled
-    late = unit_rules.norms(recomputed, flow, recorded, platform)
-    first = [*map(unit_rules.finished, early), *late]
+    late = unit_rules.norms(recomputed, recorded, platform)
+    first = [*[norms.finished() for norms in early], *late]
     by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
     groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
     unclear = mask & ~clipping.is_certain(groups, clip)
     weights = _weights(groups, clip, mask & ~unclear)
     factors = _spread(weights.factors, params)  # of each leaf: [B]
     longest = _spread(weights.longest, params)  # of each leaf: [B]
-    sums = _Sums(ordered, flow, recorded, first, factors, longest)
+    sums = _Sums(rules, recorded, first, factors, longest)
     rare = unclear | sums.loses_terms() | sums.stray_far(clip, params)
     # Leaves of one clip group share one array of factors, and so one transpose.
     common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
@@ -180,18 +180,17 @@ def clipped_sum(
   kept = [*early, *(None for _ in recomputed)]
   with_rows_alone = functools.partial(
     _with_rows_alone,
-    ordered,
-    flow,
+    rules,
     unit_rules.RowReader(ordered, recorded, kept),
     params,
     clip,
   )
-  seen = (early, unit_rules.sites_only(recomputed, recorded))
+  seen = (early, unit_rules.sites_only([r.unit for r in recomputed], recorded))
   totals, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
   # formed here.
   convolved = {
-    i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
+    i: rules[i].transposed(recorded, factors, on_settled)
     for i, factors in totals.convolved.items()
   }
   sums = totals.sums | convolved
@@ -216,32 +215,30 @@ class _Totals(NamedTuple):
 class _Sums(NamedTuple):
   """Units, and the arrays from which their clipped sums are formed."""
 
-  units: Sequence[Unit]
-  flow: ParamFlow
+  rules: Sequence[unit_rules.UnitRule]
   recorded: tapped.Recorded
   first: Sequence[unit_rules.Norms]
   factors: Sequence[jax.Array]  # of each leaf: [B]
   longest: Sequence[jax.Array]  # of each leaf: [B]
 
   def total(self, i: int, finite: bool | None, begun: Any = None) -> Any:
-    """Returns the sum of a unit; see `unit_rules.totals`."""
-    unit = self.units[i]
+    """Returns the sum of a unit; see `unit_rules.UnitRule.sum`."""
     known = self.first[i]
-    if sum_of(unit) is Sum.AGAIN:
-      known = unit_rules.at_most(known, [self.longest[leaf] for leaf in unit.leaves])
-    factors = self.factors_of(i)
-    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite, begun)
+    if self._is_again(i):
+      leaves = self.rules[i].unit.leaves
+      known = known.at_most([self.longest[leaf] for leaf in leaves])
+    return self.rules[i].sum(self.recorded, known, self.factors_of(i), finite, begun)
 
   def factors_of(self, i: int) -> list[jax.Array]:
     """Returns the factors of a unit's leaves."""
-    return [self.factors[leaf] for leaf in self.units[i].leaves]
+    return [self.factors[leaf] for leaf in self.rules[i].unit.leaves]
 
   def loses_terms(self) -> jax.Array:
     """Returns [B] bool: whether some unit's sum would lose a visible part of the example's term."""
     lost = jnp.zeros(self.recorded.losses.shape, bool)
-    for unit, known in zip(self.units, self.first):
-      leaf = unit.leaves[0]
-      of_unit = unit_rules.loses_terms(unit, known, self.factors[leaf], self.longest[leaf])
+    for rule, known in zip(self.rules, self.first):
+      leaf = rule.unit.leaves[0]
+      of_unit = rule.loses_terms(known, self.factors[leaf], self.longest[leaf])
       lost = lost if of_unit is None else lost | of_unit
     return lost
 
@@ -255,10 +252,10 @@ class _Sums(NamedTuple):
     groups = sum(bound > 0 for bound in bounds)
     bound_of = _spread(clip.norms, params)  # of each leaf
     square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
-    for unit, known in zip(self.units, self.first):
-      leaf = unit.leaves[0]
+    for rule, known in zip(self.rules, self.first):
+      leaf = rule.unit.leaves[0]
       bound = float(bound_of[leaf])
-      far = unit_rules.stray(unit, known, self.factors[leaf], bound) if bound else None
+      far = rule.stray(known, self.factors[leaf], bound) if bound else None
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
@@ -271,17 +268,15 @@ class _Sums(NamedTuple):
     groups: dict[Any, list[int]] = {}
     for i in chosen:
       # A held gradient is summed without its cotangent.
-      sites = () if self.units[i].hold else self.units[i].sites
+      sites = () if self.rules[i].unit.hold else self.rules[i].unit.sites
       read = [array for site in sites for array in self.recorded.cotangents[site.index]]
       groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
     return list(groups.values())
 
   def one_by_one(self) -> _Totals:
     """Forms each sum separately, except sums of convolutions, whose factors it returns."""
-    places = range(len(self.units))
-    convolved = {
-      i: self.factors_of(i) for i in places if unit_rules.convolves(self.units[i])
-    }
+    places = range(len(self.rules))
+    convolved = {i: self.factors_of(i) for i in places if self.rules[i].convolves}
     sums = {i: self.total(i, None) for i in places if i not in convolved}
     return _Totals(sums, convolved)
 
@@ -289,12 +284,12 @@ class _Sums(NamedTuple):
     """Returns whether a unit is summed in a loop.
 
     The loop stays outside the branches, so that it is compiled once."""
-    return sum_of(self.units[i]) is Sum.AGAIN
+    return sum_of(self.rules[i].unit) is Sum.AGAIN
 
   def _begun(self) -> dict[int, Any]:
     """Returns zeros in place of the sums that are formed in a loop."""
-    again = filter(self._is_again, range(len(self.units)))
-    return {i: unit_rules.no_sums(self.units[i], self.flow, self.recorded) for i in again}
+    again = filter(self._is_again, range(len(self.rules)))
+    return {i: self.rules[i].zeros(self.recorded) for i in again}
 
   def usual(self) -> dict[int, Any]:
     """Forms the sums of a batch without rare or dropped examples; wrong for any other batch.
@@ -302,7 +297,7 @@ class _Sums(NamedTuple):
     An accelerator is bound by memory, so nothing is copied here: neither operands, to drop an
     example from them, nor sums, to add terms to them.
     """
-    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
+    at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
     sums = {}
     # Leaves of one clip group share one array of factors, and so one transpose.
     arrays = {id(factor): factor for factor in self.factors}
@@ -319,7 +314,7 @@ class _Sums(NamedTuple):
 
   def unusual(self) -> dict[int, Any]:
     """Forms the sums of any batch, with copies of operands from which examples are dropped."""
-    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
+    at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
     return {i: self.total(i, False) for i in at_once} | self._begun()
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
@@ -347,8 +342,7 @@ def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
 
 
 def _with_rows_alone(
-  ordered: Sequence[Unit],
-  flow: ParamFlow,
+  rules: Sequence[unit_rules.UnitRule],
   rows: unit_rules.RowReader,
   params: Params,
   clip: Clip,
@@ -367,6 +361,7 @@ def _with_rows_alone(
     (sums, norms) of all examples.
   """
   treedef = jax.tree.structure(params)
+  ordered = [rule.unit for rule in rules]
 
   def term(grad, factor):
     grad = trees.at_least_float32(grad)
@@ -390,8 +385,7 @@ def _with_rows_alone(
   def add(carry, row):
     sums, norms = carry
     gradients = [
-      unit_rules.gradient_of(unit, flow, rows, first, row)
-      for unit, first in zip(ordered, rows.kept)
+      rule.row_gradient(rows, first, row) for rule, first in zip(rules, rows.kept)
     ]
     terms, norm = on_settled(clipped, gradients)
     more = {
@@ -483,7 +477,7 @@ def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Arra
   program, planned, _ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
-  grads = [unit_rules.stacked(unit, flow, recorded) for unit in planned]
+  grads = [unit_rules.rule_of(unit, flow).stacked(recorded) for unit in planned]
   return recorded.losses, treedef.unflatten(_by_leaf(planned, grads))
 
 

@@ -2,7 +2,8 @@
 
 A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
 parameters are neither batched nor differentiated. So under vmap the matrix products and
-convolutions are the ordinary ones of the whole batch.
+convolutions are the ordinary ones of the whole batch. `ParamFlow` takes the parameters from their
+leaves to the sites, and gradients back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dpjax.gradients.ghost.jaxpr_sites import (
   Lift,
   Loop,
   Program,
+  Site,
   Step,
 )
 from dpjax.gradients.manual_axes import as_varying_as
@@ -110,20 +112,24 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
   followed by the results in `Site.kept`)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
+  read = lambda atom: atom.val if jaxprs.is_literal(atom) else env[atom]
   seen: Operands = _lift(program.in_lifts, args, taps)
   env.update(zip(program.jaxpr.invars, args))
   for step in program.steps:
-    values = [_read(env, atom) for atom in step.eqn.invars]
+    values = list(map(read, step.eqn.invars))
     seen.update(_lift(step.lifts, values, taps))
-    results, more = _EXECUTE[step.action](step, values, taps)
+    if step.inner is None:
+      results = jaxprs.results_of(step.eqn, values)
+    else:
+      results, more = _entered(step, values, taps)
+      seen.update(more)
     # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
-    seen.update(more)
     if step.site is not None:
       seen[step.site.index] = tuple(env[v] for v in (*step.site.data, *step.site.kept))
-  outs = [_read(env, atom) for atom in program.jaxpr.outvars]
+  outs = list(map(read, program.jaxpr.outvars))
   return outs, seen | _lift(program.out_lifts, outs, taps)
 
 
@@ -134,37 +140,63 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
   return {lift.site.index: () for lift in lifts}
 
 
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-  return atom.val if jaxprs.is_literal(atom) else env[atom]
+def _entered(step: Step, values: list[Any], taps: Taps) -> tuple[list[Any], Operands]:
+  """Evaluates an equation whose inner program is entered, as `run` does."""
+  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps()}
+  again = functools.partial(run, step.inner)
+  if step.action is Action.SCAN:
+    # Taps are sliced as the inputs are, since every turn has its own cotangents.
+    return jaxprs.scan_again(step.eqn, values, again, inner_taps)
+  if step.action is Action.REMAT:
+    again = jaxprs.remat_again(step.eqn, again)
+  return again(values, inner_taps)
 
 
-def _plain(step: Step, values: list[Any], taps: Taps):
-  """Returns the results of a plain equation or a site, and no operands of inner sites."""
-  del taps
-  return jaxprs.results_of(step.eqn, values), {}
+class ParamFlow(NamedTuple):
+  """The part of a program that depends on the parameters alone, as one flat jaxpr."""
 
+  jaxpr: Any
+  consts: Sequence[Any]
+  leaves: Sequence[jax.Array]  # at least float32
+  positions: dict[int, tuple[int, ...]]  # site index -> positions among the results
 
-def _inner_taps(inner: Program, taps: Taps) -> Taps:
-  return {tap.index: taps[tap.index] for tap in inner.taps()}
+  @classmethod
+  def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
+    """Returns the flow of a program's parameters, traced once by `site_params`."""
+    floats = [jaxprs.is_float(leaf) for leaf in leaves]
+    wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
+    trace = jax.make_jaxpr(lambda xs: site_params(program, xs), return_shape=True)
+    closed, shapes = trace(wide)
+    count = len(jax.tree.leaves(shapes))
+    positions = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
+    return cls(closed.jaxpr, closed.consts, wide, positions)
 
+  def pull(
+    self, leaves: Sequence[int], sites: Sequence[Site]
+  ) -> tuple[dict[int, tuple[Any, ...]], Callable[..., tuple[jax.Array, ...]]]:
+    """Returns (values that the sites see, transpose from their cotangents to gradients of
+    the leaves).
 
-def _remat(step: Step, values: list[Any], taps: Taps):
-  again = jaxprs.remat_again(step.eqn, functools.partial(run, step.inner))
-  return again(values, _inner_taps(step.inner, taps))
+    The transpose takes {site index: one array per parameter of the site}.
+    """
 
+    def forward(chosen):
+      known = dict(zip(leaves, chosen))
+      inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+      places = {site.index: self.positions[site.index] for site in sites}
+      wanted = [self.jaxpr.outvars[i] for i in jax.tree.leaves(places)]
+      values = jaxprs.evaluated(self.jaxpr, self.consts, inputs, wanted=wanted)
+      return jax.tree.unflatten(jax.tree.structure(places), values)
 
-def _scan(step: Step, values: list[Any], taps: Taps):
-  # Taps are sliced as the inputs are, since every turn has its own cotangents.
-  turn = functools.partial(run, step.inner)
-  return jaxprs.scan_again(step.eqn, values, turn, _inner_taps(step.inner, taps))
+    chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
+    seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
+    def back(cotangents):
+      # The transpose takes cotangents of exactly the types that the sites saw.
+      as_seen = lambda g, x: cast(g, x.dtype)
+      return transpose(jax.tree.map(as_seen, cotangents, seen))[0]  # [*leaf]
 
-_EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
-  Action.PLAIN: _plain,
-  Action.CALL: lambda step, values, taps: run(step.inner, values, taps),
-  Action.REMAT: _remat,
-  Action.SCAN: _scan,
-}
+    return seen, back
 
 
 class _Stacked(NamedTuple):
