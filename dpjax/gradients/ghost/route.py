@@ -95,8 +95,7 @@ def plan(
   `params` and `example` may be ShapeDtypeStructs. A second trace follows if the gradients of some
   leaves are to be stacked per example.
   """
-  treedef = jax.tree.structure(l2_clip_norm)
-  groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
+  groups = _groups_of_leaves(l2_clip_norm, params)
   platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
@@ -109,10 +108,12 @@ def plan(
   return Recipe(program, planned, platform)
 
 
-def _spread(prefix: Any, params: Any) -> list[Any]:
-  """Returns, for each leaf of the parameters, the value of its group."""
-  spread = lambda value, group: jax.tree.map(lambda _: value, group)
-  return jax.tree.leaves(jax.tree.map(spread, prefix, params))
+def _groups_of_leaves(l2_clip_norm: NumberTree, params: Params) -> list[int]:
+  """Returns the index of the clip norm of each leaf of the parameters."""
+  norms, treedef = jax.tree.flatten(l2_clip_norm)
+  spread = lambda index, group: jax.tree.map(lambda _: index, group)
+  indices = treedef.unflatten(range(len(norms)))
+  return jax.tree.leaves(jax.tree.map(spread, indices, params))
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
@@ -136,6 +137,7 @@ def clipped_sum(
   """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, platform = planned
+  group_of = _groups_of_leaves(clip.norms, params)
   flow = ParamFlow.of(program, leaves)
   examples = jax.tree.leaves(batch)
   keeping = units.kept_at(planned_units)
@@ -151,17 +153,19 @@ def clipped_sum(
     early, recorded = settled
     late = unit_rules.norms(recomputed, recorded, platform)
     first = [*[norms.finished() for norms in early], *late]
-    by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
-    groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
-    unclear = mask & ~clipping.is_certain(groups, clip)
+    by_leaf = _by_leaf(ordered, [each.lengths for each in first])
+    none = jax.tree.map(jnp.zeros_like, by_leaf[0])  # of a group without parameters
+    groups = [lengths.joined(each or [none]) for each in _grouped(clip, group_of, by_leaf)]
+    certain = jax.tree.structure(clip.norms).unflatten(groups)  # of each clip norm: [B]
+    unclear = mask & ~clipping.is_certain(certain, clip)
     weights = _weights(groups, clip, mask & ~unclear)
-    factors = _spread(weights.factors, params)  # of each leaf: [B]
-    longest = _spread(weights.longest, params)  # of each leaf: [B]
+    factors = [weights.factors[group] for group in group_of]  # of each leaf: [B]
+    longest = [groups[group].longest for group in group_of]  # of each leaf: [B]
     sums = _Sums(rules, recorded, first, factors, longest)
-    rare = unclear | sums.loses_terms() | sums.stray_far(clip, params)
+    rare = unclear | sums.loses_terms() | sums.stray_far(clip, group_of)
     # Leaves of one clip group share one array of factors, and so one transpose.
-    common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
-    without_rare = sums._replace(factors=_spread(common, params))
+    common = [jnp.where(rare, 0, each) for each in weights.factors]
+    without_rare = sums._replace(factors=[common[group] for group in group_of])
     if platform == "cpu":
       return without_rare.one_by_one(), weights.norms, rare
 
@@ -182,7 +186,7 @@ def clipped_sum(
     _with_rows_alone,
     rules,
     unit_rules.RowReader(ordered, recorded, kept),
-    params,
+    group_of,
     clip,
   )
   seen = (early, unit_rules.sites_only([r.unit for r in recomputed], recorded))
@@ -242,7 +246,7 @@ class _Sums(NamedTuple):
       lost = lost if of_unit is None else lost | of_unit
     return lost
 
-  def stray_far(self, clip: Clip, params: Params) -> jax.Array:
+  def stray_far(self, clip: Clip, group_of: Sequence[int]) -> jax.Array:
     """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
     Each unit counts by the share of its clip group in the squared bound, or by 1 / number of groups
@@ -250,11 +254,11 @@ class _Sums(NamedTuple):
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
-    bound_of = _spread(clip.norms, params)  # of each leaf
+    bound_of = jax.tree.leaves(clip.norms)  # of each group
     square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
     for rule, known in zip(self.rules, self.first):
       leaf = rule.unit.leaves[0]
-      bound = float(bound_of[leaf])
+      bound = float(bound_of[group_of[leaf]])
       far = rule.stray(known, self.factors[leaf], bound) if bound else None
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
@@ -326,25 +330,34 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Clip factors of the examples, and the lengths that they were computed from."""
+  """Clip factors of the examples."""
 
-  factors: Any  # tree of one [B] per clip norm
-  longest: Any  # the same: upper bounds on the lengths of a group's gradients
+  factors: list[jax.Array]  # of each clip norm: [B]
   norms: jax.Array  # of the whole gradients: [B]
 
 
-def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
-  """Returns the clip factors of gradients whose lengths are `groups`, a tree of Length [B]."""
-  pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
-  longest = pick("longest")
-  factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
-  return _Weights(factors, longest, norms)
+def _weights(groups: Sequence[lengths.Length], clip: Clip, mask: jax.Array) -> _Weights:
+  """Returns the clip factors of gradients with these lengths [B], one for each clip norm."""
+  tree = jax.tree.structure(clip.norms)
+  norms, longest = map(tree.unflatten, zip(*groups))
+  factors, total = clipping.clip_factors(norms, clip, mask, longest=longest)
+  return _Weights(jax.tree.leaves(factors), total)
+
+
+def _grouped(
+  clip: Clip, group_of: Sequence[int], by_leaf: Sequence[Any]
+) -> list[list[Any]]:
+  """Returns the values of the leaves of each clip norm."""
+  groups: list[list[Any]] = [[] for _ in jax.tree.leaves(clip.norms)]
+  for group, value in zip(group_of, by_leaf):
+    groups[group].append(value)
+  return groups
 
 
 def _with_rows_alone(
   rules: Sequence[unit_rules.UnitRule],
   rows: unit_rules.RowReader,
-  params: Params,
+  group_of: Sequence[int],
   clip: Clip,
   sums: dict[int, Any],
   norms: jax.Array,
@@ -360,7 +373,6 @@ def _with_rows_alone(
   Returns:
     (sums, norms) of all examples.
   """
-  treedef = jax.tree.structure(params)
   ordered = [rule.unit for rule in rules]
 
   def term(grad, factor):
@@ -369,13 +381,13 @@ def _with_rows_alone(
     return jnp.where(factor != 0, grad * factor.astype(grad.dtype), 0)
 
   def clipped(gradients):
-    by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
     # The norm is that of the very arrays that are clipped and added. So norm
     # and sum have the same rounding.
-    groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
+    by_leaf = _by_leaf(ordered, gradients)
+    groups = list(map(lengths.scaled, _grouped(clip, group_of, by_leaf)))
     of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(of_one, clip, jnp.ones(1, bool))
-    factors = [factor[0] for factor in _spread(weights.factors, params)]
+    factors = [weights.factors[group][0] for group in group_of]
     terms = [
       tuple(term(grad, factors[leaf]) for leaf, grad in zip(unit.leaves, each))
       for unit, each in zip(ordered, gradients)
@@ -483,15 +495,7 @@ def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Arra
 
 def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
   """Flattens values per unit and leaf, in the order of the leaves."""
-  pairs = [pair for unit, each in zip(planned, values) for pair in zip(unit.leaves, each)]
-  return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
-
-
-def _group_lengths(l2_clip_norm: Any, by_leaf: Any) -> Any:
-  """Returns a Length [B] for each clip norm; 0 for a group without parameters."""
-  is_length = lambda x: isinstance(x, lengths.Length)
-  some = jax.tree.leaves(by_leaf, is_leaf=is_length)[0]
-  none = jax.tree.map(jnp.zeros_like, some)
-  lengths_in = lambda group: jax.tree.leaves(group, is_leaf=is_length)
-  joined = lambda _, group: lengths.joined(lengths_in(group) or [none])
-  return jax.tree.map(joined, l2_clip_norm, by_leaf)
+  by_leaf = {}
+  for unit, each in zip(planned, values):
+    by_leaf.update(zip(unit.leaves, each))
+  return [by_leaf[leaf] for leaf in sorted(by_leaf)]
