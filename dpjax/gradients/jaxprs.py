@@ -30,6 +30,7 @@ Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 Jaxpr = Any  # jax.extend.core.Jaxpr
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
+_JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)
 
 # Primitives of calls, each with its parameter that holds the called jaxpr.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
@@ -110,9 +111,14 @@ def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
 
 def inside(eqn: Eqn) -> list[Any]:
   """Returns the jaxprs, open or closed, in an equation's parameters (calls, loops, branches)."""
-  is_jaxpr = lambda value: isinstance(value, jex.Jaxpr | jex.ClosedJaxpr)
-  held = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
-  return list(filter(is_jaxpr, held))
+  held = []
+  for value in eqn.params.values():
+    if isinstance(value, _JAXPRS):
+      held.append(value)
+    elif isinstance(value, tuple | list | dict):
+      several = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, _JAXPRS))
+      held += [each for each in several if isinstance(each, _JAXPRS)]
+  return held
 
 
 def opened(jaxpr: Any) -> Jaxpr:

@@ -86,9 +86,8 @@ class Norms(NamedTuple):
     """Adds norms to held gradients that lack them, from the very arrays that are summed."""
     if self.lengths or self.held is None:
       return self
-    flat = [x.reshape(x.shape[0], -1) for x in self.held]  # [B, size] each
-    each = tuple([lengths.of(x, axis=1) for x in flat])
-    return self._replace(lengths=each).unless_damaged()
+    each = [lengths.of(x.reshape(x.shape[0], -1), axis=1) for x in self.held]
+    return self._replace(lengths=tuple(each)).unless_damaged()
 
   def unless_damaged(self) -> Norms:
     """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
