@@ -237,11 +237,13 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
     shape = () if is_number else getattr(loss, "shape", type(loss).__name__)
     if shape != ():
       raise validate.UserError(
-        f"loss_fn returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis"
+        f"returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis",
+        field="loss_fn",
       )
-    if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+    dtype = jnp.result_type(loss)
+    if not jnp.issubdtype(dtype, jnp.floating):
       raise validate.UserError(
-        f"loss_fn returned {jnp.result_type(loss)}: must be a real floating-point number"
+        f"returned {dtype}: must be a real floating-point number", field="loss_fn"
       )
     return loss
 
