@@ -1,7 +1,7 @@
 """Convolution kernels that are standardised for each output channel.
 
-The fast route of `gradients` finds this transform in the trace of a loss. It then computes norms of
-per-example gradients without keeping these gradients.
+Its gradients have a rule of their own (`layer_rules`): the fast route of `gradients` finds this
+transform in the trace of a loss, and computes norms of per-example gradients without keeping these.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
+from dpjax import layer_rules
+
 # Name of the jitted function below in a trace.
 _NAME = "_standardized"
+layer_rules.register(_NAME, "dpjax.gradients.ghost.standardized")
 
 
 def standardize_kernel(

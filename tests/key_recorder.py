@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dpjax import key_uses
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 
 # Where noise is made of words: a use is named by who asked for the noise.
 _INSIDE = ("jax", "dpjax.key_uses", "dpjax.noise.source")
@@ -147,9 +147,9 @@ def _wrapped(record):
     elif first == "key" and name not in ("key_data", "key_impl", "clone"):
       yield jax.random, name, record.drawing(function)
   # Public losses may not call back into Python; the recorder's own calls read keys alone.
-  primitives = equations.primitives
+  primitives = jaxprs.primitives
   others = lambda jaxpr: (name for name in primitives(jaxpr) if name != "debug_callback")
-  yield equations, "primitives", others
+  yield jaxprs, "primitives", others
 
 
 @contextlib.contextmanager

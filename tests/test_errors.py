@@ -17,7 +17,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FOLDERS = ("dpjax", "launch", "benchmarks")
 # Files that read the text of an error of another library, which carries no data, and why.
 _OF_OTHERS = {
-  "dpjax/gradients/loss_checks.py": "JAX says in words alone why a loss cannot be traced",
   "dpjax/zoo/networks/registry.py": "the first line of what a model's constructor raised",
   "dpjax/experiments/run/writers.py": "a full disk is told by libraries in words",
   "dpjax/data/npz.py": "zipfile says in words why a file is no archive",

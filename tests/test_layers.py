@@ -10,7 +10,8 @@ _CORE = (
   {"validate"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"columns", "branches", "standard_kernels", "key_uses"},
+  {"columns", "branches", "layer_rules", "key_uses"},
+  {"standard_kernels"},  # which has such a rule
   {"weight_folders"},
   {"names", "trees", "markdown", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks

@@ -8,14 +8,14 @@ zero is NaN. So one client with a NaN would make the gradients of all other clie
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 from jax import lax
 
-from dpjax.gradients import convolutions, equations
-from dpjax.gradients.loss_checks import every_equation, inner_jaxprs
+from dpjax.gradients import convolutions, jaxprs
 from dpjax.parallel import made_for
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ def clients_apart(fn: _Fn) -> _Fn:
 
   @functools.wraps(fn)
   def wrapped(*args: Any, **kwargs: Any) -> Any:
-    return convolutions.rewritten(fn, _Apart(), *args, **kwargs)
+    return jaxprs.rewritten(fn, _Apart(), *args, **kwargs)
 
   return wrapped  # type: ignore[return-value]
 
@@ -65,21 +65,21 @@ def is_wide(eqn: Any) -> bool:
   return is_convolution and any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
 
 
-class _Apart(convolutions.Rewriting):
+class _Apart(jaxprs.Rewriting):
   """Evaluates jaxprs. Convolutions that could mix clients are computed client by client."""
 
   def meets(self, eqn: Any) -> bool:
-    if convolutions.entered(eqn):
+    if jaxprs.entered(eqn):
       return False
-    inside = (inner for body in inner_jaxprs(eqn) for inner in every_equation(body))
-    return mixes_clients(eqn) or any(map(mixes_clients, inside))
+    bodies = map(jaxprs.every_equation, jaxprs.inside(eqn))
+    return any(map(mixes_clients, (eqn, *itertools.chain.from_iterable(bodies))))
 
   def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-    known = equations.named(eqn, values)
-    operands = [known[var] for var in equations.operands(eqn)]
+    known = jaxprs.named(eqn, values)
+    operands = [known[var] for var in jaxprs.operands(eqn)]
     # `jax.vmap` makes groups only of two mapped operands, unless the batch has groups already.
     both = mixes_clients(eqn) and eqn.params["batch_group_count"] == 1
-    return _one_client(equations.eqn_fn(eqn), needs_two=both)(*operands)
+    return _one_client(jaxprs.eqn_fn(eqn), needs_two=both)(*operands)
 
 
 def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any]:

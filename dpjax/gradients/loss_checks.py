@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import validate
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.types import ArrayTree, LossFn, Params
 
 # JAX raises these errors if Python needs the value of a traced number.
@@ -40,19 +39,10 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
   without batching rules of its own.
   """
   example = _example(batch)
-  closed, loss = _traced(loss_fn, params, example, batch)
-  if getattr(loss, "shape", None) != ():
-    shape = getattr(loss, "shape", jax.tree.structure(loss))
-    raise validate.UserError(
-      f"loss_fn returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis"
-    )
-  if not jnp.issubdtype(loss.dtype, jnp.floating):
-    raise validate.UserError(
-      f"loss_fn returned {loss.dtype}: must be a real floating-point number"
-    )
-  for eqn in every_equation(closed.jaxpr):
+  closed = _traced(loss_fn, params, example, batch)
+  for eqn in jaxprs.every_equation(closed.jaxpr):
     # A call has the effects of its content, so the error must name the equation inside.
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
         "could reach another; return what it computes, or use jax.pure_callback",
@@ -95,9 +85,9 @@ def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
-  eqns = list(every_equation(closed.jaxpr))
+  eqns = list(jaxprs.every_equation(closed.jaxpr))
   inside = (var for eqn in eqns for var in (*eqn.invars, *eqn.outvars))
-  narrow = any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
+  narrow = any(jaxprs.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
   return not narrow and not any(map(mixes, eqns))
 
 
@@ -124,16 +114,14 @@ def _mixes_itself(eqn: Any) -> bool:
 
 def _derivative_mixes(eqn: Any) -> bool:
   """Returns whether the forward or backward pass of an equation may mix examples."""
-  call = equations.eqn_fn(eqn)
-  is_float = [equations.is_float(var.aval) for var in eqn.outvars]
+  call = jaxprs.eqn_fn(eqn)
+  is_float = [jaxprs.is_float(var.aval) for var in eqn.outvars]
 
   def squares(*args: Any) -> Any:
     results = [y for y, use in zip(call(*args), is_float) if use and y is not None]
     return sum(jnp.sum(jnp.real(y * jnp.conj(y))).astype(jnp.float32) for y in results)
 
-  shapes = [
-    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equations.operands(eqn)
-  ]
+  shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxprs.operands(eqn)]
   of_floats = [i for i, x in enumerate(shapes) if jnp.issubdtype(x.dtype, jnp.floating)]
   if not of_floats or not any(is_float):
     return False
@@ -142,7 +130,7 @@ def _derivative_mixes(eqn: Any) -> bool:
   # What cannot be looked into may hold anything.
   except Exception:
     return True
-  return any(map(_mixes_itself, every_equation(traced.jaxpr)))
+  return any(map(_mixes_itself, jaxprs.every_equation(traced.jaxpr)))
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
@@ -150,12 +138,12 @@ def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> 
 
   The gradient is traced, too, since it shows the rules of custom derivatives.
   """
-  eqns = list(every_equation(closed.jaxpr))
+  eqns = list(jaxprs.every_equation(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
     # `explain_failure` reports a loss that cannot be differentiated.
     with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
-      eqns += every_equation(grad.jaxpr)
+      eqns += jaxprs.every_equation(grad.jaxpr)
   _refuse_own_batching(eqns, "loss_fn", "examples")
 
 
@@ -166,7 +154,9 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
   """
   jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
-  others = (eqn for eqn in every_equation(jaxpr) if rule_of(eqn) not in _KEEP_CLIENTS_APART)
+  others = (
+    eqn for eqn in jaxprs.every_equation(jaxpr) if rule_of(eqn) not in _KEEP_CLIENTS_APART
+  )
   _refuse_own_batching(others, "client", "clients")
   return jaxpr
 
@@ -180,10 +170,10 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
     name: name of the function in the error.
   """
   eqns = list(
-    every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
+    jaxprs.every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
   )
   for eqn in eqns:
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not jaxprs.inside(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
         field=name,
@@ -217,7 +207,7 @@ def explain_failure(
   operation that JAX cannot batch. Returns None for any other cause."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
-  for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
+  for eqn in jaxprs.between(closed.jaxpr, closed.jaxpr.invars[:count]):
     if not _differentiable(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has no reverse-mode derivative; write it with "
@@ -237,60 +227,80 @@ def _example(batch: Any) -> Any:
   return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
 
 
-def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> tuple[Any, Any]:
-  trace = jax.make_jaxpr(lambda p, e: loss_fn(p, e), return_shape=True)
+def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> Any:
+  """Returns the jaxpr of a loss whose result is a real scalar."""
+
+  # A new function, since JAX caches traces by function.
+  def checked(params: Any, example: Any) -> Any:
+    loss = loss_fn(params, example)
+    is_number = isinstance(loss, bool | int | float | complex)
+    shape = () if is_number else getattr(loss, "shape", type(loss).__name__)
+    if shape != ():
+      raise validate.UserError(
+        f"returned {shape}: must be a scalar for ONE example; dpjax adds the batch axis",
+        field="loss_fn",
+      )
+    dtype = jnp.result_type(loss)
+    if not jnp.issubdtype(dtype, jnp.floating):
+      raise validate.UserError(
+        f"returned {dtype}: must be a real floating-point number", field="loss_fn"
+      )
+    return loss
+
   try:
     with _no_batch_norm():
-      return trace(params, example)
-  # `_no_batch_norm`, or the user's loss, raised this error, which needs no further explanation.
+      return jax.make_jaxpr(checked)(params, example)
+  # This error needs no further explanation.
   except validate.UserError:
     raise
   except Exception as error:
-    _explain_library(error)
-    if isinstance(error, _CONCRETE):
-      raise validate.UserError(
-        f"reads numbers while it is traced ({type(error).__name__}); write it "
-        "with jnp in place of np, jnp.where or lax.cond in place of if, and "
-        "without float() or int()",
-        field="loss_fn",
-      ) from error
-    reason = validate.first_line(error, with_type=True)
-    # The error's type is left out, since JAX's first sentence says what is wrong.
-    sentence = validate.first_line(error).partition(". ")[0]
-    # JAX has no types for the next three errors. Only their text distinguishes them.
-    if "unbound axis name" in str(error):
-      raise validate.UserError(
-        f"{sentence}: a collective would mix "
-        "examples; the loss of ONE example must not see the others",
-        field="loss_fn",
-      ) from error
-    if "no available implicit dtype promotion path" in str(error):
-      raise validate.UserError(
-        f"{sentence}: JAX has no common type for "
-        "them; cast one of them, such as w.astype(jnp.float32)",
-        field="loss_fn",
-      ) from error
-    if "not a valid JAX type" in str(error):
-      raise validate.UserError(
-        f"must return a scalar for ONE example ({reason})",
-        field="loss_fn",
-      ) from error
-    if _runs(trace, params, batch):
-      raise validate.UserError(
-        "fails on ONE example but runs on a batch; write it for one example. A model that "
-        f"reads batches is called on example.x[None], and [0] taken ({reason})",
-        field="loss_fn",
-      ) from error
-    raise
+    hint = _hint(error)
+    if hint is None and _runs(loss_fn, params, batch):
+      hint = (
+        "fails on ONE example but runs on a batch; write it for one example. A model that reads "
+        "batches is called on example.x[None], and [0] taken"
+      )
+    if hint is None:
+      raise
+    reason = validate.first_line(error, with_type=True).partition(". ")[0]
+    raise validate.UserError(f"{reason:.80}: {hint}", field="loss_fn") from error
 
 
-_BATCH_NORM = (
-  "loss_fn: BatchNorm mixes examples; use GroupNorm or LayerNorm, which see one example"
-)
+_HINTS: dict[type[Exception], str] = {
+  **dict.fromkeys(
+    _CONCRETE,
+    "the loss reads numbers while it is traced; write it with jnp in place of np, jnp.where or "
+    "lax.cond in place of if, and without float() or int()",
+  ),
+  jax.dtypes.TypePromotionError: "JAX has no common type for them; cast one of them, such as "
+  "w.astype(jnp.float32)",
+}
+# By the names of the classes in `flax.errors`, which is not imported here.
+_FLAX_HINTS = {
+  "InvalidRngError": "Dropout needs a key for each example: draw from example.key "
+  "(linen: rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
+  "dropout=example.key)) and give training.dp_sgd an example_key",
+  "TraceContextError": "the model changes in its call; merge a copy: nnx.merge(graph, params, "
+  "rest, copy=True); Dropout also needs nnx.reseed(model, default=example.key, "
+  "dropout=example.key). BatchNorm mixes examples",
+  "FlaxError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in place of "
+  'BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
+}
 
 
-def _is_batch_norm(module: Any) -> bool:
-  return "BatchNorm" in type(module).__name__
+def _hint(error: Exception) -> str | None:
+  """Returns how to write a loss that raised this error in a trace; None if only the loss knows."""
+  # Python names what it has not found. JAX does not, if it has not found the axis of a collective.
+  if isinstance(error, NameError) and error.name is None:
+    return (
+      "a collective would mix examples; the loss of ONE example must not see the others"
+    )
+  flax = sys.modules.get("flax.errors")
+  of_flax = (
+    {getattr(flax, name): hint for name, hint in _FLAX_HINTS.items()} if flax else {}
+  )
+  hints = _HINTS | of_flax
+  return next((hints[kind] for kind in hints if isinstance(error, kind)), None)
 
 
 @contextlib.contextmanager
@@ -304,123 +314,39 @@ def _no_batch_norm() -> Iterator[None]:
     return
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    is_batch_norm = _is_batch_norm(context.module) and hasattr(
-      context.module, "use_running_average"
-    )
-    if is_batch_norm and context.method_name == "__call__":
+    if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
       # The mode is an argument of the call, by name or position, or else of the layer.
       average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
       average = context.module.use_running_average if average is None else average
       if not average:
-        raise validate.UserError(_BATCH_NORM)
+        raise validate.UserError(
+          "BatchNorm mixes examples; use GroupNorm or LayerNorm, which see one example",
+          field="loss_fn",
+        )
     return call(*args, **kwargs)
 
   with linen.intercept_methods(watch):
     yield
 
 
-def _explain_library(error: Exception) -> None:
-  """Raises UserError for operations of a Flax or Equinox layer that fail in a loss of ONE
-  example."""
-  name = type(error).__name__
-  message = str(error)
-  # Equinox and nnx have no hook like linen's. The frames of the error still hold the layer,
-  # as `self`.
-  frames = list(traceback.walk_tb(error.__traceback__))
-  # A BatchNorm that computes statistics was refused before. This one is frozen.
-  if "batch_stats" in message and name.startswith("Scope"):
-    raise validate.UserError(
-      "gives a frozen BatchNorm no statistics; apply the model to "
-      '{"params": params, "batch_stats": statistics}, with statistics from outside of the loss '
-      f"({name})",
-      field="loss_fn",
-    ) from error
-  within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
-  layers = {type(frame.f_locals.get("self")).__name__ for frame, _ in frames}
-  if any("SpectralNorm" in layer for layer in layers):
-    raise validate.UserError(
-      "SpectralNorm moves its vectors on in each call, which the loss of ONE example cannot "
-      f"keep; call it with update_stats=False ({name})",
-      field="loss_fn",
-    ) from error
-  if within or "batch_stats" in message or "BatchStat" in message:
-    raise validate.UserError(f"{_BATCH_NORM} ({name})") from error
-  if name == "InvalidRngError":
-    raise validate.UserError(
-      "Dropout needs a key for each example: draw from example.key (linen: "
-      "rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
-      "dropout=example.key)) "
-      f"and give training.dp_sgd an example_key ({name})",
-      field="loss_fn",
-    ) from error
-  # A stream of an nnx module counts its draws: Dropout, the first carry of a recurrent cell.
-  in_place = name == "TraceContextError" and "Rng" in message
-  if in_place or "different trace level" in message:
-    raise validate.UserError(
-      "a random stream of the module moves on in the call, so merge a copy: "
-      "nnx.merge(graph, params, rest, copy=True); Dropout also needs nnx.reseed(model, "
-      "default=example.key, dropout=example.key) and training.dp_sgd(..., example_key=key) "
-      f"({name})",
-      field="loss_fn",
-    ) from error
-  if name == "TraceContextError":
-    reason = validate.first_line(error, with_type=True)
-    raise validate.UserError(
-      "changes its model in place; write it as a function of params, with "
-      f"nnx.split and nnx.merge ({reason})",
-      field="loss_fn",
-    ) from error
-
-
-def _runs(trace: Any, params: Params, batch: Any) -> bool:
+def _runs(loss_fn: LossFn, params: Params, batch: Any) -> bool:
   try:
-    trace(params, batch)
+    jax.make_jaxpr(lambda p, b: loss_fn(p, b))(params, batch)
   # The loss may raise any error: then a missing batch axis is not the reason.
   except Exception:
     return False
   return True
 
 
-def inner_jaxprs(eqn: Any) -> list[Any]:
-  """Returns the jaxprs inside an equation (calls, loops, branches)."""
-  jaxprs = []
-  for value in eqn.params.values():
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    jaxprs += [getattr(each, "jaxpr", each) for each in several]
-  return [jaxpr for jaxpr in jaxprs if hasattr(jaxpr, "eqns")]
-
-
-def every_equation(jaxpr: Any) -> Iterator[Any]:
-  """Yields the equations of a jaxpr, and the equations inside of calls, loops and branches."""
-  for eqn in jaxpr.eqns:
-    yield eqn
-    for inner in inner_jaxprs(eqn):
-      yield from every_equation(inner)
-
-
-def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
-  """Returns the equations through which a gradient flows from the results back to `sources`."""
-  reached = set(sources)
-  between = []
-  for eqn in jaxpr.eqns:
-    # A value that only stop_gradient reads is not differentiated.
-    stops = eqn.primitive.name == "stop_gradient"
-    if not stops and reached.intersection(equations.operands(eqn)):
-      reached.update(eqn.outvars)
-      between.append(eqn)
-  outs = [var for var in jaxpr.outvars if not equations.is_literal(var)]
-  return equations.needed(between, outs)
-
-
 def _differentiable(eqn: Any) -> bool:
-  fn = equations.eqn_fn(eqn)
-  operands = equations.operands(eqn)
-  floats = [i for i, var in enumerate(operands) if equations.is_float(var.aval)]
+  fn = jaxprs.eqn_fn(eqn)
+  operands = jaxprs.operands(eqn)
+  floats = [i for i, var in enumerate(operands) if jaxprs.is_float(var.aval)]
 
   def total(chosen, values):
     known = dict(zip(floats, chosen))
     results = fn(*(known.get(i, value) for i, value in enumerate(values)))
-    return sum(jnp.sum(x) for x in results if x is not None and equations.is_float(x))
+    return sum(jnp.sum(x) for x in results if x is not None and jaxprs.is_float(x))
 
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from dpjax import columns, trees, validate
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.gradients import clipping, memory
+from dpjax.gradients import clipping, jaxprs, memory
 from dpjax.gradients.arguments import (
   check_arrays,
   check_real,
@@ -32,7 +32,6 @@ from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   check_callable,
   check_loss,
-  every_equation,
   explain_failure,
   mixes,
   vmap_would_do,
@@ -171,7 +170,7 @@ def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
 def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
   """Returns `fn`, or `clients_apart(fn)` if the traced `loss` could mix clients under vmap."""
   # Most losses hold no convolution that mixes clients. Their program is left as it is.
-  return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
+  return clients_apart(fn) if any(map(mixes, jaxprs.every_equation(loss))) else fn
 
 
 # With eq=False the hash is that of the object. Bounds may be a dict, which has no hash.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -161,13 +161,9 @@ class _Recorder:
 
   def walk(self, closed: Any, inputs: Sequence[Cell]) -> list[Cell]:
     """Evaluates a closed jaxpr on cells, and records everything that depends on the input."""
-    jaxpr = getattr(closed, "jaxpr", closed)
-    constants = [Cell(value) for value in getattr(closed, "consts", ())]
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs)))
-    read = lambda atom: Cell(atom.val) if isinstance(atom, jex.Literal) else env[atom]
-    for eqn in jaxpr.eqns:
-      env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars])))
-    return [read(atom) for atom in jaxpr.outvars]
+    constants = list(map(Cell, getattr(closed, "consts", ())))
+    jaxpr = jaxprs.opened(closed)
+    return jaxprs.evaluated(jaxpr, constants, inputs, self._equation, literal=Cell)
 
   def _equation(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
     if not any(cell.data for cell in operands):
@@ -224,7 +220,7 @@ def _bind(eqn: Any) -> Callable[..., list[Any]]:
   places = [isinstance(var, jex.Literal) for var in eqn.invars]
   # A variable that occurs twice, as in x * x, is one input of the new jaxpr.
   distinct = list(dict.fromkeys(invars))
-  evaluate = equations.alone_fn(eqn, distinct, list(eqn.outvars))
+  evaluate = jaxprs.alone_fn(eqn, distinct, list(eqn.outvars))
   if distinct == invars and not any(places):
     return evaluate
   values_of = lambda values: dict(

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from dpjax import trees, validate
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.arguments import check_real
 from dpjax.types import Example, LossFn, Params
 from dpjax.validate import UserError
@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
   """Returns the results of a traced function, some of whose arguments are `_Adapted`."""
   return [
-    _plain(value) for value in equations.evaluated(closed.jaxpr, closed.consts, args, _step)
+    _plain(value) for value in jaxprs.evaluated(closed.jaxpr, closed.consts, args, _step)
   ]
 
 
@@ -192,19 +192,18 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
   """Returns the results of one equation; `values` are its inputs, some of them `_Adapted`."""
   name = eqn.primitive.name
   if not any(isinstance(value, _Adapted) for value in values):
-    return equations.results_of(eqn, values)
+    return jaxprs.results_of(eqn, values)
   if name in _CALLS:
     return _evaluate(eqn.params["jaxpr"], values)
-  if name in equations.REMATS:
+  if name in jaxprs.REMATS:
     inner = jex.ClosedJaxpr(eqn.params["jaxpr"], ())
-    how = {option: eqn.params[option] for option in ("prevent_cse", "policy")}
-    return jax.checkpoint(lambda *operands: _evaluate(inner, operands), **how)(*values)
+    return jaxprs.remat_again(eqn, lambda *operands: _evaluate(inner, operands))(*values)
   # A cast of W casts the frozen part; adapters are cast where they are used.
-  if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
-    return [values[0]._replace(frozen=equations.results_of(eqn, [values[0].frozen])[0])]
+  if name == "convert_element_type" and jaxprs.is_float(eqn.outvars[0].aval):
+    return [values[0]._replace(frozen=jaxprs.results_of(eqn, [values[0].frozen])[0])]
   if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):
     return [_product(eqn, _plain(values[0]), values[1])]
-  return equations.results_of(eqn, list(map(_plain, values)))
+  return jaxprs.results_of(eqn, list(map(_plain, values)))
 
 
 def _is_matmul(eqn: Any) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from dpjax import gradients
 from dpjax.gradients.ghost import route, row_forms, tapped, unit_rules
-from dpjax.gradients.ghost.param_flow import ParamFlow
+from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule
 from dpjax.parallel import programs, targets
 from tests.gradients import ghost_oracle as oracle
@@ -157,18 +157,18 @@ def test_a_held_gradient_is_that_of_the_recording(chip, value):
   leaves = jax.tree.leaves(params)
   flow = ParamFlow.of(planned.program, leaves)
   held = [unit for unit in planned.units if unit.hold]
+  rules = [unit_rules.rule_of(unit, flow) for unit in held]
   is_convolution = lambda unit: unit.sites[0].name == "conv_general_dilated"
   assert any(map(is_convolution, held)) and not all(map(is_convolution, held))
 
   def first_pass(batch):
     recorded = tapped.record(planned.program, leaves, jax.tree.leaves(batch))
-    first = unit_rules.norms(held, flow, recorded, planned.platform)
+    first = unit_rules.norms(rules, recorded, planned.platform)
     rows = unit_rules.RowReader(held, recorded, first)
     of_row = lambda row, given: [
-      unit_rules.gradient_of(unit, flow, rows, each, jnp.array(row))
-      for unit, each in zip(held, given)
+      rule.row_gradient(rows, each, jnp.array(row)) for rule, each in zip(rules, given)
     ]
-    norms = [unit_rules.finished(each).lengths for each in first]
+    norms = [each.finished().lengths for each in first]
     return of_row, first, norms
 
   of_row, first, norms = first_pass(batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)})

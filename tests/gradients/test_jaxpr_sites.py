@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from dpjax import gradients
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.ghost import jaxpr_sites, row_forms, tapped
 
 
@@ -22,14 +22,14 @@ def _eqn(function, *args):
 def test_names_and_parameters_of_the_primitives_that_are_entered():
   x = jnp.ones(3)
   call = _eqn(jax.jit(jnp.sin), x)
-  assert call.primitive.name in equations.CALLS and "jaxpr" in call.params
+  assert call.primitive.name in jaxprs.CALLS and "jaxpr" in call.params
   remat = _eqn(jax.checkpoint(jnp.sin), x)
   assert remat.primitive.name in jaxpr_sites.REMATS
   assert {"jaxpr", "policy", "prevent_cse"} <= set(remat.params)
   scan = _eqn(lambda x: lax.scan(lambda c, y: (c + y, c), 0.0, x), x)
   assert scan.primitive.name == "scan"
   assert {"jaxpr", "length", "reverse", "unroll"} <= set(scan.params)
-  assert equations.ScanParts.of(scan) == (0, 1)
+  assert jaxprs.ScanParts.of(scan) == (0, 1)
 
 
 @pytest.mark.parametrize("consts", [0, 2])
@@ -50,7 +50,7 @@ def test_the_parts_of_a_scan_are_told_from_ranks_alone(consts, carries, stepped,
   xs = [jnp.ones((3, *shape))] * stepped
   jaxpr = jax.make_jaxpr(scan)(known, [jnp.ones(shape)] * carries, xs).jaxpr
   found = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
-  parts = equations.ScanParts.of(found)
+  parts = jaxprs.ScanParts.of(found)
   # JAX may add constants of its own, such as the zeros above.
   assert parts.first_xs - parts.first_carry == carries
   assert len(found.invars) - parts.first_xs == stepped
@@ -58,11 +58,11 @@ def test_the_parts_of_a_scan_are_told_from_ranks_alone(consts, carries, stepped,
 
 def test_names_and_parameters_of_the_row_forms():
   dot = _eqn(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 2)))
-  assert dot.primitive.name in row_forms._FINDERS and "dimension_numbers" in dot.params
+  assert dot.primitive.name in row_forms._FORMS and "dimension_numbers" in dot.params
   conv = _eqn(
     lambda x, k: lax.conv(x, k, (1,), "SAME"), jnp.ones((1, 1, 4)), jnp.ones((1, 1, 3))
   )
-  assert conv.primitive.name in row_forms._FINDERS
+  assert conv.primitive.name in row_forms._FORMS
   fields = {
     "window_strides",
     "padding",
@@ -196,7 +196,7 @@ def test_a_loss_without_its_example_is_lifted_to_a_site():
 def test_an_equation_stands_alone_with_literals_and_unused_results(axis):
   function = lambda x: lax.top_k(x * 2.0, 2)[axis]
   eqn = jax.make_jaxpr(function)(jnp.arange(4.0)).eqns[-1]
-  results = equations.eqn_fn(eqn)(jnp.arange(4.0))
+  results = jaxprs.eqn_fn(eqn)(jnp.arange(4.0))
   assert len(results) == len(eqn.outvars)
   expected = lax.top_k(jnp.arange(4.0), 2)[axis]
   np.testing.assert_array_equal(results[axis], expected)

@@ -57,7 +57,7 @@ _BY_RULE = {
 
 _MACHINES = ("", "gpu:h100:1", "tpu:v5e:1x1")
 _RULES = [(Rule.GRAM, target) for target in _MACHINES]
-# A GPU frees no products (`cost_model.standard`).
+# A GPU frees no products (`standardized`).
 _RULES += [(Rule.PRODUCT, target) for target in _MACHINES if "gpu" not in target]
 
 
@@ -121,7 +121,7 @@ class TestInDouble:
     params, batch = _problem(**options)
     unit = _unit(loss, params, batch)
     assert (unit.rule, sum_of(unit)) == (Rule.GRAM, Sum.TRANSPOSE)
-    assert unit.standard is not None
+    assert unit.layer is not None
     oracle.check(loss, params, batch)
 
   @pytest.mark.parametrize(("rule", "target"), _RULES)
@@ -130,7 +130,7 @@ class TestInDouble:
     with _machine(target):
       unit = _unit(_loss, params, batch)
       assert (unit.rule, sum_of(unit)) == (rule, Sum.TRANSPOSE)
-      assert unit.standard is not None
+      assert unit.layer is not None
       oracle.check(_loss, params, batch)
 
   @pytest.mark.parametrize("change", _UNUSUAL)
@@ -147,7 +147,7 @@ class TestInDouble:
       kernel = standard_kernels.standardize_kernel(params["kernel"], params["gain"], 1.0)
       return jnp.sum(jnp.sin(_conv(example, kernel)) * params["weight"])
 
-    assert _unit(loss, params, batch).standard is not None
+    assert _unit(loss, params, batch).layer is not None
     oracle.check(loss, params, batch)
 
   def test_drops_masked_and_broken_examples(self):
@@ -166,7 +166,7 @@ class TestInDouble:
   def test_a_gain_with_a_clip_norm_of_its_own_agrees(self):
     params, batch = _problem()
     apart = {"kernel": 0.3, "gain": 0.2, "weight": 0.1}
-    assert _unit(_loss, params, batch, clip_norm=apart).standard is None
+    assert _unit(_loss, params, batch, clip_norm=apart).layer is None
     oracle.check(_loss, params, batch, clip_norm=apart)
 
 
@@ -212,8 +212,8 @@ def _impostor(params, example):
 @pytest.mark.parametrize("loss", [_twice, _scaled, _gain_again, _half, _coarse, _impostor])
 def test_other_uses_take_the_general_rule(loss):
   params, batch = _single(_problem())
-  assert _unit(_loss, params, batch).standard is not None
-  assert _unit(loss, params, batch).standard is None
+  assert _unit(_loss, params, batch).layer is not None
+  assert _unit(loss, params, batch).layer is None
 
 
 def test_no_gradient_of_an_example_is_formed():
@@ -249,7 +249,7 @@ def test_unusual_norms_bound_the_gradient_in_float32(change, x64):
   del x64
   params, batch = _problem(side=4, channels=64, features=32)
   single = _single((change(params), batch))
-  assert _unit(_loss, *single).standard is not None
+  assert _unit(_loss, *single).layer is not None
   slow, fast = oracle.both(_loss, *single, clip_norm=1.0)
   ratio = np.float64(fast.norms) / np.float64(slow.norms)
   assert ratio.min() >= 1 - 1e-5 and ratio.max() <= 1.01
@@ -272,7 +272,7 @@ def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64
     share = precision.forward_growth(jnp.float32)
     assert share >= abs(rounding)
     unit = _unit(linear, *single)
-    assert unit.standard is not None
+    assert unit.layer is not None
     run = tapped.run
 
     def rounded(program, args, taps):
@@ -325,7 +325,7 @@ def test_results_that_underflow_shorten_no_norm(gain, length, cotangent, clip_no
     "cotangent": jnp.zeros((1, 1, 1, 16), jnp.float32).at[..., 0].set(cotangent),
     "beside": jnp.full((1, 1), clip_norm / 2, jnp.float32),
   }
-  assert _unit(_one_place, params, batch, clip_norm=clip_norm).standard is not None
+  assert _unit(_one_place, params, batch, clip_norm=clip_norm).layer is not None
   clipped = gradients.clipped_grad(_one_place, l2_clip_norm=clip_norm, method="ghost")
   total = jax.jit(clipped)(params, batch, True).total
   flat = np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(total)])
@@ -352,8 +352,8 @@ def test_rounded_parameters_take_the_general_rule(cast):
     return jnp.sum(jnp.sin(_conv(example, kernel)) * params["weight"])
 
   single = _single(_problem())
-  assert _unit(loss, *single).standard is None
-  assert _unit(rounded_result, *single).standard is None
+  assert _unit(loss, *single).layer is None
+  assert _unit(rounded_result, *single).layer is None
 
 
 def test_a_gain_or_kernel_that_is_broadcast_takes_the_general_rule():
@@ -361,7 +361,7 @@ def test_a_gain_or_kernel_that_is_broadcast_takes_the_general_rule():
   one_gain = params | {"gain": jnp.ones(1)}
   one_column = params | {"kernel": params["kernel"][..., :1]}
   for broadcast in (one_gain, one_column):
-    assert _unit(_loss, broadcast, batch).standard is None
+    assert _unit(_loss, broadcast, batch).layer is None
     slow, fast = oracle.both(_loss, broadcast, batch)
     assert jax.tree.map(jnp.shape, slow.total) == jax.tree.map(jnp.shape, fast.total)
     assert oracle.relative_error(slow.total, fast.total) < 1e-3

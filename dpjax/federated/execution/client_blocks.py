@@ -23,7 +23,7 @@ from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
-from dpjax.gradients import clients_apart, loss_checks
+from dpjax.gradients import clients_apart, jaxprs, loss_checks
 from dpjax.parallel import made_for
 
 # Default limit on the number of clients of one block on one device.
@@ -196,7 +196,7 @@ def run_block(
   # Two kinds of convolutions may mix clients under vmap (`clients_apart.mixes_clients`).
   # `canonical_convolutions` rewrites those with a `batch_group_count` above 1. So only convolutions
   # of numbers of more than 32 bits need `clients_apart`.
-  if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
+  if any(map(clients_apart.is_wide, jaxprs.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info

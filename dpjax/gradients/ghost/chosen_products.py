@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax.gradients.equations import (
+from dpjax.gradients.jaxprs import (
   CALLS,
   Eqn,
   EqnChain,

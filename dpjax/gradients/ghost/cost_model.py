@@ -45,7 +45,6 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -295,31 +294,6 @@ def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST
-
-
-def standard(form: RowForm, platform: str) -> tuple[Cost, bool] | None:
-  """Returns the cost of the norm of a standardised kernel, and whether it is a gram product.
-
-  Without a gram product, each example's product a^T g is formed and freed. Returns None if the
-  general rule is cheaper: it holds each example's gradient for the sum, or forms it twice. On a GPU
-  the general rule also replaces freed products, whose sum in TF32 would lengthen norms of many rows
-  by up to a tenth.
-  """
-  of_gram = gram([form], platform)
-  of_product = product([form], platform)[0]._replace(fused=False)
-  machine = constants(platform)
-  seconds = of_gram.seconds(platform)
-  if platform != "cpu" and by_places(form, platform) and form.places is not None:
-    # An accelerator also writes the products of places with zeros around them.
-    seconds += (2 * form.places.count**2 + form.rows**2) * machine.element_seconds
-  after = contraction([form], platform)
-  once = of_product.seconds(platform)
-  _, hold = gradient(form.recorded + size(form), size(form), True)
-  general = once + (holding([form], platform) if hold else once)
-  freed = once + after if platform != "gpu" else math.inf
-  if general <= min(seconds + after, freed):
-    return None
-  return (of_gram, True) if seconds + after < freed else (of_product, False)
 
 
 def stacks(leaf_size: int, gathered: int) -> bool:

@@ -8,7 +8,7 @@ equation that cannot be entered (cond, while, custom_vjp ...) is a site as a who
 PARAM value must become DATA (such as the start of a scan's carry), an identity site lifts it.
 
 This module relies on parts of JAX that may change: `jax.make_jaxpr`, `jax.extend.core`, and names
-and parameters of primitives (of `equations.CALLS`, `scan` and `row_forms`). Tests pin them.
+and parameters of primitives (of `jaxprs.CALLS`, `scan` and `row_forms`). Tests pin them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from dpjax import standard_kernels
-from dpjax.gradients.equations import (
+from dpjax import layer_rules
+from dpjax.gradients.ghost import chosen_products
+from dpjax.gradients.jaxprs import (
   CALLS,
   REARRANGED,
   REMATS,
@@ -33,12 +34,12 @@ from dpjax.gradients.equations import (
   Graph,
   ScanParts,
   Var,
+  evaluated,
   is_float,
   is_literal,
   named,
   operands,
 )
-from dpjax.gradients.ghost import chosen_products
 from dpjax.types import ArrayTree, Params
 
 
@@ -58,14 +59,6 @@ class Loop:
   length: int
 
 
-class StandardKernel(NamedTuple):
-  """A kernel that is standardised (`standard_kernels`), with the leaves that it is made of."""
-
-  kernel: int
-  gain: int
-  epsilon: float
-
-
 class Source(NamedTuple):
   """Computation of a PARAM value from the parameter leaves."""
 
@@ -74,7 +67,7 @@ class Source(NamedTuple):
   perm: tuple[int, ...] | None = None  # dimension j is the leaf's dimension perm[j]
   is_cast: bool = False  # a view whose dtype was changed on the way, if only for a while
   loops: tuple[Loop, ...] = ()  # scans that step through it, outermost first
-  standard: StandardKernel | None = None  # the value is this kernel
+  layer: Any = None  # the value is that of a layer with a rule of its own (`layer_rules`)
 
 
 class Value(NamedTuple):
@@ -187,24 +180,26 @@ class Program(NamedTuple):
 
   def sites(self) -> Iterator[Site]:
     """Yields every site, also those of nested programs."""
-    yield from (lift.site for lift in self.in_lifts)
-    for step in self.steps:
-      yield from (lift.site for lift in step.lifts)
-      if step.site is not None:
-        yield step.site
-      if step.inner is not None:
-        yield from step.inner.sites()
-    yield from (lift.site for lift in self.out_lifts)
+    for site, _ in self._walk():
+      if site is not None:
+        yield site
 
   def taps(self) -> Iterator[Tap]:
     """Yields every tap, also those of nested programs."""
-    yield from (lift.tap for lift in self.in_lifts)
+    for _, taps in self._walk():
+      yield from taps
+
+  def _walk(self) -> Iterator[tuple[Site | None, tuple[Tap, ...]]]:
+    for lift in self.in_lifts:
+      yield lift.site, (lift.tap,)
     for step in self.steps:
-      yield from (lift.tap for lift in step.lifts)
-      yield from step.taps
+      for lift in step.lifts:
+        yield lift.site, (lift.tap,)
+      yield step.site, step.taps
       if step.inner is not None:
-        yield from step.inner.taps()
-    yield from (lift.tap for lift in self.out_lifts)
+        yield from step.inner._walk()
+    for lift in self.out_lifts:
+      yield lift.site, (lift.tap,)
 
   def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
     """Returns index of a site -> locations of its results' cotangents, also for nested programs."""
@@ -256,16 +251,17 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
 
   `ids` numbers sites, taps and loops in program order. With `lift_outs`, PARAM results become DATA.
   """
-  env = dict.fromkeys(jaxpr.constvars, _CONST)
-  env.update(zip(jaxpr.invars, values))
-  steps = []
-  for eqn in jaxpr.eqns:
-    step = _plan(eqn, [_read(env, atom) for atom in eqn.invars], loops, ids)
-    env.update(zip(eqn.outvars, step.values))
-    steps.append(step)
-  outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
+  planned: list[Step] = []
+
+  def step(eqn, values):
+    planned.append(_plan(eqn, values, loops, ids))
+    return planned[-1].values
+
+  known = [_CONST] * len(jaxpr.constvars)
+  constant = lambda _: _CONST
+  outs = tuple(evaluated(jaxpr, known, values, step, literal=constant))
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
-  steps = _with_chosen_products(jaxpr, steps)
+  steps = _with_chosen_products(jaxpr, planned)
   # Dead sites are removed first, since their taps would have no cotangent to record.
   steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
@@ -350,10 +346,6 @@ def _place_taps(jaxpr, steps, loops, ids):
   return tuple(placed), cotangents
 
 
-def _read(env, atom) -> Value:
-  return _CONST if is_literal(atom) else env[atom]
-
-
 def _plan(eqn, values, loops, ids) -> Step:
   kinds = {value.kind for value in values}
   if Kind.PARAM not in kinds or not any(is_float(var.aval) for var in eqn.outvars):
@@ -364,11 +356,12 @@ def _plan(eqn, values, loops, ids) -> Step:
   # and keeps its norm.
   if name in CALLS:
     step = _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
-    standard = _standard_kernel(eqn, values)
-    if standard is None:
+    own = layer_rules.module_of(eqn.params.get("name"))
+    layer = own.find(eqn, values) if own else None
+    if layer is None:
       return step
     (result,) = step.values
-    known = result.source._replace(standard=standard)
+    known = result.source._replace(layer=layer)
     return step._replace(values=(result._replace(source=known),))
   if Kind.DATA not in kinds:
     return Step(Action.PLAIN, eqn, _transformed(eqn, values))
@@ -377,24 +370,6 @@ def _plan(eqn, values, loops, ids) -> Step:
   if name == "scan":
     return _enter_scan(eqn, values, loops, ids)
   return _meet(eqn, values, loops, ids)
-
-
-def _standard_kernel(eqn, values) -> StandardKernel | None:
-  """Returns the kernel that an equation standardises; None for other equations, and for a kernel or
-  gain that is no whole leaf, in its own layout and dtype."""
-  epsilon = standard_kernels.floor_of(eqn)
-  if epsilon is None:
-    return None
-  leaves = []
-  for value, rank in zip(values[:2], (4, 1)):
-    source = value.source
-    as_it_is = source.perm == tuple(range(rank)) and not source.is_cast
-    whole = source.is_view and as_it_is and not source.loops
-    if value.kind is not Kind.PARAM or not whole or len(source.leaves) != 1:
-      return None
-    leaves += source.leaves
-  kernel, gain = leaves
-  return StandardKernel(kernel, gain, epsilon)
 
 
 def _transformed(eqn, values) -> tuple[Value, ...]:
@@ -470,9 +445,9 @@ def _meet(eqn, values, loops, ids) -> Step:
     if is_float(var.aval) and not isinstance(var, jex.DropVar)
   )
   sources = tuple(value_of[v].source for v in params)
-  # The gradient of a gain follows from the result of its kernel's convolution (`standardized`).
-  standard = any(source.standard is not None for source in sources) and not loops
-  keeps = standard and eqn.primitive.name == "conv_general_dilated"
+  keeps = not loops and any(
+    [source.layer and source.layer.keeps(eqn) for source in sources]
+  )
   kept = tuple(eqn.outvars[i] for i in outs) if keeps else ()
   site = Site(next(ids), eqn, params, data, sources, loops, outs, kept)
   return Step(Action.PLAIN, eqn, (_DATA,) * len(eqn.outvars), site=site)

@@ -46,9 +46,8 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import clipping
+from dpjax.gradients import clipping, jaxprs
 from dpjax.gradients.clip import Clip
-from dpjax.gradients.equations import is_literal
 from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (
   jaxpr_sites,
@@ -59,9 +58,9 @@ from dpjax.gradients.ghost import (
   units,
 )
 from dpjax.gradients.ghost.jaxpr_sites import Program
-from dpjax.gradients.ghost.param_flow import ParamFlow
+from dpjax.gradients.ghost.tapped import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import inner_jaxprs, mixes
+from dpjax.gradients.loss_checks import mixes
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -96,8 +95,7 @@ def plan(
   `params` and `example` may be ShapeDtypeStructs. A second trace follows if the gradients of some
   leaves are to be stacked per example.
   """
-  treedef = jax.tree.structure(l2_clip_norm)
-  groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
+  groups = _groups_of_leaves(l2_clip_norm, params)
   platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
@@ -110,10 +108,12 @@ def plan(
   return Recipe(program, planned, platform)
 
 
-def _spread(prefix: Any, params: Any) -> list[Any]:
-  """Returns, for each leaf of the parameters, the value of its group."""
-  spread = lambda value, group: jax.tree.map(lambda _: value, group)
-  return jax.tree.leaves(jax.tree.map(spread, prefix, params))
+def _groups_of_leaves(l2_clip_norm: NumberTree, params: Params) -> list[int]:
+  """Returns the index of the clip norm of each leaf of the parameters."""
+  norms, treedef = jax.tree.flatten(l2_clip_norm)
+  spread = lambda index, group: jax.tree.map(lambda _: index, group)
+  indices = treedef.unflatten(range(len(norms)))
+  return jax.tree.leaves(jax.tree.map(spread, indices, params))
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
@@ -137,32 +137,35 @@ def clipped_sum(
   """
   leaves, treedef = jax.tree.flatten(params)
   program, planned_units, platform = planned
+  group_of = _groups_of_leaves(clip.norms, params)
   flow = ParamFlow.of(program, leaves)
   examples = jax.tree.leaves(batch)
   keeping = units.kept_at(planned_units)
   recorded = tapped.record(program, leaves, examples, keeping)  # [*loops, B, ...]
-  held, recomputed = [
-    [u for u in planned_units if u.hold is hold] for hold in (True, False)
-  ]
-  ordered = [*held, *recomputed]
+  rules = [unit_rules.rule_of(unit, flow) for unit in planned_units]
+  held, recomputed = [[r for r in rules if r.unit.hold is hold] for hold in (True, False)]
+  rules = [*held, *recomputed]
+  ordered = [rule.unit for rule in rules]
   # Arrays held for the sum are formed before `on_settled`, which stores them in memory, too.
-  early = unit_rules.norms(held, flow, recorded, platform)
+  early = unit_rules.norms(held, recorded, platform)
 
   def clipped(settled):
     early, recorded = settled
-    late = unit_rules.norms(recomputed, flow, recorded, platform)
-    first = [*map(unit_rules.finished, early), *late]
-    by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
-    groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
-    unclear = mask & ~clipping.is_certain(groups, clip)
+    late = unit_rules.norms(recomputed, recorded, platform)
+    first = [*[norms.finished() for norms in early], *late]
+    by_leaf = _by_leaf(ordered, [each.lengths for each in first])
+    none = jax.tree.map(jnp.zeros_like, by_leaf[0])  # of a group without parameters
+    groups = [lengths.joined(each or [none]) for each in _grouped(clip, group_of, by_leaf)]
+    certain = jax.tree.structure(clip.norms).unflatten(groups)  # of each clip norm: [B]
+    unclear = mask & ~clipping.is_certain(certain, clip)
     weights = _weights(groups, clip, mask & ~unclear)
-    factors = _spread(weights.factors, params)  # of each leaf: [B]
-    longest = _spread(weights.longest, params)  # of each leaf: [B]
-    sums = _Sums(ordered, flow, recorded, first, factors, longest)
-    rare = unclear | sums.loses_terms() | sums.stray_far(clip, params)
+    factors = [weights.factors[group] for group in group_of]  # of each leaf: [B]
+    longest = [groups[group].longest for group in group_of]  # of each leaf: [B]
+    sums = _Sums(rules, recorded, first, factors, longest)
+    rare = unclear | sums.loses_terms() | sums.stray_far(clip, group_of)
     # Leaves of one clip group share one array of factors, and so one transpose.
-    common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
-    without_rare = sums._replace(factors=_spread(common, params))
+    common = [jnp.where(rare, 0, each) for each in weights.factors]
+    without_rare = sums._replace(factors=[common[group] for group in group_of])
     if platform == "cpu":
       return without_rare.one_by_one(), weights.norms, rare
 
@@ -181,18 +184,17 @@ def clipped_sum(
   kept = [*early, *(None for _ in recomputed)]
   with_rows_alone = functools.partial(
     _with_rows_alone,
-    ordered,
-    flow,
+    rules,
     unit_rules.RowReader(ordered, recorded, kept),
-    params,
+    group_of,
     clip,
   )
-  seen = (early, unit_rules.sites_only(recomputed, recorded))
+  seen = (early, unit_rules.sites_only([r.unit for r in recomputed], recorded))
   totals, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
   # formed here.
   convolved = {
-    i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
+    i: rules[i].transposed(recorded, factors, on_settled)
     for i, factors in totals.convolved.items()
   }
   sums = totals.sums | convolved
@@ -217,36 +219,34 @@ class _Totals(NamedTuple):
 class _Sums(NamedTuple):
   """Units, and the arrays from which their clipped sums are formed."""
 
-  units: Sequence[Unit]
-  flow: ParamFlow
+  rules: Sequence[unit_rules.UnitRule]
   recorded: tapped.Recorded
   first: Sequence[unit_rules.Norms]
   factors: Sequence[jax.Array]  # of each leaf: [B]
   longest: Sequence[jax.Array]  # of each leaf: [B]
 
   def total(self, i: int, finite: bool | None, begun: Any = None) -> Any:
-    """Returns the sum of a unit; see `unit_rules.totals`."""
-    unit = self.units[i]
+    """Returns the sum of a unit; see `unit_rules.UnitRule.sum`."""
     known = self.first[i]
-    if sum_of(unit) is Sum.AGAIN:
-      known = unit_rules.at_most(known, [self.longest[leaf] for leaf in unit.leaves])
-    factors = self.factors_of(i)
-    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite, begun)
+    if self._is_again(i):
+      leaves = self.rules[i].unit.leaves
+      known = known.at_most([self.longest[leaf] for leaf in leaves])
+    return self.rules[i].sum(self.recorded, known, self.factors_of(i), finite, begun)
 
   def factors_of(self, i: int) -> list[jax.Array]:
     """Returns the factors of a unit's leaves."""
-    return [self.factors[leaf] for leaf in self.units[i].leaves]
+    return [self.factors[leaf] for leaf in self.rules[i].unit.leaves]
 
   def loses_terms(self) -> jax.Array:
     """Returns [B] bool: whether some unit's sum would lose a visible part of the example's term."""
     lost = jnp.zeros(self.recorded.losses.shape, bool)
-    for unit, known in zip(self.units, self.first):
-      leaf = unit.leaves[0]
-      of_unit = unit_rules.loses_terms(unit, known, self.factors[leaf], self.longest[leaf])
+    for rule, known in zip(self.rules, self.first):
+      leaf = rule.unit.leaves[0]
+      of_unit = rule.loses_terms(known, self.factors[leaf], self.longest[leaf])
       lost = lost if of_unit is None else lost | of_unit
     return lost
 
-  def stray_far(self, clip: Clip, params: Params) -> jax.Array:
+  def stray_far(self, clip: Clip, group_of: Sequence[int]) -> jax.Array:
     """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
     Each unit counts by the share of its clip group in the squared bound, or by 1 / number of groups
@@ -254,12 +254,12 @@ class _Sums(NamedTuple):
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
-    bound_of = _spread(clip.norms, params)  # of each leaf
+    bound_of = jax.tree.leaves(clip.norms)  # of each group
     square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
-    for unit, known in zip(self.units, self.first):
-      leaf = unit.leaves[0]
-      bound = float(bound_of[leaf])
-      far = unit_rules.stray(unit, known, self.factors[leaf], bound) if bound else None
+    for rule, known in zip(self.rules, self.first):
+      leaf = rule.unit.leaves[0]
+      bound = float(bound_of[group_of[leaf]])
+      far = rule.stray(known, self.factors[leaf], bound) if bound else None
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
@@ -272,17 +272,15 @@ class _Sums(NamedTuple):
     groups: dict[Any, list[int]] = {}
     for i in chosen:
       # A held gradient is summed without its cotangent.
-      sites = () if self.units[i].hold else self.units[i].sites
+      sites = () if self.rules[i].unit.hold else self.rules[i].unit.sites
       read = [array for site in sites for array in self.recorded.cotangents[site.index]]
       groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
     return list(groups.values())
 
   def one_by_one(self) -> _Totals:
     """Forms each sum separately, except sums of convolutions, whose factors it returns."""
-    places = range(len(self.units))
-    convolved = {
-      i: self.factors_of(i) for i in places if unit_rules.convolves(self.units[i])
-    }
+    places = range(len(self.rules))
+    convolved = {i: self.factors_of(i) for i in places if self.rules[i].convolves}
     sums = {i: self.total(i, None) for i in places if i not in convolved}
     return _Totals(sums, convolved)
 
@@ -290,12 +288,12 @@ class _Sums(NamedTuple):
     """Returns whether a unit is summed in a loop.
 
     The loop stays outside the branches, so that it is compiled once."""
-    return sum_of(self.units[i]) is Sum.AGAIN
+    return sum_of(self.rules[i].unit) is Sum.AGAIN
 
   def _begun(self) -> dict[int, Any]:
     """Returns zeros in place of the sums that are formed in a loop."""
-    again = filter(self._is_again, range(len(self.units)))
-    return {i: unit_rules.no_sums(self.units[i], self.flow, self.recorded) for i in again}
+    again = filter(self._is_again, range(len(self.rules)))
+    return {i: self.rules[i].zeros(self.recorded) for i in again}
 
   def usual(self) -> dict[int, Any]:
     """Forms the sums of a batch without rare or dropped examples; wrong for any other batch.
@@ -303,7 +301,7 @@ class _Sums(NamedTuple):
     An accelerator is bound by memory, so nothing is copied here: neither operands, to drop an
     example from them, nor sums, to add terms to them.
     """
-    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
+    at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
     sums = {}
     # Leaves of one clip group share one array of factors, and so one transpose.
     arrays = {id(factor): factor for factor in self.factors}
@@ -320,7 +318,7 @@ class _Sums(NamedTuple):
 
   def unusual(self) -> dict[int, Any]:
     """Forms the sums of any batch, with copies of operands from which examples are dropped."""
-    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
+    at_once = [i for i in range(len(self.rules)) if not self._is_again(i)]
     return {i: self.total(i, False) for i in at_once} | self._begun()
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
@@ -332,26 +330,34 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Clip factors of the examples, and the lengths that they were computed from."""
+  """Clip factors of the examples."""
 
-  factors: Any  # tree of one [B] per clip norm
-  longest: Any  # the same: upper bounds on the lengths of a group's gradients
+  factors: list[jax.Array]  # of each clip norm: [B]
   norms: jax.Array  # of the whole gradients: [B]
 
 
-def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
-  """Returns the clip factors of gradients whose lengths are `groups`, a tree of Length [B]."""
-  pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
-  longest = pick("longest")
-  factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
-  return _Weights(factors, longest, norms)
+def _weights(groups: Sequence[lengths.Length], clip: Clip, mask: jax.Array) -> _Weights:
+  """Returns the clip factors of gradients with these lengths [B], one for each clip norm."""
+  tree = jax.tree.structure(clip.norms)
+  norms, longest = map(tree.unflatten, zip(*groups))
+  factors, total = clipping.clip_factors(norms, clip, mask, longest=longest)
+  return _Weights(jax.tree.leaves(factors), total)
+
+
+def _grouped(
+  clip: Clip, group_of: Sequence[int], by_leaf: Sequence[Any]
+) -> list[list[Any]]:
+  """Returns the values of the leaves of each clip norm."""
+  groups: list[list[Any]] = [[] for _ in jax.tree.leaves(clip.norms)]
+  for group, value in zip(group_of, by_leaf):
+    groups[group].append(value)
+  return groups
 
 
 def _with_rows_alone(
-  ordered: Sequence[Unit],
-  flow: ParamFlow,
+  rules: Sequence[unit_rules.UnitRule],
   rows: unit_rules.RowReader,
-  params: Params,
+  group_of: Sequence[int],
   clip: Clip,
   sums: dict[int, Any],
   norms: jax.Array,
@@ -367,7 +373,7 @@ def _with_rows_alone(
   Returns:
     (sums, norms) of all examples.
   """
-  treedef = jax.tree.structure(params)
+  ordered = [rule.unit for rule in rules]
 
   def term(grad, factor):
     grad = trees.at_least_float32(grad)
@@ -375,13 +381,13 @@ def _with_rows_alone(
     return jnp.where(factor != 0, grad * factor.astype(grad.dtype), 0)
 
   def clipped(gradients):
-    by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
     # The norm is that of the very arrays that are clipped and added. So norm
     # and sum have the same rounding.
-    groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
+    by_leaf = _by_leaf(ordered, gradients)
+    groups = list(map(lengths.scaled, _grouped(clip, group_of, by_leaf)))
     of_one = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(of_one, clip, jnp.ones(1, bool))
-    factors = [factor[0] for factor in _spread(weights.factors, params)]
+    factors = [weights.factors[group][0] for group in group_of]
     terms = [
       tuple(term(grad, factors[leaf]) for leaf, grad in zip(unit.leaves, each))
       for unit, each in zip(ordered, gradients)
@@ -391,8 +397,7 @@ def _with_rows_alone(
   def add(carry, row):
     sums, norms = carry
     gradients = [
-      unit_rules.gradient_of(unit, flow, rows, first, row)
-      for unit, first in zip(ordered, rows.kept)
+      rule.row_gradient(rows, first, row) for rule, first in zip(rules, rows.kept)
     ]
     terms, norm = on_settled(clipped, gradients)
     more = {
@@ -441,43 +446,21 @@ def keeps_apart(planned: Recipe) -> bool:
   product of rows. If the kernel depends on data, or a branch holds the convolution, it may mix
   them. A constant kernel mixes none.
   """
-  jaxpr = planned.program.jaxpr
-  sites = planned.program.sites()
-  by_rows = {id(site.eqn) for site in sites if row_forms.find(site) is not None}
-  return all(id(eqn) in by_rows for eqn in _suspects(jaxpr, set(jaxpr.invars)))
-
-
-def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
-  """Returns the equations that may mix examples, given the variables that depend on inputs.
-
-  A constant kernel is neither batched nor differentiated, so its convolution mixes none.
-  """
+  by_rows = {
+    id(site.eqn) for site in planned.program.sites() if row_forms.find(site) is not None
+  }
   suspects = []
-  known = set(inputs)
-  for eqn in jaxpr.eqns:
-    is_known = [not is_literal(atom) and atom in known for atom in eqn.invars]
-    inner = inner_jaxprs(eqn)
-    if any(is_known) and mixes(eqn) and not _has_constant_kernel(eqn, is_known):
+
+  def visit(eqn: Any, given: list[bool]) -> None:
+    # A constant kernel is neither batched nor differentiated.
+    constant = eqn.primitive.name == "conv_general_dilated" and not given[1]
+    constant = constant and eqn.params["batch_group_count"] == 1
+    if any(given) and not constant and id(eqn) not in by_rows and mixes(eqn):
       suspects.append(eqn)
-    for body in inner:
-      # Operands of a call are the arguments of its inner jaxpr, in order. In other equations every
-      # argument of an inner jaxpr may depend on inputs.
-      aligned = len(inner) == 1 and len(body.invars) == len(is_known)
-      reached = is_known if aligned else [True] * len(body.invars)
-      # The carry of a loop may depend on inputs after the first turn.
-      carries = eqn.primitive.name in ("scan", "while")
-      entering = {v for v, given in zip(body.invars, reached) if given or carries}
-      suspects += _suspects(body, entering)
-    if any(is_known):
-      known.update(eqn.outvars)
-  return suspects
 
-
-def _has_constant_kernel(eqn: Any, is_known: Sequence[bool]) -> bool:
-  """Returns whether an equation is a convolution whose kernel no input reaches."""
-  if eqn.primitive.name != "conv_general_dilated":
-    return False
-  return not is_known[1] and eqn.params["batch_group_count"] == 1
+  jaxpr = planned.program.jaxpr
+  jaxprs.reached(jaxpr, [True] * len(jaxpr.invars), visit)
+  return not suspects
 
 
 def stacked_gradients(
@@ -506,21 +489,13 @@ def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Arra
   program, planned, _ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
-  grads = [unit_rules.stacked(unit, flow, recorded) for unit in planned]
+  grads = [unit_rules.rule_of(unit, flow).stacked(recorded) for unit in planned]
   return recorded.losses, treedef.unflatten(_by_leaf(planned, grads))
 
 
 def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
   """Flattens values per unit and leaf, in the order of the leaves."""
-  pairs = [pair for unit, each in zip(planned, values) for pair in zip(unit.leaves, each)]
-  return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
-
-
-def _group_lengths(l2_clip_norm: Any, by_leaf: Any) -> Any:
-  """Returns a Length [B] for each clip norm; 0 for a group without parameters."""
-  is_length = lambda x: isinstance(x, lengths.Length)
-  some = jax.tree.leaves(by_leaf, is_leaf=is_length)[0]
-  none = jax.tree.map(jnp.zeros_like, some)
-  lengths_in = lambda group: jax.tree.leaves(group, is_leaf=is_length)
-  joined = lambda _, group: lengths.joined(lengths_in(group) or [none])
-  return jax.tree.map(joined, l2_clip_norm, by_leaf)
+  by_leaf = {}
+  for unit, each in zip(planned, values):
+    by_leaf.update(zip(unit.leaves, each))
+  return [by_leaf[leaf] for leaf in sorted(by_leaf)]

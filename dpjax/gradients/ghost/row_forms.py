@@ -1,7 +1,7 @@
 """Parameter uses ("sites") whose gradient is a sum of outer products.
 
-These are dense layers, convolutions, embeddings, and products with a matrix that an index chooses.
-`jaxpr_sites` defines sites.
+These are dense layers, convolutions, embeddings, and products with a matrix that an index chooses:
+one class each. `jaxpr_sites` defines sites.
 
 For one example the gradient at such a site is N independent matrices [K, P], left^T right. Here
 left [N, T, K] follows from the operand, and right [N, T, P] from the cotangent. T is the number of
@@ -11,22 +11,21 @@ parameter. An embedding's left side is one-hot and kept as integers [N, T].
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients.equations import is_float, is_literal
 from dpjax.gradients.ghost import chosen_products, lengths, precision
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.jaxprs import is_float, is_literal
 
 # Largest number of offsets of a kernel whose windows need not be copied: 5 x 5.
 _MOST_OFFSETS = 25
@@ -40,37 +39,49 @@ class RowFactors(NamedTuple):
   chosen: jax.Array | None = None  # [N, T]: the block of the left side that a row is in
 
 
-class PlaceGram(NamedTuple):
-  """Inner products of windows, computed from inner products of the places in them.
-
-  Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
-  each pair of places is multiplied once, not once for every offset, and no window is copied.
-  """
-
-  count: int  # Q, places of the operand
-  channels: int  # numbers of a place, in each block
-  offsets: int
-  build: Callable[[tuple], jax.Array]  # data operands of one example -> [N, T, T]
-  row_sums: Callable[[tuple], jax.Array]  # the same -> sums of the left rows [N, T]
-
-
-@dataclasses.dataclass(frozen=True)
 class RowForm:
-  """Conversion of a site's arrays to rows, and of a product to the parameter's gradient."""
+  """A site whose gradient is a sum of outer products, with its arrays as rows."""
 
   blocks: int  # N
   rows: int  # T
   left: int  # K
   right: int  # P
-  one_hot: bool
   left_dims: tuple[int, ...]  # dimensions of the parameter on the left side
   right_dims: tuple[int, ...]
-  plain: bool  # the left side is the operand itself, rearranged: no patches, not one-hot
+  order: tuple[int, ...]  # dimensions of the parameter, as a product [N, K, P] has them
   recorded: int  # elements of the site's operand and cotangent, per example
-  build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
-  unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
+  one_hot = False
+  plain = False  # the left side is the operand itself, rearranged: no patches, not one-hot
   places: PlaceGram | None = None  # inner products of the left rows, without forming them
-  width: int = 0  # numbers in a left row if an index chooses its matrix; otherwise 0
+  width = 0  # numbers in a left row if an index chooses its matrix; otherwise 0
+
+  def __init__(self, site: Site):
+    self.site = site
+    self.shape = site.params[0].aval.shape
+    self.out_shape = site.out_avals[0].shape
+    self.depth = len(site.loops)
+    # Axes of the scans that step through the parameter, and of those that reuse it.
+    stepped = [loop in site.sources[0].loops for loop in site.loops]
+    self.sliced = [i for i, steps in enumerate(stepped) if steps]
+    self.shared = [i for i, steps in enumerate(stepped) if not steps]
+    self.loop_sizes = tuple(site.loops[i].length for i in self.sliced)
+    self.turns = math.prod(site.loops[i].length for i in self.shared)
+    operand = math.prod(site.data[0].aval.shape)
+    self.recorded = site.steps * (operand + math.prod(self.out_shape))
+
+  @classmethod
+  def of(cls, site: Site) -> Self | None:
+    """Returns the form of a site; None if its rows are not of this form."""
+    return cls(site)
+
+  def build(self, data: tuple, cotangents: tuple) -> RowFactors:
+    """Returns the rows of one example, from its data operands and cotangents."""
+    raise NotImplementedError
+
+  def unflatten(self, product: jax.Array) -> jax.Array:
+    """Returns a product [N, K, P] as a gradient [*sliced loops, *param] of the parameter."""
+    stacked = product.reshape(*self.loop_sizes, *_sizes(self.shape, self.order))
+    return stacked.transpose(_restore(self.order, len(self.loop_sizes)))
 
 
 def find(site: Site) -> RowForm | None:
@@ -79,9 +90,9 @@ def find(site: Site) -> RowForm | None:
   A site with complex numbers, or of two precisions, has none: a norm from rows adds squares of real
   numbers of one precision.
   """
-  finder = _FINDERS.get(site.name)
+  form = _FORMS.get(site.name)
   simple = len(site.params) == len(site.outs) == 1 and site.data and not is_complex(site)
-  return finder(site) if finder and simple and len(precisions([site])) == 1 else None
+  return form.of(site) if form and simple and len(precisions([site])) == 1 else None
 
 
 def precisions(sites: Sequence[Site]) -> set[bool]:
@@ -96,12 +107,6 @@ def precisions(sites: Sequence[Site]) -> set[bool]:
   return {jnp.finfo(aval.dtype).bits > 32 for aval in avals if is_float(aval)}
 
 
-def _split_loops(site: Site) -> tuple[list[int], list[int]]:
-  """Returns axes of the scans that step through the parameter, and of those that reuse it."""
-  sliced = [i for i, loop in enumerate(site.loops) if loop in site.sources[0].loops]
-  return sliced, [i for i in range(len(site.loops)) if i not in sliced]
-
-
 def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
   """Transposes to the given order of axes, and flattens each group into one."""
   shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
@@ -109,82 +114,59 @@ def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
 
 
 def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-  return tuple(shape[d] for d in dims)
+  return tuple([shape[d] for d in dims])
 
 
 def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
-  return tuple(d for d in range(rank) if d not in set().union(*map(set, taken)))
+  return tuple(sorted(set(range(rank)).difference(*taken)))
 
 
 def _restore(order: Sequence[int], loops: int) -> list[int]:
   """Returns the permutation that puts [*loops, dims in the given order] back into ascending
   order."""
-  return [*range(loops), *(loops + list(order).index(d) for d in range(len(order)))]
+  return [*range(loops), *[loops + list(order).index(d) for d in range(len(order))]]
 
 
-def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
-  return tuple(site.loops[i].length for i in axes)
+class Dense(RowForm):
+  """A matrix product of the parameter with data."""
 
+  plain = True
 
-def _recorded(site: Site) -> int:
-  shapes = (site.data[0].aval.shape, site.out_avals[0].shape)
-  return site.steps * sum(math.prod(shape) for shape in shapes)
+  def __init__(self, site: Site):
+    super().__init__(site)
+    (lhs_c, rhs_c), (lhs_b, rhs_b) = site.eqn.params["dimension_numbers"]
+    param_first = site.eqn.invars[0] is site.params[0]
+    param_c, self.data_c = (lhs_c, rhs_c) if param_first else (rhs_c, lhs_c)
+    param_b, self.data_b = (lhs_b, rhs_b) if param_first else (rhs_b, lhs_b)
+    data_shape = site.data[0].aval.shape
+    param_f = _others(len(self.shape), param_c, param_b)
+    self.data_f = _others(len(data_shape), self.data_c, self.data_b)
+    # dot_general orders its result: batch, free axes of the first operand, then of the second.
+    self.batch = len(param_b)
+    middle = self.batch + len(param_f if param_first else self.data_f)
+    first = range(self.batch, middle)
+    last = range(middle, self.batch + len(param_f) + len(self.data_f))
+    self.out_p, self.out_t = (first, last) if param_first else (last, first)
+    self.order = (*param_b, *param_c, *param_f)
+    self.blocks = math.prod(self.loop_sizes) * math.prod(_sizes(self.shape, param_b))
+    self.rows = self.turns * math.prod(_sizes(data_shape, self.data_f))
+    self.left = math.prod(_sizes(self.shape, param_c))
+    self.right = math.prod(_sizes(self.shape, param_f))
+    self.left_dims = tuple(param_c)
+    self.right_dims = param_f
 
-
-def _dot_form(site: Site) -> RowForm | None:
-  (lhs_c, rhs_c), (lhs_b, rhs_b) = site.eqn.params["dimension_numbers"]
-  param_first = site.eqn.invars[0] is site.params[0]
-  param_c, data_c = (lhs_c, rhs_c) if param_first else (rhs_c, lhs_c)
-  param_b, data_b = (lhs_b, rhs_b) if param_first else (rhs_b, lhs_b)
-  shape = site.params[0].aval.shape
-  data_shape = site.data[0].aval.shape
-  param_f = _others(len(shape), param_c, param_b)
-  data_f = _others(len(data_shape), data_c, data_b)
-  batch = len(param_b)
-  # dot_general orders its result: batch, free axes of the first operand, then of the
-  # second.
-  out_rank = len(param_b) + len(param_f) + len(data_f)
-  middle = batch + (len(param_f) if param_first else len(data_f))
-  first = tuple(range(batch, middle))
-  last = tuple(range(middle, out_rank))
-  out_p, out_t = (first, last) if param_first else (last, first)
-  sliced, shared = _split_loops(site)
-  depth = len(site.loops)
-
-  def deep(dims):
-    return [depth + d for d in dims]
-
-  def build(data, cotangents):
+  def build(self, data: tuple, cotangents: tuple) -> RowFactors:
     (a,) = data  # [*loops, *data]
     (g,) = cotangents  # [*loops, *out]
-    out_b = deep(range(batch))
+    deep = lambda dims: [self.depth + d for d in dims]
     # A left side of integers would count as rows of a table, so integer data become floats.
     if not is_float(a):
       a = a.astype(trees.at_least_float32(g).dtype)
-    left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
-    right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
+    blocks = self.sliced + deep(self.data_b)
+    left = _arrange(a, blocks, self.shared + deep(self.data_f), deep(self.data_c))
+    blocks = self.sliced + deep(range(self.batch))
+    right = _arrange(g, blocks, self.shared + deep(self.out_t), deep(self.out_p))
     return RowFactors(left, right)  # [N, T, K], [N, T, P]
-
-  order = (*param_b, *param_c, *param_f)
-  loop_sizes = _loop_sizes(site, sliced)
-
-  def unflatten(product):
-    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))  # [*sliced, b, c, f]
-    return stacked.transpose(_restore(order, len(sliced)))  # [*sliced, *param]
-
-  return RowForm(
-    blocks=math.prod(loop_sizes) * math.prod(_sizes(shape, param_b)),
-    rows=math.prod(_loop_sizes(site, shared)) * math.prod(_sizes(data_shape, data_f)),
-    left=math.prod(_sizes(shape, param_c)),
-    right=math.prod(_sizes(shape, param_f)),
-    one_hot=False,
-    left_dims=tuple(param_c),
-    right_dims=param_f,
-    plain=True,
-    recorded=_recorded(site),
-    build=build,
-    unflatten=unflatten,
-  )
 
 
 def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
@@ -218,341 +200,192 @@ def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 
-def _window_sums(products: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
-  """Sums products of places [N, n, *spatial, n, *spatial] over the kernel's offsets. Returns
-  [N, T, T], where T is n times the number of places of the output."""
-  pads = zip(params["padding"], params["lhs_dilation"])
-  of_places = [(0, 0, 0), *((*pad, dilation - 1) for pad, dilation in pads)]
-  padded = lax.pad(
-    products, jnp.zeros((), products.dtype), [(0, 0, 0), *of_places, *of_places]
-  )
-  strides = [1, *params["window_strides"]]
-  sizes = [products.shape[1], *out]
-  reach = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides)]
-  total = jnp.zeros((), products.dtype)
-  for offset in itertools.product(*map(range, kernel)):
-    starts = [0, *(o * d for o, d in zip(offset, params["rhs_dilation"]))]
-    ends = [start + length for start, length in zip(starts, reach)]
-    total = total + lax.slice(
-      padded,
-      [0, *starts, *starts],
-      [padded.shape[0], *ends, *ends],
-      [1, *strides, *strides],
-    )
-  rows = math.prod(sizes)
-  return total.reshape(products.shape[0], rows, rows)
+class Convolution(RowForm):
+  """A convolution of data with the parameter as its kernel. Groups are separate blocks."""
 
+  def __init__(self, site: Site):
+    super().__init__(site)
+    self.params = params = site.eqn.params
+    numbers = params["dimension_numbers"]
+    self.groups = params["feature_group_count"]
+    lhs_n, lhs_c, *lhs_s = numbers.lhs_spec
+    out_n, self.out_c, *out_s = numbers.out_spec
+    rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
+    self.data_order = (lhs_n, *lhs_s, lhs_c)
+    self.positions = (out_n, *out_s)
+    self.kernel = _sizes(self.shape, rhs_s)
+    self.out = _sizes(self.out_shape, out_s)
+    self.channels = self.shape[rhs_i]
+    self.offsets = math.prod(self.kernel)
+    self.order = (*rhs_s, rhs_i, rhs_o)
+    self.blocks = math.prod(self.loop_sizes) * self.groups
+    self.rows = self.turns * self.out_shape[out_n] * math.prod(self.out)
+    self.left = self.offsets * self.channels
+    self.right = self.shape[rhs_o] // self.groups
+    self.left_dims = (rhs_i, *rhs_s)
+    self.right_dims = (rhs_o,)
+    self.plain = self.offsets == 1
+    # Each offset is compiled, so their number is limited. In a scan the steps would be places, too.
+    if 1 < self.offsets <= _MOST_OFFSETS and not site.loops:
+      self.places = PlaceGram(self)
 
-def _conv_form(site: Site) -> RowForm | None:
-  params = site.eqn.params
-  if params["batch_group_count"] != 1 or site.eqn.invars[1] is not site.params[0]:
-    return None
-  numbers = params["dimension_numbers"]
-  groups = params["feature_group_count"]
-  lhs_n, lhs_c, *lhs_s = numbers.lhs_spec
-  out_n, out_c, *out_s = numbers.out_spec
-  rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
-  shape = site.params[0].aval.shape
-  out_shape = site.out_avals[0].shape
-  kernel = _sizes(shape, rhs_s)
-  out = _sizes(out_shape, out_s)
-  channels = shape[rhs_i]
-  features = shape[rhs_o] // groups
-  count = out_shape[out_n]
-  offsets = math.prod(kernel)
-  sliced, shared = _split_loops(site)
-  depth = len(site.loops)
-  loop_sizes = _loop_sizes(site, sliced)
-  blocks = math.prod(loop_sizes)
-  rows = math.prod(_loop_sizes(site, shared)) * count * math.prod(out)
+  @classmethod
+  def of(cls, site: Site) -> Self | None:
+    is_kernel = site.eqn.invars[1] is site.params[0]
+    return cls(site) if is_kernel and site.eqn.params["batch_group_count"] == 1 else None
 
-  def build(data, cotangents):
-    order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
+  def build(self, data: tuple, cotangents: tuple) -> RowFactors:
+    order = [*self.sliced, *self.shared, *(self.depth + d for d in self.data_order)]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
     # Each place of the output gives a row: its window on the left, its cotangent on the right.
-    cut = windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
-    left = cut.reshape(blocks, rows, offsets, groups, channels)
-    positions = [depth + d for d in (out_n, *out_s)]
-    right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
-    right = right.reshape(blocks, rows, groups, features)
-    if groups == 1:
-      return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+    cut = windows(x, self.params, self.kernel, self.out)  # [..., n, *out, offsets, ...]
+    each = (self.blocks // self.groups, self.rows)
+    left = cut.reshape(*each, self.offsets, self.groups, self.channels)
+    rows = [*self.shared, *(self.depth + d for d in self.positions)]
+    right = _arrange(cotangents[0], self.sliced, rows, [self.depth + self.out_c])
+    right = right.reshape(*each, self.groups, self.right)
+    if self.groups == 1:
+      return RowFactors(left.reshape(*each, -1), right.reshape(*each, -1))
     # Groups do not mix, so each is a separate block.
-    left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
-    right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
+    left = left.transpose(0, 3, 1, 2, 4).reshape(self.blocks, self.rows, -1)  # [N, T, K]
+    right = right.transpose(0, 2, 1, 3).reshape(self.blocks, self.rows, -1)  # [N, T, P]
     return RowFactors(left, right)
 
-  def unflatten(product):
-    split = product.reshape(blocks, groups, *kernel, channels, features)
+  def unflatten(self, product: jax.Array) -> jax.Array:
+    blocks = self.blocks // self.groups
+    split = product.reshape(blocks, self.groups, *self.kernel, self.channels, self.right)
     split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
-    stacked = split.reshape(*loop_sizes, *kernel, channels, groups * features)
-    return stacked.transpose(
-      _restore((*rhs_s, rhs_i, rhs_o), len(sliced))
-    )  # [*sliced, *param]
+    features = self.groups * self.right
+    stacked = split.reshape(*self.loop_sizes, *self.kernel, self.channels, features)
+    return stacked.transpose(_restore(self.order, len(self.sliced)))  # [*sliced, *param]
 
-  def place_products(data):
-    x = data[0].transpose([lhs_n, *lhs_s, lhs_c])  # [n, *spatial, groups * channels]
+
+class PlaceGram:
+  """Inner products of windows, computed from inner products of the places in them.
+
+  Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
+  each pair of places is multiplied once, not once for every offset, and no window is copied.
+  """
+
+  def __init__(self, form: Convolution):
+    self.form = form
+    shape = form.site.data[0].aval.shape
+    self.count = form.out_shape[form.positions[0]] * math.prod(
+      _sizes(shape, form.data_order[1:-1])
+    )  # Q, places of the operand
+    self.channels = form.channels  # numbers of a place, in each block
+    self.offsets = form.offsets
+
+  def build(self, data: tuple) -> jax.Array:
+    """Returns the inner products [groups, T, T], from the data operands of one example."""
+    groups = self.form.groups
+    x = data[0].transpose(self.form.data_order)  # [n, *spatial, groups * channels]
     places = x.shape[:-1]
-    split = x.reshape(math.prod(places), groups, channels)
+    split = x.reshape(math.prod(places), groups, self.channels)
     # One group needs no transpose, which a GPU would write to memory.
     flat = split[None, :, 0] if groups == 1 else jnp.moveaxis(split, 1, 0)  # [N, Q, C]
     products = side_gram(flat, flat).reshape(groups, *places, *places)
-    return _window_sums(products, params, kernel, out)  # [groups, T, T]
+    return self._window_sums(products)  # [groups, T, T]
 
-  def row_sums(data):
-    x = data[0].transpose([lhs_n, *lhs_s, lhs_c])  # [n, *spatial, groups * channels]
-    sums = x.reshape(*x.shape[:-1], groups, channels).sum(-1)  # [n, *spatial, groups]
-    cut = windows(jnp.moveaxis(sums, -1, 0)[..., None], params, kernel, out)
-    return cut.sum((-2, -1)).reshape(groups, -1)  # [groups, T]
+  def row_sums(self, data: tuple) -> jax.Array:
+    """Returns the sums of the left rows, [groups, T]."""
+    form = self.form
+    x = data[0].transpose(form.data_order)  # [n, *spatial, groups * channels]
+    sums = x.reshape(*x.shape[:-1], form.groups, form.channels).sum(-1)
+    cut = windows(jnp.moveaxis(sums, -1, 0)[..., None], form.params, form.kernel, form.out)
+    return cut.sum((-2, -1)).reshape(form.groups, -1)  # [groups, T]
 
-  data_shape = site.data[0].aval.shape
-  known = PlaceGram(
-    count=count * math.prod(_sizes(data_shape, lhs_s)),
-    channels=channels,
-    offsets=offsets,
-    build=place_products,
-    row_sums=row_sums,
-  )
-  return RowForm(
-    blocks=blocks * groups,
-    rows=rows,
-    left=offsets * channels,
-    right=features,
-    one_hot=False,
-    left_dims=(rhs_i, *rhs_s),
-    right_dims=(rhs_o,),
-    plain=offsets == 1,
-    recorded=_recorded(site),
-    build=build,
-    unflatten=unflatten,
-    # Each offset is compiled, so their number is limited. In a scan the steps would be places, too.
-    places=known if 1 < offsets <= _MOST_OFFSETS and not site.loops else None,
-  )
-
-
-class _Indices(NamedTuple):
-  """The rows that one equation takes from a table, one row for each position of the index."""
-
-  table: _Table
-  shape: tuple[int, ...]  # of the positions
-  build: Callable[
-    [dict[Any, Any]], jax.Array
-  ]  # values by variable -> [*loops, *shape, columns]
-
-
-def _indices(site: Site, eqn: Any) -> _Indices | None:
-  """Returns how a gather or a dynamic_slice takes rows; None if it does not take whole rows."""
-  if eqn.invars[0] is not site.params[0]:
-    return None
-  if eqn.primitive.name == "gather":
-    return _gathered(site, eqn)
-  starts = eqn.invars[1:]
-  # dynamic_slice moves an outside start to the nearest row, as `clip` does.
-  table = _table(site, eqn.params["slice_sizes"], tuple(range(len(starts))), True)
-  if table is None:
-    return None
-  loops = _loop_sizes(site, range(len(site.loops)))
-
-  def build(known):
-    each = [x.val if is_literal(x) else known[x] for x in starts]
-    each = [_small_integers(jnp.asarray(x), max(table.limits)) for x in each]
-    return jnp.stack([jnp.broadcast_to(x, loops) for x in each], axis=-1)
-
-  return _Indices(table, (), build)
-
-
-def _gathered(site: Site, eqn: Any) -> _Indices | None:
-  numbers = eqn.params["dimension_numbers"]
-  index = eqn.invars[1]
-  clip = eqn.params["mode"] == lax.GatherScatterMode.CLIP
-  table = _table(site, eqn.params["slice_sizes"], numbers.start_index_map, clip)
-  if table is None or numbers.operand_batching_dims or is_float(index.aval):
-    return None
-
-  def build(known):
-    return _small_integers(known[index], max(table.limits))
-
-  return _Indices(table, index.aval.shape[:-1], build)
-
-
-def _choice_form(site: Site) -> RowForm | None:
-  """Returns the form of rows that a gather or a dynamic_slice takes from a table."""
-  indices = _indices(site, site.eqn)
-  if indices is None:
-    return None
-  table = indices.table
-  depth = len(site.loops)
-  is_gather = site.name == "gather"
-  offsets = site.eqn.params["dimension_numbers"].offset_dims if is_gather else ()
-  rank = len(site.out_avals[0].shape)
-  out_entries = offsets if is_gather else range(rank)
-  out_rows = _others(rank, out_entries)
-
-  def build(data, cotangents):
-    index = indices.build(dict(zip(site.data, data)))
-    positions = [depth + d for d in range(len(indices.shape))]
-    index = _arrange(index, table.sliced, [*table.shared, *positions], [index.ndim - 1])
-    rows = [*table.shared, *(depth + d for d in out_rows)]
-    entries = [depth + d for d in out_entries]
-    right = _arrange(cotangents[0], table.sliced, rows, entries)  # [N, T, P]
-    return _chosen_rows(table, index, right)
-
-  return _table_form(site, table, math.prod(indices.shape), build)
-
-
-def _chosen_product_form(site: Site) -> RowForm | None:
-  """Returns the form of rows that are multiplied by matrices, if an index chooses the matrices."""
-  axes = chosen_products.axes(site.eqn)
-  indices = _indices(site, site.eqn.eqns[0])
-  if axes is None or indices is None or not indices.table.indexed:
-    return None
-  table = indices.table
-  product = site.eqn.eqns[-1]
-  data_var = product.invars[1 if axes.param_first else 0]
-  contracting, batching = product.params["dimension_numbers"]
-  side = 1 if axes.param_first else 0
-  data_c = contracting[side]
-  data_b = batching[side]
-  data_shape = data_var.aval.shape
-  data_f = _others(len(data_shape), data_c, data_b)
-  depth = len(site.loops)
-  batch = len(data_b)
-  rank = len(site.out_avals[0].shape)
-  free = len(data_f)
-  # dot_general orders its result: batch, free axes of the first operand, then of the second.
-  out_t = range(rank - free, rank) if axes.param_first else range(batch, batch + free)
-  out_p = _others(rank, tuple(range(batch)), tuple(out_t))
-  deep = lambda dims: [depth + d for d in dims]
-  shape = site.params[0].aval.shape
-  # Kept dimensions of size 1 may have been dropped between the choice and the product.
-  dropped = _others(len(shape), table.indexed, axes.contracted, axes.kept)
-  contracted = tuple(d for d in axes.contracted if d not in table.indexed) + dropped
-  kept = tuple(d for d in axes.kept if d not in table.indexed)
-  loop_sizes = _loop_sizes(site, table.sliced)
-  width = math.prod(_sizes(shape, contracted))
-  frees = math.prod(_sizes(data_shape, data_f))
-  shares = math.prod(indices.shape[d] for d in axes.shared)
-  # Positions of size 1 may have been dropped between the choice and the product.
-  single = _others(len(indices.shape), axes.positions, axes.shared)
-  columns = math.prod(_sizes(shape, kept))
-
-  def build(data, cotangents):
-    known = dict(zip(site.data, data))
-    index = indices.build(known)  # [*loops, *positions, columns]
-    outer = [*table.shared, *deep((*single, *axes.positions))]
-    index = _arrange(index, table.sliced, outer, deep(axes.shared), [index.ndim - 1])
-    data_rows = known[data_var]
-    # A left side of integers would count as rows of a table, so integer data become floats.
-    if not is_float(data_rows):
-      data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
-    x = _arrange(
-      data_rows,
-      table.sliced,
-      [*table.shared, *deep(data_b)],
-      deep(data_f),
-      deep(data_c),
+  def _window_sums(self, products: jax.Array) -> jax.Array:
+    """Sums products of places [N, n, *spatial, n, *spatial] over the kernel's offsets. Returns
+    [N, T, T], where T is n times the number of places of the output."""
+    params = self.form.params
+    pads = zip(params["padding"], params["lhs_dilation"])
+    of_places = [(0, 0, 0), *((*pad, dilation - 1) for pad, dilation in pads)]
+    padded = lax.pad(
+      products, jnp.zeros((), products.dtype), [(0, 0, 0), *of_places, *of_places]
     )
-    rows = [*table.shared, *deep(range(batch))]
-    right = _arrange(cotangents[0], table.sliced, rows, deep(out_t), deep(out_p))
-    # In each of N blocks, each batch row meets each free row and each shared position.
-    blocks, batch_rows = right.shape[:2]
-    full = (blocks, batch_rows, frees, shares)
-    every = lambda a: jnp.broadcast_to(a, (*full, a.shape[-1])).reshape(
-      blocks, math.prod(full[1:]), a.shape[-1]
-    )
-    right = every(right.reshape(*full, columns))  # [N, T, P]
-    chosen = _chosen_rows(table, every(index[:, :, None]), right)
-    taken = chosen.left >= 0  # [N, T]
-    left = jnp.where(taken[..., None], every(x[:, :, :, None]), 0)  # [N, T, width]
-    return RowFactors(left, chosen.right, chosen.left)
-
-  def unflatten(product):
-    order = (*table.indexed, *contracted, *kept)
-    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))
-    return stacked.transpose(_restore(order, len(loop_sizes)))  # [*sliced, *param]
-
-  positions = math.prod(_loop_sizes(site, table.shared)) * math.prod(indices.shape)
-  return RowForm(
-    blocks=math.prod(loop_sizes),
-    rows=positions * frees,
-    left=math.prod(_sizes(shape, table.indexed)) * width,
-    right=math.prod(_sizes(shape, kept)),
-    one_hot=False,
-    left_dims=(*table.indexed, *contracted),
-    right_dims=kept,
-    plain=False,
-    recorded=site.steps * (math.prod(data_shape) + math.prod(site.out_avals[0].shape)),
-    build=build,
-    unflatten=unflatten,
-    width=width,
-  )
+    strides = [1, *params["window_strides"]]
+    sizes = [products.shape[1], *self.form.out]
+    reach = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides)]
+    total = jnp.zeros((), products.dtype)
+    for offset in itertools.product(*map(range, self.form.kernel)):
+      starts = [0, *(o * d for o, d in zip(offset, params["rhs_dilation"]))]
+      ends = [start + length for start, length in zip(starts, reach)]
+      total = total + lax.slice(
+        padded,
+        [0, *starts, *starts],
+        [padded.shape[0], *ends, *ends],
+        [1, *strides, *strides],
+      )
+    rows = math.prod(sizes)
+    return total.reshape(products.shape[0], rows, rows)
 
 
-class _Table(NamedTuple):
-  """A parameter from which an index takes whole rows. Each column of the index is a start in one
-  dimension."""
+class Indices:
+  """The rows that a gather or a dynamic_slice takes from a table, the parameter of a site.
 
-  indexed: tuple[int, ...]  # dimensions of which one place is taken
-  kept: tuple[int, ...]  # those that are taken whole
-  limits: tuple[int, ...]  # number of valid starts per column; 1 if the dimension is kept
-  places: tuple[int, ...]  # row number = sum of place * start; 0 if the dimension is kept
-  sliced: list[int]
-  shared: list[int]
-  clip: bool  # starts that are outside are moved inside; else they take nothing
+  Each column of the index is a start in one dimension of the table.
+  """
 
+  def __init__(self, site: Site, eqn: Any):
+    self.loops = tuple(loop.length for loop in site.loops)
+    shape = site.params[0].aval.shape
+    self.is_gather = eqn.primitive.name == "gather"
+    self.starts = eqn.invars[1:]
+    if self.is_gather:
+      self.columns = eqn.params["dimension_numbers"].start_index_map
+      self.shape = eqn.invars[1].aval.shape[:-1]  # of the positions
+      # Starts that are outside are moved inside; else they take nothing.
+      self.clip = eqn.params["mode"] == lax.GatherScatterMode.CLIP
+    else:
+      self.columns = tuple(range(len(self.starts)))
+      self.shape = ()
+      # dynamic_slice moves an outside start to the nearest row, as `clip` does.
+      self.clip = True
+    sizes = eqn.params["slice_sizes"]
+    # Dimensions of which one place is taken, and those that are taken whole.
+    self.indexed = indexed = tuple(d for d in self.columns if sizes[d] == 1)
+    self.kept = _others(len(shape), indexed)
+    place = {d: math.prod(_sizes(shape, indexed[i + 1 :])) for i, d in enumerate(indexed)}
+    # Number of valid starts per column; 1 if the dimension is kept.
+    self.limits = tuple(shape[d] if d in place else 1 for d in self.columns)
+    # Row number = sum of place * start; 0 if the dimension is kept.
+    self.places = tuple(place.get(d, 0) for d in self.columns)
 
-def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
-  """Returns a table, or None if slices could overlap without being equal. Such slices are no rows
-  of a table."""
-  shape = site.params[0].aval.shape
-  indexed = tuple(d for d in columns if slice_sizes[d] == 1)
-  kept = _others(len(shape), indexed)
-  if any(slice_sizes[d] != shape[d] for d in kept) or not columns:
-    return None
-  place = {d: math.prod(_sizes(shape, indexed[i + 1 :])) for i, d in enumerate(indexed)}
-  limits = tuple(shape[d] if d in place else 1 for d in columns)
-  places = tuple(place.get(d, 0) for d in columns)
-  sliced, shared = _split_loops(site)
-  return _Table(indexed, kept, limits, places, sliced, shared, clip)
+  @classmethod
+  def of(cls, site: Site, eqn: Any) -> Self | None:
+    """Returns how an equation takes rows. None if it takes no whole rows, or if slices could
+    overlap without being equal."""
+    if eqn.invars[0] is not site.params[0]:
+      return None
+    if eqn.primitive.name == "gather":
+      batched = eqn.params["dimension_numbers"].operand_batching_dims
+      if batched or is_float(eqn.invars[1].aval):
+        return None
+    found = cls(site, eqn)
+    shape = site.params[0].aval.shape
+    whole = all(eqn.params["slice_sizes"][d] == shape[d] for d in found.kept)
+    return found if whole and found.columns else None
 
+  def build(self, known: dict[Any, Any]) -> jax.Array:
+    """Returns the starts [*loops, *shape, columns], from values by variable."""
+    small = lambda x: _small_integers(x, max(self.limits))
+    if self.is_gather:
+      return small(known[self.starts[0]])
+    each = [x.val if is_literal(x) else known[x] for x in self.starts]
+    each = [small(jnp.asarray(x)) for x in each]
+    return jnp.stack([jnp.broadcast_to(x, self.loops) for x in each], axis=-1)
 
-def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactors:
-  """Returns the rows chosen by starts [N, T, columns], with their cotangents [N, T, P]."""
-  limits = jnp.asarray(table.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
-  index = jnp.clip(index, 0, limits - 1) if table.clip else index
-  inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
-  places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
-  tokens = jnp.sum(index * places, axis=-1)  # [N, T]
-  right = trees.at_least_float32(right)
-  # -1 marks a row whose index took nothing. The cotangent of that row is dropped, too.
-  return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
-
-
-def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
-  """Returns the form of a table from which every turn of the loops takes `count` rows."""
-  shape = site.params[0].aval.shape
-  indexed, kept = table[:2]
-  loop_sizes = _loop_sizes(site, table.sliced)
-  sizes = _sizes(shape, indexed)
-
-  def unflatten(product):
-    stacked = product.reshape(*loop_sizes, *sizes, *_sizes(shape, kept))
-    order = _restore((*indexed, *kept), len(loop_sizes))
-    return stacked.transpose(order)  # [*sliced, *param]
-
-  return RowForm(
-    blocks=math.prod(loop_sizes),
-    rows=math.prod(_loop_sizes(site, table.shared)) * count,
-    left=math.prod(sizes),
-    right=math.prod(_sizes(shape, kept)),
-    one_hot=True,
-    left_dims=indexed,
-    right_dims=kept,
-    plain=False,
-    recorded=_recorded(site),
-    build=build,
-    unflatten=unflatten,
-  )
+  def rows(self, index: jax.Array, right: jax.Array) -> RowFactors:
+    """Returns the rows chosen by starts [N, T, columns], with their cotangents [N, T, P]."""
+    limits = jnp.asarray(self.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+    index = jnp.clip(index, 0, limits - 1) if self.clip else index
+    taken = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
+    places = jnp.asarray(self.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+    tokens = jnp.sum(index * places, axis=-1)  # [N, T]
+    right = trees.at_least_float32(right)
+    # -1 marks a row whose index took nothing. The cotangent of that row is dropped, too.
+    return RowFactors(jnp.where(taken, tokens, -1), jnp.where(taken[..., None], right, 0))
 
 
 def _small_integers(index: jax.Array, bound: int) -> jax.Array:
@@ -563,12 +396,126 @@ def _small_integers(index: jax.Array, bound: int) -> jax.Array:
   return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
 
 
-_FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
-  "dot_general": _dot_form,
-  "conv_general_dilated": _conv_form,
-  "gather": _choice_form,
-  "dynamic_slice": _choice_form,
-  chosen_products.NAME: _chosen_product_form,
+class Embedding(RowForm):
+  """Rows that an index takes from a table."""
+
+  one_hot = True
+
+  def __init__(self, site: Site, indices: Indices):
+    super().__init__(site)
+    self.indices = indices
+    rank = len(self.out_shape)
+    gathers = indices.is_gather
+    numbers = site.eqn.params["dimension_numbers"] if gathers else None
+    self.out_entries = range(rank) if numbers is None else numbers.offset_dims
+    self.out_rows = _others(rank, self.out_entries)
+    self.order = (*indices.indexed, *indices.kept)
+    self.blocks = math.prod(self.loop_sizes)
+    self.rows = self.turns * math.prod(indices.shape)
+    self.left = math.prod(_sizes(self.shape, indices.indexed))
+    self.right = math.prod(_sizes(self.shape, indices.kept))
+    self.left_dims = indices.indexed
+    self.right_dims = indices.kept
+
+  @classmethod
+  def of(cls, site: Site) -> Self | None:
+    indices = Indices.of(site, site.eqn)
+    return cls(site, indices) if indices else None
+
+  def build(self, data: tuple, cotangents: tuple) -> RowFactors:
+    deep = lambda dims: [self.depth + d for d in dims]
+    index = self.indices.build(dict(zip(self.site.data, data)))
+    positions = [*self.shared, *deep(range(len(self.indices.shape)))]
+    index = _arrange(index, self.sliced, positions, [index.ndim - 1])
+    rows = [*self.shared, *deep(self.out_rows)]
+    right = _arrange(cotangents[0], self.sliced, rows, deep(self.out_entries))  # [N, T, P]
+    return self.indices.rows(index, right)
+
+
+class ChosenProduct(RowForm):
+  """Rows that are multiplied by matrices, if an index chooses the matrices."""
+
+  def __init__(self, site: Site, indices: Indices, axes: chosen_products.ChosenAxes):
+    super().__init__(site)
+    self.indices = indices
+    self.axes = axes
+    product = site.eqn.eqns[-1]
+    side = 1 if axes.param_first else 0
+    contracting, batching = product.params["dimension_numbers"]
+    self.data_var = product.invars[side]
+    self.data_c = contracting[side]
+    self.data_b = batching[side]
+    data_shape = self.data_var.aval.shape
+    self.data_f = _others(len(data_shape), self.data_c, self.data_b)
+    self.batch = batch = len(self.data_b)
+    rank = len(self.out_shape)
+    free = len(self.data_f)
+    # dot_general orders its result: batch, free axes of the first operand, then of the second.
+    self.out_t = (
+      range(rank - free, rank) if axes.param_first else range(batch, batch + free)
+    )
+    self.out_p = _others(rank, range(batch), self.out_t)
+    shape = self.shape
+    indexed = indices.indexed
+    # Kept dimensions of size 1 may have been dropped between the choice and the product.
+    dropped = _others(len(shape), indexed, axes.contracted, axes.kept)
+    contracted = tuple(d for d in axes.contracted if d not in indexed) + dropped
+    kept = tuple(d for d in axes.kept if d not in indexed)
+    self.width = math.prod(_sizes(shape, contracted))
+    self.frees = math.prod(_sizes(data_shape, self.data_f))
+    self.shares = math.prod(indices.shape[d] for d in axes.shared)
+    # Positions of size 1 may have been dropped between the choice and the product.
+    self.single = _others(len(indices.shape), axes.positions, axes.shared)
+    self.order = (*indexed, *contracted, *kept)
+    self.blocks = math.prod(self.loop_sizes)
+    self.rows = self.turns * math.prod(indices.shape) * self.frees
+    self.left = math.prod(_sizes(shape, indexed)) * self.width
+    self.right = math.prod(_sizes(shape, kept))
+    self.left_dims = (*indexed, *contracted)
+    self.right_dims = kept
+    self.recorded = site.steps * (math.prod(data_shape) + math.prod(self.out_shape))
+
+  @classmethod
+  def of(cls, site: Site) -> Self | None:
+    axes = chosen_products.axes(site.eqn)
+    indices = Indices.of(site, site.eqn.eqns[0])
+    if axes is None or indices is None or not indices.indexed:
+      return None
+    return cls(site, indices, axes)
+
+  def build(self, data: tuple, cotangents: tuple) -> RowFactors:
+    deep = lambda dims: [self.depth + d for d in dims]
+    known = dict(zip(self.site.data, data))
+    index = self.indices.build(known)  # [*loops, *positions, columns]
+    outer = [*self.shared, *deep((*self.single, *self.axes.positions))]
+    index = _arrange(index, self.sliced, outer, deep(self.axes.shared), [index.ndim - 1])
+    data_rows = known[self.data_var]
+    # A left side of integers would count as rows of a table, so integer data become floats.
+    if not is_float(data_rows):
+      data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
+    outer = [*self.shared, *deep(self.data_b)]
+    x = _arrange(data_rows, self.sliced, outer, deep(self.data_f), deep(self.data_c))
+    rows = [*self.shared, *deep(range(self.batch))]
+    right = _arrange(cotangents[0], self.sliced, rows, deep(self.out_t), deep(self.out_p))
+    # In each of N blocks, each batch row meets each free row and each shared position.
+    blocks, batch_rows = right.shape[:2]
+    full = (blocks, batch_rows, self.frees, self.shares)
+    every = lambda a: jnp.broadcast_to(a, (*full, a.shape[-1])).reshape(
+      blocks, math.prod(full[1:]), a.shape[-1]
+    )
+    right = every(right.reshape(*full, self.right))  # [N, T, P]
+    chosen = self.indices.rows(every(index[:, :, None]), right)
+    taken = chosen.left >= 0  # [N, T]
+    left = jnp.where(taken[..., None], every(x[:, :, :, None]), 0)  # [N, T, width]
+    return RowFactors(left, chosen.right, chosen.left)
+
+
+_FORMS: dict[str, type[RowForm]] = {
+  "dot_general": Dense,
+  "conv_general_dilated": Convolution,
+  "gather": Embedding,
+  "dynamic_slice": Embedding,
+  chosen_products.NAME: ChosenProduct,
 }
 
 

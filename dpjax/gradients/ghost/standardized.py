@@ -30,18 +30,23 @@ itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from dpjax import trees
-from dpjax.gradients.ghost import lengths, precision, row_forms
-from dpjax.gradients.ghost.jaxpr_sites import StandardKernel
+from dpjax import standard_kernels, trees
+from dpjax.gradients.ghost import cost_model, lengths, precision, row_forms, unit_rules
+from dpjax.gradients.ghost.cost_model import Cost
+from dpjax.gradients.ghost.jaxpr_sites import Kind, Site, Value
 from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.row_forms import RowForm, RowLengths
-from dpjax.gradients.ghost.units import Unit
+from dpjax.gradients.ghost.tapped import ParamFlow
+from dpjax.gradients.ghost.unit_rules import Norms, UnitRule
+from dpjax.gradients.ghost.units import Rule, Unit
+from dpjax.parallel import made_for
 
 # Outside of this range, products with a gain and quotients by it could leave the range of floats.
 _LEAST_GAIN = 1e-6
@@ -51,6 +56,139 @@ _LARGEST_GAIN = 1e6
 _LARGEST_TILT = 64.0
 # Smallest distance of size_p^2 from `epsilon`, as a share of `epsilon`.
 _NEAR = 1e-3
+
+
+class StandardKernel(NamedTuple):
+  """A kernel that is standardised, with the leaves that it is made of: a layer (`layer_rules`)."""
+
+  kernel: int
+  gain: int
+  epsilon: float
+
+  def keeps(self, eqn: Any) -> bool:
+    """Returns whether the results of an equation that reads the kernel are recorded.
+
+    The gradient of a gain follows from the result of its kernel's convolution.
+    """
+    return eqn.primitive.name == "conv_general_dilated"
+
+  def unit(
+    self, group: tuple[int, ...], sites: Sequence[Site], platform: str
+  ) -> Unit | None:
+    """Returns the unit of the kernel and its gain; None if the general rule takes it."""
+    form = self._form(group, sites)
+    chosen = _cost(form, platform) if form else None
+    if form is None or chosen is None:
+      return None
+    cost, is_gram = chosen
+    rule = Rule.GRAM if is_gram else Rule.PRODUCT
+    return Unit(group, tuple(sites), rule, (form,), (False,), cost, False, "", self)
+
+  def _form(self, group: tuple[int, ...], sites: Sequence[Site]) -> RowForm | None:
+    """Returns the row form of the kernel's only site; None if there is no norm for it."""
+    site, *more = sites
+    if more or not site.kept or {self.kernel, self.gain} != set(group):
+      return None
+    # The kernel is standardised over all axes but the last, which has to be that of the features.
+    last = site.eqn.params["dimension_numbers"].rhs_spec[0] == 3
+    form = row_forms.find(site) if last and _measured_precision(site) else None
+    # The same rows are needed for all columns, but each group of a convolution has its own.
+    return form if form is not None and form.blocks == 1 else None
+
+  def rule(self, unit: Unit, flow: ParamFlow) -> UnitRule:
+    """Returns the rule of the unit."""
+    return _Standardized(unit, flow)
+
+
+def find(eqn: Any, values: Sequence[Value]) -> StandardKernel | None:
+  """Returns the kernel that an equation standardises; None for other equations, and for a kernel or
+  gain that is no whole leaf, in its own layout and dtype."""
+  epsilon = standard_kernels.floor_of(eqn)
+  if epsilon is None:
+    return None
+  leaves = []
+  for value, rank in zip(values[:2], (4, 1)):
+    source = value.source
+    as_it_is = source.perm == tuple(range(rank)) and not source.is_cast
+    whole = source.is_view and as_it_is and not source.loops
+    if value.kind is not Kind.PARAM or not whole or len(source.leaves) != 1:
+      return None
+    leaves += source.leaves
+  kernel, gain = leaves
+  return StandardKernel(kernel, gain, epsilon)
+
+
+def _measured_precision(site: Site) -> bool:
+  """Returns whether `precision.forward_growth` bounds the rounding of a convolution's result."""
+  chosen = site.eqn.params["precision"]
+  listed = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
+  plain = all(each is None or isinstance(each, lax.Precision) for each in listed)
+  avals = (*(v.aval for v in (*site.params, *site.data)), *site.out_avals)
+  one_type = len({aval.dtype for aval in avals}) == 1
+  return plain and one_type and jnp.finfo(avals[0].dtype).bits >= 32
+
+
+def _cost(form: RowForm, platform: str) -> tuple[Cost, bool] | None:
+  """Returns the cost of the norm of a standardised kernel, and whether it is a gram product.
+
+  Without a gram product, each example's product a^T g is formed and freed. Returns None if the
+  general rule is cheaper: it holds each example's gradient for the sum, or forms it twice. On a GPU
+  the general rule also replaces freed products, whose sum in TF32 would lengthen norms of many rows
+  by up to a tenth.
+  """
+  of_gram = cost_model.gram([form], platform)
+  of_product = cost_model.product([form], platform)[0]._replace(fused=False)
+  machine = cost_model.constants(platform)
+  seconds = of_gram.seconds(platform)
+  if platform != "cpu" and cost_model.by_places(form, platform) and form.places is not None:
+    # An accelerator also writes the products of places with zeros around them.
+    seconds += (2 * form.places.count**2 + form.rows**2) * machine.element_seconds
+  after = cost_model.contraction([form], platform)
+  once = of_product.seconds(platform)
+  size = cost_model.size(form)
+  _, hold = cost_model.gradient(form.recorded + size, size, True)
+  general = once + (cost_model.holding([form], platform) if hold else once)
+  freed = once + after if platform != "gpu" else math.inf
+  if general <= min(seconds + after, freed):
+    return None
+  return (of_gram, True) if seconds + after < freed else (of_product, False)
+
+
+class _Standardized(UnitRule):
+  """The norms of a standardised kernel and its gain, and their sum through `gradients`."""
+
+  def prepared(self) -> Any:
+    (seen,) = self.pull()[0][self.unit.sites[0].index]
+    return of_leaves(self.flow.leaves, self.unit.layer, seen), seen
+
+  def norm(self, prepared: Any, loss: Any, data: Any, cotangents: Any) -> Norms:
+    known, seen = prepared  # `seen` is the standardised kernel
+    (site,) = self.unit.sites
+    (form,) = self.unit.forms
+    operands = data[site.index][: len(site.data)]
+    at_site = cotangents[site.index]
+    if self.unit.rule is Rule.PRODUCT:
+      (product,) = unit_rules.site_gradient(site, (seen,), operands, at_site)
+      rows = rows_of(form, operands, at_site)
+      return Norms.of_rows(product_lengths(known, product, *rows))
+    by_places = cost_model.by_places(form, made_for.platform())
+    rows = gram_of(form, operands, at_site, by_places)
+    out = form.build(operands, data[site.index][len(site.data) :]).right[0]  # [T, P]
+    return Norms.of_rows(row_lengths(known, rows, out, form.left))
+
+  def transposer(self) -> Any:
+    # Norms include the rounding of this operator, not that of the transpose of the traced program.
+    seen, _ = self.pull()
+    (site,) = self.unit.sites
+    layer = self.unit.layer
+    known = of_leaves(self.flow.leaves, layer, *seen[site.index])
+
+    def back(products):
+      of_kernel, of_gain = gradients(known, *products[site.index])
+      by_leaf = {layer.kernel: of_kernel, layer.gain: of_gain}
+      return tuple([by_leaf[leaf] for leaf in self.unit.leaves])
+
+    return seen, back
 
 
 class Channels(NamedTuple):
@@ -127,26 +265,6 @@ def gradients(known: Channels, product: jax.Array) -> tuple[jax.Array, jax.Array
   rest = flat - mean[None] - (known.follows * along)[None] * known.direction
   kernel = (known.gain * known.inverse_size)[None] * rest
   return kernel.reshape(product.shape), along
-
-
-def transpose(
-  leaves: Sequence[jax.Array], unit: Unit, seen: dict[int, tuple[jax.Array, ...]]
-) -> Callable[[dict[int, tuple[jax.Array, ...]]], tuple[jax.Array, ...]]:
-  """Returns a function {site index: products} -> gradients, like the one from `ParamFlow.pull`.
-
-  `seen` holds the standardised kernel of the unit's only site, by its index.
-  """
-  (site,) = unit.sites
-  standard = unit.standard
-  assert standard is not None
-  known = of_leaves(leaves, standard, *seen[site.index])
-
-  def back(products):
-    of_kernel, of_gain = gradients(known, *products[site.index])
-    by_leaf = {standard.kernel: of_kernel, standard.gain: of_gain}
-    return tuple(by_leaf[leaf] for leaf in unit.leaves)
-
-  return back
 
 
 class RowSides(NamedTuple):

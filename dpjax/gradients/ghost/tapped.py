@@ -2,7 +2,8 @@
 
 A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
 parameters are neither batched nor differentiated. So under vmap the matrix products and
-convolutions are the ordinary ones of the whole batch.
+convolutions are the ordinary ones of the whole batch. `ParamFlow` takes the parameters from their
+leaves to the sites, and gradients back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.ghost.jaxpr_sites import (
   Action,
   Cotangent,
@@ -24,6 +25,7 @@ from dpjax.gradients.ghost.jaxpr_sites import (
   Lift,
   Loop,
   Program,
+  Site,
   Step,
 )
 from dpjax.gradients.manual_axes import as_varying_as
@@ -101,7 +103,7 @@ def _settle(x: jax.Array) -> jax.Array:
   XLA may keep more digits in one use of a value than in another. Then a norm and the sum that it
   bounds would belong to different gradients.
   """
-  half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
+  half = jaxprs.is_float(x) and jnp.finfo(x.dtype).bits < 32
   return lax.optimization_barrier(x) if half else x
 
 
@@ -110,20 +112,24 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
   followed by the results in `Site.kept`)."""
   env = dict(zip(program.jaxpr.constvars, program.consts))
   args = list(args)
+  read = lambda atom: atom.val if jaxprs.is_literal(atom) else env[atom]
   seen: Operands = _lift(program.in_lifts, args, taps)
   env.update(zip(program.jaxpr.invars, args))
   for step in program.steps:
-    values = [_read(env, atom) for atom in step.eqn.invars]
+    values = list(map(read, step.eqn.invars))
     seen.update(_lift(step.lifts, values, taps))
-    results, more = _EXECUTE[step.action](step, values, taps)
+    if step.inner is None:
+      results = jaxprs.results_of(step.eqn, values)
+    else:
+      results, more = _entered(step, values, taps)
+      seen.update(more)
     # A tap is zero, and its gradient is the cotangent of the value that it is added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
-    seen.update(more)
     if step.site is not None:
       seen[step.site.index] = tuple(env[v] for v in (*step.site.data, *step.site.kept))
-  outs = [_read(env, atom) for atom in program.jaxpr.outvars]
+  outs = list(map(read, program.jaxpr.outvars))
   return outs, seen | _lift(program.out_lifts, outs, taps)
 
 
@@ -134,57 +140,63 @@ def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
   return {lift.site.index: () for lift in lifts}
 
 
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-  return atom.val if equations.is_literal(atom) else env[atom]
+def _entered(step: Step, values: list[Any], taps: Taps) -> tuple[list[Any], Operands]:
+  """Evaluates an equation whose inner program is entered, as `run` does."""
+  inner_taps = {tap.index: taps[tap.index] for tap in step.inner.taps()}
+  again = functools.partial(run, step.inner)
+  if step.action is Action.SCAN:
+    # Taps are sliced as the inputs are, since every turn has its own cotangents.
+    return jaxprs.scan_again(step.eqn, values, again, inner_taps)
+  if step.action is Action.REMAT:
+    again = jaxprs.remat_again(step.eqn, again)
+  return again(values, inner_taps)
 
 
-def _plain(step: Step, values: list[Any], taps: Taps):
-  """Returns the results of a plain equation or a site, and no operands of inner sites."""
-  del taps
-  return equations.results_of(step.eqn, values), {}
+class ParamFlow(NamedTuple):
+  """The part of a program that depends on the parameters alone, as one flat jaxpr."""
 
+  jaxpr: Any
+  consts: Sequence[Any]
+  leaves: Sequence[jax.Array]  # at least float32
+  positions: dict[int, tuple[int, ...]]  # site index -> positions among the results
 
-def _inner_taps(inner: Program, taps: Taps) -> Taps:
-  return {tap.index: taps[tap.index] for tap in inner.taps()}
+  @classmethod
+  def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
+    """Returns the flow of a program's parameters, traced once by `site_params`."""
+    floats = [jaxprs.is_float(leaf) for leaf in leaves]
+    wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
+    trace = jax.make_jaxpr(lambda xs: site_params(program, xs), return_shape=True)
+    closed, shapes = trace(wide)
+    count = len(jax.tree.leaves(shapes))
+    positions = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
+    return cls(closed.jaxpr, closed.consts, wide, positions)
 
+  def pull(
+    self, leaves: Sequence[int], sites: Sequence[Site]
+  ) -> tuple[dict[int, tuple[Any, ...]], Callable[..., tuple[jax.Array, ...]]]:
+    """Returns (values that the sites see, transpose from their cotangents to gradients of
+    the leaves).
 
-def _remat(step: Step, values: list[Any], taps: Taps):
-  how = {name: step.eqn.params[name] for name in ("policy", "prevent_cse")}
-  again = jax.checkpoint(functools.partial(run, step.inner), **how)
-  return again(values, _inner_taps(step.inner, taps))
+    The transpose takes {site index: one array per parameter of the site}.
+    """
 
+    def forward(chosen):
+      known = dict(zip(leaves, chosen))
+      inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+      places = {site.index: self.positions[site.index] for site in sites}
+      wanted = [self.jaxpr.outvars[i] for i in jax.tree.leaves(places)]
+      values = jaxprs.evaluated(self.jaxpr, self.consts, inputs, wanted=wanted)
+      return jax.tree.unflatten(jax.tree.structure(places), values)
 
-def _scan(step: Step, values: list[Any], taps: Taps):
-  params = step.eqn.params
-  inner = step.inner
-  first_carry, first_xs = equations.ScanParts.of(step.eqn)
-  consts = values[:first_carry]
-  carry = values[first_carry:first_xs]
-  xs = values[first_xs:]
+    chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
+    seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
-  def body(carry, slices):
-    xs, taps = slices
-    outs, seen = run(inner, [*consts, *carry, *xs], taps)
-    return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
+    def back(cotangents):
+      # The transpose takes cotangents of exactly the types that the sites saw.
+      as_seen = lambda g, x: cast(g, x.dtype)
+      return transpose(jax.tree.map(as_seen, cotangents, seen))[0]  # [*leaf]
 
-  # Taps are sliced as the inputs are, since every turn has its own cotangents.
-  carry, (ys, seen) = lax.scan(
-    body,
-    tuple(carry),
-    (xs, _inner_taps(inner, taps)),
-    length=params["length"],
-    reverse=params["reverse"],
-    unroll=params["unroll"],
-  )
-  return [*carry, *ys], seen
-
-
-_EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
-  Action.PLAIN: _plain,
-  Action.CALL: lambda step, values, taps: run(step.inner, values, taps),
-  Action.REMAT: _remat,
-  Action.SCAN: _scan,
-}
+    return seen, back
 
 
 class _Stacked(NamedTuple):
@@ -213,7 +225,7 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
 
   def read(atom):
     # A literal may be a scalar of a JAX type, which has a dtype but cannot be cast.
-    literal = equations.is_literal(atom)
+    literal = jaxprs.is_literal(atom)
     return _Stacked(jnp.asarray(atom.val, atom.aval.dtype)) if literal else env[atom]
 
   for site, _ in program.in_lifts:
@@ -235,7 +247,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
     entering = list(values)
     if step.action is Action.SCAN:
       # A carry changes between turns; arrays that the scan steps through get one more loop.
-      first_carry, first_xs = equations.ScanParts.of(step.eqn)
+      first_carry, first_xs = jaxprs.ScanParts.of(step.eqn)
       unknown = [None] * (first_xs - first_carry)
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
       entering = [*values[:first_carry], *unknown, *sliced]
@@ -248,8 +260,8 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
   """Evaluates an equation on stacked values, vmapped over all scans that stack one of them."""
-  known = equations.named(eqn, values)
-  stacked = [known[v] for v in equations.operands(eqn)]
+  known = jaxprs.named(eqn, values)
+  stacked = [known[v] for v in jaxprs.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
   fn = _widening_fn(eqn)
   for loop in reversed(loops):
@@ -261,32 +273,30 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
   """Returns a function that evaluates an equation on wide values.
 
   Its transpose may get a sum of clipped gradients on the way from a site to the leaves. So the
-  transpose rounds nothing below float32, unless `equations.wide_fn` has no form of the equation.
+  transpose rounds nothing below float32, unless `jaxprs.wide_fn` has no form of the equation.
   """
-  evaluate = equations.eqn_fn(eqn)
-  if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
+  evaluate = jaxprs.eqn_fn(eqn)
+  if not any(map(jaxprs.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
-  if eqn.primitive.name == "convert_element_type" and equations.is_float(
-    eqn.invars[0].aval
-  ):
+  if eqn.primitive.name == "convert_element_type" and jaxprs.is_float(eqn.invars[0].aval):
     return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
-  wide = equations.wide_fn(eqn)
+  wide = jaxprs.wide_fn(eqn)
   if wide is None:
     # The results are no view of the leaves, so the transpose gets gradients of ONE example.
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   return lambda *args: [
-    _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
+    _rounded_to(x, var.aval.dtype) if jaxprs.is_narrow(var.aval) else x
     for x, var in zip(wide(*args), eqn.outvars)
   ]
 
 
 def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
-  return [cast(x, v.aval.dtype) for x, v in zip(args, equations.operands(eqn))]
+  return [cast(x, v.aval.dtype) for x, v in zip(args, jaxprs.operands(eqn))]
 
 
 def _rounded_to(x: Array, dtype: DType) -> Any:
   """Rounds values to `dtype` but keeps at least float32; gradients pass unchanged."""
-  if not equations.is_narrow(jax.ShapeDtypeStruct((), dtype)):
+  if not jaxprs.is_narrow(jax.ShapeDtypeStruct((), dtype)):
     return cast(x, dtype)
 
   @jax.custom_jvp

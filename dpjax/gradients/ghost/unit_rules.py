@@ -19,7 +19,7 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.branches import rarely_taken
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.gradients.exact_sum import ExactSum, exact_plus
 from dpjax.gradients.ghost import (
   chosen_products,
@@ -27,18 +27,14 @@ from dpjax.gradients.ghost import (
   lengths,
   precision,
   row_forms,
-  standardized,
   tapped,
 )
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
 from dpjax.gradients.ghost.lengths import Length
-from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
-from dpjax.gradients.ghost.tapped import Recorded
+from dpjax.gradients.ghost.tapped import ParamFlow, Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import every_equation, inner_jaxprs
 from dpjax.gradients.manual_axes import as_varying_as
-from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
 
 # Array size per example, in elements, above which a branch skips the pass that drops examples, if
@@ -81,6 +77,33 @@ class Norms(NamedTuple):
   # Whether all numbers behind a row of `held` are finite, [B]. None if rows are formed apart.
   finite: Any = None
 
+  @classmethod
+  def of_rows(cls, known: row_forms.RowLengths) -> Norms:
+    """Returns norms without arrays for the sum."""
+    return cls((known.length,), None, known.extent, known.reach)
+
+  def finished(self) -> Norms:
+    """Adds norms to held gradients that lack them, from the very arrays that are summed."""
+    if self.lengths or self.held is None:
+      return self
+    each = [lengths.of(x.reshape(x.shape[0], -1), axis=1) for x in self.held]
+    return self._replace(lengths=tuple(each)).unless_damaged()
+
+  def unless_damaged(self) -> Norms:
+    """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
+    if self.finite is None:
+      return self
+    known = jax.tree.map(lambda x: jnp.where(self.finite, x, jnp.nan), self.lengths)
+    return self._replace(lengths=known)
+
+  def at_most(self, longest: Sequence[jax.Array]) -> Norms:
+    """Returns norms with upper bounds cut to `longest`, [B] for each leaf of the unit."""
+    pairs = zip(self.lengths, longest)
+    held = tuple(
+      Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
+    )
+    return self._replace(lengths=held)
+
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
   """Returns the losses, and what was recorded at the sites of these units."""
@@ -88,73 +111,379 @@ def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
   return Recorded(recorded.losses, data, cotangents)
 
 
-def finished(first: Norms) -> Norms:
-  """Adds norms to held gradients that lack them, from the very arrays that are summed."""
-  if first.lengths or first.held is None:
-    return first
-  flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
-  each = tuple(lengths.of(x, axis=1) for x in flat)
-  return _unless_damaged(first._replace(lengths=each))
+class UnitRule:
+  """How the norms and the clipped sum of one unit are formed.
+
+  `norm` and `gradient` are written for ONE example, without the axis of examples. `sum` takes the
+  whole batch.
+  """
+
+  def __init__(self, unit: Unit, flow: ParamFlow):
+    self.unit = unit
+    self.flow = flow
+
+  def pull(self) -> Any:
+    """Returns (what the sites see of the parameters, transpose from there to the leaves)."""
+    return self.flow.pull(self.unit.leaves, self.unit.sites)
+
+  def prepared(self) -> Any:
+    """Returns what `norm` reads of the parameters, which is computed once for all examples."""
+    return None
+
+  def norm(self, prepared: Any, loss: jax.Array, data: Any, cotangents: Any) -> Norms:
+    """Returns the norms of ONE example; see `Norms` for the arrays that are kept with them."""
+    raise NotImplementedError
+
+  def sum(
+    self,
+    recorded: Recorded,
+    first: Norms,
+    factors: Sequence[jax.Array],
+    finite: bool | None = None,
+    begun: tuple[jax.Array, ...] | None = None,
+  ) -> tuple[jax.Array, ...]:
+    """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
+
+    A factor of exactly 0 drops its example, whatever its operands hold. This is the ordinary
+    transpose of each site at c_i g_i.
+
+    Args:
+      recorded: operands and cotangents of all sites.
+      first: norms of the unit, and arrays that the first pass has kept.
+      factors: [B] for each leaf of the unit.
+      finite: True only if every example has a finite norm. False suits any batch, but copies
+        operands. With None the norms are tested here.
+      begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None for zeros.
+    """
+    del begun
+    # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
+    # imply finite operands.
+    known = all_finite([first]) if finite is None else finite
+    return self.transposed(recorded, factors, finite=known)
+
+  def gradient(self, pulled: Any, data: Any, cotangents: Any) -> tuple[jax.Array, ...]:
+    """Returns the gradient [*leaf] of ONE example, for each leaf of the unit."""
+    seen, back = pulled  # of each site: [*source.loops, *param]
+    return back(
+      {
+        site.index: site_gradient(
+          site, seen[site.index], data[site.index], cotangents[site.index]
+        )
+        for site in self.unit.sites
+      }
+    )
+
+  def of_held(self, held: Any) -> tuple[jax.Array, ...]:
+    """Returns the gradient of each leaf from a row, or a sum of rows, of `Norms.held`."""
+    return held
+
+  def row_gradient(self, rows: RowReader, first: Norms | None, row: jax.Array) -> Any:
+    """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
+
+    It is formed from g_i, not from c_i g_i, which may underflow. If the first pass holds it, it is
+    read from there: `first` is not None. So the unit's recording need not stay in memory.
+    """
+    if first is None:
+      return self.gradient(self.pull(), *rows.at(self.unit, row))
+    held = jax.tree.map(lambda x: rows.one(x, row, 0), first.held)
+    if first.finite is not None:
+      held = jax.tree.map(lambda x: jnp.where(first.finite[row], x, jnp.nan), held)
+    return self.of_held(held)
+
+  def stacked(self, recorded: Recorded) -> tuple[jax.Array, ...]:
+    """Returns the gradients of all examples, [B, *leaf] for each leaf of the unit."""
+    pulled = self.pull()
+    of_example = lambda loss, data, cotangents: self.gradient(pulled, data, cotangents)
+    return _over_examples(of_example, [self.unit], recorded, None)
+
+  def zeros(self, recorded: Recorded) -> tuple[jax.Array, ...]:
+    """Returns a zero for each leaf of the unit."""
+    zeros = tuple([jnp.zeros_like(self.flow.leaves[i]) for i in self.unit.leaves])
+    # Under shard_map the carry of a loop must vary over the mesh as its terms do.
+    return as_varying_as(recorded.losses, zeros)
+
+  @property
+  def convolves(self) -> bool:
+    """Returns whether the sum of the unit is an ordinary convolution."""
+    names = [site.name for site in self.unit.sites]
+    return "conv_general_dilated" in names and sum_of(self.unit) is Sum.TRANSPOSE
+
+  def transposer(self) -> Any:
+    """Returns `pull`, or another linear map whose rounding the norms include."""
+    return self.pull()
+
+  def transposed(
+    self,
+    recorded: Recorded,
+    factors: Sequence[jax.Array],
+    call: Callable = lambda fn, tree: fn(tree),
+    finite: jax.Array | bool | None = None,
+  ) -> tuple[jax.Array, ...]:
+    """Applies each site's ordinary transpose to c_i g_i, cotangents of example i times its factor.
+
+    With `call=on_settled`, c_i g_i are formed from the same numbers in memory as the norms.
+    """
+    seen, back = self.transposer()  # of each site: [*source.loops, *param]
+    by_factor: dict[int, tuple[jax.Array, ...]] = {}
+    # Leaves of one clip group share one array of factors, so one transpose serves them all.
+    for factor in factors:
+      if id(factor) not in by_factor:
+        by_factor[id(factor)] = back(
+          {
+            site.index: _clipped_transpose(
+              site, seen[site.index], recorded, factor, call, finite
+            )
+            for site in self.unit.sites
+          }
+        )
+    return tuple([by_factor[id(factor)][i] for i, factor in enumerate(factors)])
+
+  def loses_terms(
+    self, first: Norms, factor: jax.Array, longest: jax.Array
+  ) -> jax.Array | None:
+    """Returns [B] bool: whether c_i g_i loses a visible part of the example's clipped term.
+
+    An entry of c_i g_i below the smallest normal number becomes 0. Row t then loses up to this
+    number times |a_t|, for each column of g_t. If the operand is large, this may be the whole term.
+
+    Args:
+      first: result of the first pass over the unit.
+      factor: [B], clip factors of the unit's leaves.
+      longest: [B], upper bounds on the norms of the gradients of the leaves' clip group.
+
+    Returns:
+      None if the first pass measured no extent: then nothing visible is lost.
+    """
+    if first.extent is None:
+      return None
+    columns = max([max(form.left, form.right) for form in self.unit.forms])
+    lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
+    # The test is negated, so that an extent of infinity or NaN counts as a loss.
+    return (factor != 0) & ~(lost <= _LOST * factor * longest)
+
+  def stray(self, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
+    """Returns how far an example's rows can move the sum of other examples, [B]; up to 1 is
+    allowed.
+
+    Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile the N
+    rows of other examples are added to numbers of up to R / 2, where R is the reach of the
+    canceling rows. Each addition is rounded. In any order, this changes the sum by at most
+    N R eps / 4.
+
+    Args:
+      first: result of the first pass over the unit.
+      factor: [B], clip factors of the unit's leaves.
+      bound: clip norm of the unit's leaves, positive.
+
+    Returns:
+      None if the first pass measured no reach.
+    """
+    if first.reach is None:
+      return None
+    count = factor.shape[0]
+    dtype = first.reach.dtype
+    rows = sum(
+      [form.rows * count // _parts_of(form, dtype, count) for form in self.unit.forms]
+    )
+    allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(dtype).eps) / 4)
+    # Other examples may be at the limit, too, and together make the sum large (`_examples_of_sum`).
+    # So the limit is at most `_MOST_REACH`.
+    far = factor * first.reach / bound / max(min(allowed, _MOST_REACH), _USUAL_REACH)
+    # A dropped example may have an infinite reach, but is not in the sum.
+    return jnp.where(factor != 0, far, 0)
 
 
-def _unless_damaged(first: Norms) -> Norms:
-  """Returns the norms, with NaN for an example whose arrays had to be made harmless."""
-  if first.finite is None:
-    return first
-  known = jax.tree.map(lambda x: jnp.where(first.finite, x, jnp.nan), first.lengths)
-  return first._replace(lengths=known)
+class Unused(UnitRule):
+  """No site: the gradient is zero."""
+
+  def norm(self, prepared, loss, data, cotangents) -> Norms:
+    zero = jnp.zeros(loss.shape, jnp.float32)  # []
+    return Norms((Length(zero, zero),), None)
+
+  def sum(self, recorded, first, factors, finite=None, begun=None):
+    return tuple([jnp.zeros_like(self.flow.leaves[i]) for i in self.unit.leaves])
+
+  def row_gradient(self, rows, first, row):
+    return self.zeros(rows.recorded)
+
+  def stacked(self, recorded):
+    count = recorded.losses.shape[0]
+    leaves = [self.flow.leaves[i] for i in self.unit.leaves]
+    return tuple([jnp.zeros((count, *x.shape), x.dtype) for x in leaves])
 
 
-def norms(
-  units: Sequence[Unit], flow: ParamFlow, recorded: Recorded, platform: str
-) -> list[Norms]:
+class Rows(UnitRule):
+  """Base class of the rules whose norm comes from rows (`row_forms`)."""
+
+  def norm(self, prepared, loss, data, cotangents) -> Norms:
+    parts = []
+    for site, form, swap in zip(self.unit.sites, self.unit.forms, self.unit.swapped):
+      rows = form.build(data[site.index], cotangents[site.index])
+      # The sides of a site are exchanged where they would not match those of the other sites.
+      parts.append(RowFactors(rows.right, rows.left) if swap else rows)
+    return self.norm_of_rows(parts, data)
+
+  def norm_of_rows(self, parts: Sequence[RowFactors], data: Any) -> Norms:
+    """Returns the norms from both sides of each site: left [N, T, K] or [N, T], right [N, T, P]."""
+    raise NotImplementedError
+
+
+class Outer(Rows):
+  """One row: |a|^2 |g|^2."""
+
+  def norm_of_rows(self, parts, data) -> Norms:
+    return Norms.of_rows(row_forms.outer_length(parts[0]))
+
+
+class Gram(Rows):
+  """Inner products of rows: sum of (a a^T) * (g g^T)."""
+
+  def norm_of_rows(self, parts, data) -> Norms:
+    # If inner products of windows come from `places`, no window is read, so XLA copies none.
+    known = [
+      form.places.build(data[site.index])
+      if form.places and cost_model.by_places(form, made_for.platform())
+      else None
+      for site, form in zip(self.unit.sites, self.unit.forms)
+    ]
+    return Norms.of_rows(row_forms.gram_length(parts, known))
+
+
+class Product(Rows):
+  """The product a^T g of one example, which is freed, or held for the sum."""
+
+  def norm_of_rows(self, parts, data) -> Norms:
+    form = self.unit.forms[0]
+    left_size = form.right if self.unit.swapped[0] else form.left
+    product = row_forms.summed_product(parts, left_size, as_sums=True)
+    # The product is [N, K, P], or [N, P, K] if swapped. A held product is summed itself, so its
+    # norm needs no bound on rounding.
+    if self.unit.hold:
+      return Norms((lengths.of(product),), product)
+    return Norms.of_rows(row_forms.with_rounding(product, parts))
+
+  def sum(self, recorded, first, factors, finite=None, begun=None):
+    if not self.unit.hold:
+      return super().sum(recorded, first, factors, finite, begun)
+    return self.of_held(_weighted(first.held, factors[0], finite))
+
+  def of_held(self, held):
+    # All sites of the leaf share this one matrix, so it is converted back through the first site.
+    site = self.unit.sites[0]
+    if self.unit.swapped[0]:
+      held = jnp.swapaxes(held, 1, 2)  # [N, P, K] -> [N, K, P]
+    _, back = self.flow.pull(self.unit.leaves, (site,))
+    return back({site.index: (self.unit.forms[0].unflatten(held),)})
+
+
+class Gradient(UnitRule):
+  """Each leaf's gradient of one example: held for the sum, or formed once more."""
+
+  def prepared(self):
+    return self.pull()
+
+  def norm(self, prepared, loss, data, cotangents) -> Norms:
+    finite, grads = self.apart(prepared, data, cotangents)  # of each leaf: [*leaf]
+    if self.unit.hold:
+      return Norms((), grads, finite=finite)
+    return Norms(tuple(map(lengths.of, grads)), None, finite=finite).unless_damaged()
+
+  def apart(self, pulled: Any, data: Any, cotangents: Any) -> tuple[Any, Any]:
+    """Returns (finite, gradient of ONE example for each leaf), under which vmap mixes no examples.
+
+    In a computation that mixes examples, such as a grouped convolution with zeros between its
+    groups, NaN of one example reaches the others. So if an example's arrays are not finite, all
+    their numbers become 1, since 0 times a finite number is 0. Its gradient is then wrong, and has
+    to be replaced by NaN: `finite` is False. `finite` is None if nothing mixes.
+    """
+    if all(map(_keeps_apart, self.unit.sites)):
+      return None, self.gradient(pulled, data, cotangents)
+    seen = (data, cotangents)
+    numbers = filter(jaxprs.is_float, jax.tree.leaves(seen))
+    known = [jnp.all(jnp.isfinite(x)) for x in numbers]
+    finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
+    # Every type of floats has a 1, and some have no 0.
+    clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
+    harmless = jax.tree.map(lambda x: clean(x) if jaxprs.is_float(x) else x, seen)
+    return finite, self.gradient(pulled, *harmless)
+
+  def sum(self, recorded, first, factors, finite=None, begun=None):
+    how = sum_of(self.unit)
+    if how is Sum.HELD:
+      return tuple([_weighted(x, factor, finite) for x, factor in zip(first.held, factors)])
+    if how is Sum.AGAIN:
+      begun = self.zeros(recorded) if begun is None else begun
+      return self._one_by_one(recorded, first, factors, begun)
+    return super().sum(recorded, first, factors, finite, begun)
+
+  def _one_by_one(self, recorded: Recorded, first: Norms, factors: Any, begun: Any):
+    """Adds each example's gradient, formed again in a compiled loop, times its factor.
+
+    If terms cancel or a custom derivative is not linear, the transpose at c_i g_i is not c_i times
+    the gradient whose norm was taken. So the gradient is formed again, and scaled down where it
+    exceeds that norm.
+    """
+    pulled = self.pull()
+    data, cotangents, depth = _arrays([self.unit], recorded)
+    longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
+    seen = _in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest
+    count = recorded.losses.shape[0]
+    # All chunks have the same size: the largest divisor of the batch size that `in_flight` allows.
+    in_flight = cost_model.in_flight(self.unit.cost, made_for.platform())
+    most = max(1, min(count, in_flight))
+    chunk = max(d for d in range(1, most + 1) if count % d == 0)
+    cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
+
+    def clipped_term(data, cotangents, factors, longest):
+      # An example that is not finite has factors of 0.
+      _, grads = self.apart(pulled, data, cotangents)
+      return tuple(map(_held_to, grads, factors, longest))
+
+    def body(total, part):
+      terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
+      return total.plus(tuple(map(trees.pairwise_sum, terms))), None
+
+    first_sums = as_varying_as(seen, ExactSum.of(begun))
+    return lax.scan(body, first_sums, jax.tree.map(cut, seen))[0].value()
+
+
+_RULES = {
+  Rule.UNUSED: Unused,
+  Rule.OUTER: Outer,
+  Rule.GRAM: Gram,
+  Rule.PRODUCT: Product,
+  Rule.GRADIENT: Gradient,
+}
+
+
+def rule_of(unit: Unit, flow: ParamFlow) -> UnitRule:
+  """Returns the rule of a unit: the one of its layer, if it has one, or a general one."""
+  return (unit.layer.rule if unit.layer else _RULES[unit.rule])(unit, flow)
+
+
+def norms(rules: Sequence[UnitRule], recorded: Recorded, platform: str) -> list[Norms]:
   """Returns the norms of each example's gradient, unit by unit and leaf by leaf.
 
   Units that take the examples in chunks of the same size share one compiled loop.
   """
   by_chunk: dict[int | None, list[int]] = {}
-  for i, unit in enumerate(units):
-    by_chunk.setdefault(cost_model.chunk(unit.cost, platform), []).append(i)
-  results_of: dict[int, Norms] = {}
+  for i, rule in enumerate(rules):
+    by_chunk.setdefault(cost_model.chunk(rule.unit.cost, platform), []).append(i)
+  results: dict[int, Norms] = {}
   for chunk, members in by_chunk.items():
-    chosen = [units[i] for i in members]
-    each = [_one_example(unit, flow) for unit in chosen]
-    norms_of_example = lambda *seen, each=each: [norm(*seen) for norm in each]
+    chosen = [(rules[i], rules[i].prepared()) for i in members]
+    units = [rule.unit for rule, _ in chosen]
+    of_example = lambda *seen, chosen=chosen: [rule.norm(of, *seen) for rule, of in chosen]
+    each = _over_examples(of_example, units, recorded, chunk)
     # lengths [B], held [B, ...]
-    results = _over_examples(norms_of_example, chosen, recorded, chunk)
-    results_of.update(zip(members, map(_complete, chosen, results)))
-  return [results_of[i] for i in range(len(units))]
-
-
-def _complete(unit: Unit, result: Any) -> Norms:
-  """Completes the norms of joined leaves: the first leaf has the norm of all, the others have 0."""
-  leaf_lengths = result.lengths
-  if not leaf_lengths:
-    return result
-  zero = jnp.zeros_like(leaf_lengths[0].norm)  # [B]
-  zeros = (Length(zero, zero),) * (len(unit.leaves) - len(leaf_lengths))
-  return result._replace(lengths=(*leaf_lengths, *zeros))
-
-
-def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
-  examples."""
-  if unit.standard is not None:
-    (seen,) = flow.pull(unit.leaves, unit.sites)[0][unit.sites[0].index]
-    known = standardized.of_leaves(flow.leaves, unit.standard, seen)
-    return functools.partial(_standard_norms, unit, known, seen)
-  if unit.rule is not Rule.GRADIENT:
-    return functools.partial(_row_norms, unit)
-  gradients = _apart_gradient(unit, flow)
-
-  def norms_of_example(loss, data, cotangents):
-    del loss
-    finite, grads = gradients(data, cotangents)  # of each leaf: [*leaf]
-    if unit.hold:
-      return Norms((), grads, finite=finite)
-    return _unless_damaged(Norms(tuple(map(lengths.of, grads)), None, finite=finite))
-
-  return norms_of_example
+    for i, unit, norms in zip(members, units, each):
+      # Of joined leaves the first has the norm of all, the others have 0.
+      if norms.lengths:
+        zero = jnp.zeros_like(norms.lengths[0].norm)  # [B]
+        missing = len(unit.leaves) - len(norms.lengths)
+        norms = norms._replace(lengths=norms.lengths + (Length(zero, zero),) * missing)
+      results[i] = norms
+  return [results[i] for i in range(len(rules))]
 
 
 def _over_examples(
@@ -188,114 +517,6 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
   }
 
 
-def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
-  """Returns the norms of a unit from its rows; 0 for an unused unit."""
-  if unit.rule is Rule.UNUSED:
-    zero = jnp.zeros(loss.shape, jnp.float32)  # []
-    return Norms((Length(zero, zero),), None)
-  parts = _row_factors(unit, data, cotangents)
-  if unit.rule is Rule.OUTER:
-    return _of_rows(row_forms.outer_length(parts[0]))
-  if unit.rule is Rule.GRAM:
-    # If inner products of windows come from `places`, no window is read, so XLA copies none.
-    known = [
-      form.places.build(data[site.index])
-      if form.places and cost_model.by_places(form, made_for.platform())
-      else None
-      for site, form in zip(unit.sites, unit.forms)
-    ]
-    return _of_rows(row_forms.gram_length(parts, known))
-  first_form = unit.forms[0]
-  left_size = first_form.right if unit.swapped[0] else first_form.left
-  product = row_forms.summed_product(parts, left_size, as_sums=True)
-  # The product is [N, K, P], or [N, P, K] if swapped. A held product is summed itself, so its norm
-  # needs no bound on rounding.
-  if unit.hold:
-    return Norms((lengths.of(product),), product)
-  return _of_rows(row_forms.with_rounding(product, parts))
-
-
-def _standard_norms(
-  unit: Unit, known: standardized.Channels, seen: jax.Array, loss, data, cotangents
-) -> Norms:
-  """Returns the norms of a standardised kernel and its gain; `seen` is the standardised kernel."""
-  del loss
-  (site,) = unit.sites
-  (form,) = unit.forms
-  operands = data[site.index][: len(site.data)]
-  at_site = cotangents[site.index]
-  if unit.rule is Rule.PRODUCT:
-    (product,) = _site_gradient(site, (seen,), operands, at_site)
-    rows = standardized.rows_of(form, operands, at_site)
-    return _of_rows(standardized.product_lengths(known, product, *rows))
-  by_places = cost_model.by_places(form, made_for.platform())
-  rows = standardized.gram_of(form, operands, at_site, by_places)
-  out = form.build(operands, data[site.index][len(site.data) :]).right[0]  # [T, P]
-  return _of_rows(standardized.row_lengths(known, rows, out, form.left))
-
-
-def _of_rows(known: row_forms.RowLengths) -> Norms:
-  return Norms((known.length,), None, known.extent, known.reach)
-
-
-def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
-  """Returns both sides of each site: left [N, T, K] or [N, T], right [N, T, P].
-
-  The sides of a site are exchanged if the unit says `swapped`.
-  """
-  parts = [
-    form.build(data[site.index], cotangents[site.index])
-    for site, form in zip(unit.sites, unit.forms)
-  ]
-  return [
-    RowFactors(p.right, p.left) if swap else p for p, swap in zip(parts, unit.swapped)
-  ]
-
-
-def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns a function (operands, cotangents) -> gradient [*leaf] of ONE example, for each leaf of
-  the unit."""
-  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
-
-  def gradients(data, cotangents):
-    return back(
-      {
-        site.index: _site_gradient(
-          site, seen[site.index], data[site.index], cotangents[site.index]
-        )
-        for site in unit.sites
-      }
-    )
-
-  return gradients
-
-
-def _apart_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns a function (operands, cotangents) -> (finite, gradient [*leaf] of ONE example, for each
-  leaf of the unit), under which vmap mixes no examples.
-
-  In a computation that mixes examples, such as a grouped convolution with zeros between its groups,
-  NaN of one example reaches the others. So if an example's arrays are not finite, all their numbers
-  become 1, since 0 times a finite number is 0. Its gradient is then wrong, and has to be replaced
-  by NaN: `finite` is False. `finite` is None if nothing mixes.
-  """
-  gradients = _one_gradient(unit, flow)
-  if all(map(_keeps_apart, unit.sites)):
-    return lambda data, cotangents: (None, gradients(data, cotangents))
-
-  def of_harmless(data, cotangents):
-    seen = (data, cotangents)
-    numbers = filter(equations.is_float, jax.tree.leaves(seen))
-    known = [jnp.all(jnp.isfinite(x)) for x in numbers]
-    finite = functools.reduce(jnp.logical_and, known, jnp.array(True))
-    # Every type of floats has a 1, and some have no 0.
-    clean = lambda x: jnp.where(finite, x, jnp.ones((), x.dtype))
-    harmless = jax.tree.map(lambda x: clean(x) if equations.is_float(x) else x, seen)
-    return finite, gradients(*harmless)
-
-  return of_harmless
-
-
 def _keeps_apart(site: Site) -> bool:
   """Returns whether the gradients of single examples at a site are formed apart.
 
@@ -307,14 +528,13 @@ def _keeps_apart(site: Site) -> bool:
     return form.one_hot or _by_rows(site, form)
   if site.eqn is None or site.name == chosen_products.NAME:
     return True
-  inner = (e for jaxpr in inner_jaxprs(site.eqn) for e in every_equation(jaxpr))
-  names = {site.name, *(eqn.primitive.name for eqn in inner)}
+  names = {site.name}.union(*map(jaxprs.primitives, jaxprs.inside(site.eqn)))
   # The rule of a custom derivative may hold a convolution.
   custom = any(name.startswith("custom_") for name in names)
   return not custom and "conv_general_dilated" not in names
 
 
-def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
+def site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
@@ -384,14 +604,12 @@ def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
   """
   if site.eqn is None:
     return lambda params, data: (params[0],)
-  order = equations.operands(site.eqn)
-  wide = wide or any(
-    map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
-  )
-  evaluate = equations.wide_fn(site.eqn, exactness) if wide else None
+  order = jaxprs.operands(site.eqn)
+  wide = wide or any(map(jaxprs.is_narrow, (v.aval for v in (*order, *site.eqn.outvars))))
+  evaluate = jaxprs.wide_fn(site.eqn, exactness) if wide else None
   # Equations that cannot be widened get the types that they were traced with.
   as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
-  call = evaluate or equations.eqn_fn(site.eqn)
+  call = evaluate or jaxprs.eqn_fn(site.eqn)
 
   def fn(params, data):
     known = dict(zip((*site.params, *site.data), (*params, *data)))
@@ -409,85 +627,10 @@ def _over_loops(fn: Callable, site: Site) -> Callable:
   return fn
 
 
-def totals(
-  unit: Unit,
-  flow: ParamFlow,
-  recorded: Recorded,
-  first: Norms,
-  factors: Sequence[jax.Array],
-  finite: bool | None = None,
-  begun: tuple[jax.Array, ...] | None = None,
-) -> tuple[jax.Array, ...]:
-  """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
-
-  A factor of exactly 0 drops its example, whatever its operands hold.
-
-  Args:
-    finite: True only if every example has a finite norm. False suits any batch, but copies
-      operands. With None the norms are tested here.
-    begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None for zeros.
-  """
-  how = sum_of(unit)
-  if how is Sum.ZERO:
-    return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
-  if how is Sum.HELD and unit.rule is Rule.GRADIENT:
-    return tuple(_weighted(x, factor, finite) for x, factor in zip(first.held, factors))
-  if how is Sum.HELD:
-    return _of_product(unit, flow, _weighted(first.held, factors[0], finite))
-  if how is Sum.AGAIN:
-    begun = no_sums(unit, flow, recorded) if begun is None else begun
-    return _one_by_one(unit, flow, recorded, first, factors, begun)
-  # A non-finite operand of a product makes its example's norm infinite or NaN. So finite norms
-  # imply finite operands.
-  known = all_finite([first]) if finite is None else finite
-  return _transposed(unit, flow, recorded, factors, finite=known)
-
-
 def all_finite(results: Sequence[Norms]) -> jax.Array:
   """Returns whether every example has a finite norm in every leaf of these units, [] bool."""
   longest = [length.longest for first in results for length in first.lengths]  # each [B]
   return jnp.all(jnp.isfinite(jnp.stack(longest)))
-
-
-def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
-  """Returns the gradients of all examples, [B, *leaf] for each leaf of the unit."""
-  count = recorded.losses.shape[0]
-  if unit.rule is Rule.UNUSED:
-    return tuple(
-      jnp.zeros((count, *x.shape), x.dtype)
-      for x in map(flow.leaves.__getitem__, unit.leaves)
-    )
-  gradients = _one_gradient(unit, flow)
-  gradients_of_example = lambda loss, data, cotangents: gradients(data, cotangents)
-  return _over_examples(gradients_of_example, [unit], recorded, None)
-
-
-def gradient_of(
-  unit: Unit, flow: ParamFlow, rows: RowReader, first: Norms | None, row: jax.Array
-) -> Any:
-  """Returns the gradient of the example in one row of the batch, for each leaf of the unit.
-
-  It is formed from g_i, not from c_i g_i, which may underflow. If the first pass holds it, it is
-  read from there: `first` is not None. So the unit's recording need not stay in memory.
-  """
-  if unit.rule is Rule.UNUSED:
-    return no_sums(unit, flow, rows.recorded)
-  if first is None:
-    return _one_gradient(unit, flow)(*rows.at(unit, row))
-  held = jax.tree.map(lambda x: rows.one(x, row, 0), first.held)
-  if first.finite is not None:
-    held = jax.tree.map(lambda x: jnp.where(first.finite[row], x, jnp.nan), held)
-  return held if unit.rule is Rule.GRADIENT else _of_product(unit, flow, held)
-
-
-def _of_product(unit: Unit, flow: ParamFlow, product: jax.Array) -> tuple[jax.Array, ...]:
-  """Returns the gradient of each leaf of the unit, from a product as it is held, [N, K, P]."""
-  # All sites of the leaf share this one matrix, so it is converted back through the first site.
-  site = unit.sites[0]
-  if unit.swapped[0]:
-    product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
-  _, back = flow.pull(unit.leaves, (site,))
-  return back({site.index: (unit.forms[0].unflatten(product),)})
 
 
 # Numbers that a vector of a TPU holds side by side.
@@ -551,55 +694,6 @@ class RowReader:
     return alone.reshape(x.shape[:axis] + x.shape[axis + 1 :])
 
 
-def no_sums(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
-  """Returns a zero for each leaf of the unit."""
-  zeros = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
-  # Under shard_map the carry of a loop must vary over the mesh as its terms do.
-  return as_varying_as(recorded.losses, zeros)
-
-
-def _one_by_one(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors, begun
-):
-  """Adds each example's gradient, formed again in a compiled loop, times its factor.
-
-  If terms cancel or a custom derivative is not linear, the transpose at c_i g_i is not c_i times
-  the gradient whose norm was taken. So the gradient is formed again, and scaled down where it
-  exceeds that norm.
-  """
-  gradients = _apart_gradient(unit, flow)
-  data, cotangents, depth = _arrays([unit], recorded)
-  longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
-  seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
-  count = recorded.losses.shape[0]
-  # All chunks have the same size: the largest divisor of the batch size that `in_flight` allows.
-  in_flight = cost_model.in_flight(unit.cost, made_for.platform())
-  most = max(1, min(count, in_flight))
-  chunk = max(d for d in range(1, most + 1) if count % d == 0)
-  cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
-
-  def clipped_term(data, cotangents, factors, longest):
-    # An example that is not finite has factors of 0.
-    _, grads = gradients(data, cotangents)
-    return tuple(map(_held_to, grads, factors, longest))
-
-  def body(total, part):
-    terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
-    return total.plus(tuple(map(trees.pairwise_sum, terms))), None
-
-  first_sums = as_varying_as(seen, ExactSum.of(begun))
-  return lax.scan(body, first_sums, jax.tree.map(cut, seen))[0].value()
-
-
-def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
-  """Returns `first` with its upper bounds cut to `longest`, [B] for each leaf of the unit."""
-  pairs = zip(first.lengths, longest)
-  held = tuple(
-    Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
-  )
-  return first._replace(lengths=held)
-
-
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
   """Returns factor * grad [*leaf] of ONE example, scaled down if grad is longer than when its norm
   was taken."""
@@ -611,61 +705,6 @@ def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Arra
   factor = factor * jnp.where(over, longest / again, 1)
   keep = (factor != 0) & jnp.isfinite(again)
   return jnp.where(keep, grad * factor.astype(grad.dtype), 0)
-
-
-def loses_terms(
-  unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
-) -> jax.Array | None:
-  """Returns [B] bool: whether c_i g_i loses a visible part of the example's clipped term.
-
-  An entry of c_i g_i below the smallest normal number becomes 0. Row t then loses up to this number
-  times |a_t|, for each column of g_t. If the operand is large, this may be the whole term.
-
-  Args:
-    unit: unit whose sum may be a transpose.
-    first: result of the first pass over the unit.
-    factor: [B], clip factors of the unit's leaves.
-    longest: [B], upper bounds on the norms of the gradients of the leaves' clip group.
-
-  Returns:
-    None if the first pass measured no extent: then nothing visible is lost.
-  """
-  if first.extent is None:
-    return None
-  columns = max(max(form.left, form.right) for form in unit.forms)
-  lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
-  # The test is negated, so that an extent of infinity or NaN counts as a loss.
-  return (factor != 0) & ~(lost <= _LOST * factor * longest)
-
-
-def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
-  """Returns how far an example's rows can move the sum of other examples, [B]; up to 1 is allowed.
-
-  Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile the N
-  rows of other examples are added to numbers of up to R / 2, where R is the reach of the canceling
-  rows. Each addition is rounded. In any order, this changes the sum by at most N R eps / 4.
-
-  Args:
-    unit: unit whose sum may be a transpose.
-    first: result of the first pass over the unit.
-    factor: [B], clip factors of the unit's leaves.
-    bound: clip norm of the unit's leaves, positive.
-
-  Returns:
-    None if the first pass measured no reach.
-  """
-  if first.reach is None:
-    return None
-  count = factor.shape[0]
-  rows = sum(
-    form.rows * count // _parts_of(form, first.reach.dtype, count) for form in unit.forms
-  )
-  allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
-  # Other examples may be at the limit, too, and together make the sum large (`_examples_of_sum`).
-  # So the limit is at most `_MOST_REACH`.
-  far = factor * first.reach / bound / max(min(allowed, _MOST_REACH), _USUAL_REACH)
-  # A dropped example may have an infinite reach, but is not in the sum.
-  return jnp.where(factor != 0, far, 0)
 
 
 def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
@@ -702,53 +741,6 @@ def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
   return trees.dot_examples(factor, _cleaned(x, factor, 0))
-
-
-def convolves(unit: Unit) -> bool:
-  """Returns whether the sum of a unit is an ordinary convolution."""
-  named = any(site.name == "conv_general_dilated" for site in unit.sites)
-  return named and sum_of(unit) is Sum.TRANSPOSE
-
-
-def convolutions(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, factors: Sequence[jax.Array]
-) -> tuple[jax.Array, ...]:
-  """Computes `totals` of a unit that `convolves`, outside the branch of the norms.
-
-  The products c_i g_i are formed from the same numbers in memory as the norms.
-  """
-  return _transposed(unit, flow, recorded, factors, on_settled)
-
-
-def _transposed(
-  unit: Unit,
-  flow: ParamFlow,
-  recorded: Recorded,
-  factors: Sequence[jax.Array],
-  call: Callable = lambda fn, tree: fn(tree),
-  finite: jax.Array | bool | None = None,
-):
-  """Applies each site's ordinary transpose to c_i g_i, cotangents of example i times its factor.
-
-  Leaves with one array of factors share one transpose ("book-keeping").
-  """
-  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
-  if unit.standard is not None:
-    # Norms include the rounding of this operator, not that of the transpose of the traced program.
-    back = standardized.transpose(flow.leaves, unit, seen)
-  by_factor: dict[int, tuple[jax.Array, ...]] = {}
-  # Leaves of one clip group share one array of factors, so one transpose serves them all.
-  for factor in factors:
-    if id(factor) not in by_factor:
-      by_factor[id(factor)] = back(
-        {
-          site.index: _clipped_transpose(
-            site, seen[site.index], recorded, factor, call, finite
-          )
-          for site in unit.sites
-        }
-      )
-  return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
 
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
@@ -919,7 +911,7 @@ def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) ->
 
 
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
-  if not equations.is_float(a):
+  if not jaxprs.is_float(a):
     return a
   # The operand is widened first, since a narrow type may have no zero (float8_e8m0fnu).
   return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)

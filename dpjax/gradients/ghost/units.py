@@ -3,7 +3,7 @@
 Leaves that reach a common site form one *unit* with all their sites. A unit can take its norm
 from rows (`row_forms`) if each of its sites has a row form, in one layout, and its leaf reaches
 them unchanged, up to rearrangement. Several leaves must be joined into one array and share a clip
-norm. A standardised kernel with its gain is a case of its own (`standardized`). Any other unit
+norm. A layer may have a rule of its own (`layer_rules`). Any other unit
 forms per-example gradients, and holds them for the sum or frees them after their norm.
 """
 
@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 
 from dpjax.gradients.ghost import chosen_products, cost_model, row_forms
 from dpjax.gradients.ghost.cost_model import Cost
-from dpjax.gradients.ghost.jaxpr_sites import Program, Site, StandardKernel, is_complex
+from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
 
 # Names of sites that combine data and a broadcast parameter entry by entry, or lift a parameter
@@ -58,7 +57,7 @@ class Unit(NamedTuple):
   cost: Cost  # of the rule, per example
   hold: bool  # keep per-example products or gradients, and sum those
   reason: str  # why rows cannot give the norm; "" for elementwise sites, or if they can
-  standard: StandardKernel | None = None  # the leaves are this kernel and its gain
+  layer: Any = None  # the leaves are those of this layer (`Source.layer`)
 
 
 def sum_of(unit: Unit) -> Sum:
@@ -125,8 +124,9 @@ def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, .
 def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   if not sites:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
-  if standard := _standard_unit(group, sites, one_clip_norm, platform):
-    return standard
+  layer = sites[0].sources[0].layer if len(sites[0].sources) == 1 else None
+  if layer and one_clip_norm and (own := layer.unit(group, sites, platform)):
+    return own
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     # Sums and products with a broadcast parameter fuse with the sum over positions. Other
@@ -152,47 +152,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
 
 def kept_at(planned: Sequence[Unit]) -> frozenset[int]:
   """Returns the indices of the sites whose kept results the norms read."""
-  grams = [unit for unit in planned if unit.standard and unit.rule is Rule.GRAM]
+  grams = [unit for unit in planned if unit.layer and unit.rule is Rule.GRAM]
   return frozenset(site.index for unit in grams for site in unit.sites)
-
-
-def _standard_unit(group, sites, one_clip_norm, platform) -> Unit | None:
-  """Returns the unit of a standardised kernel and its gain; None if the general rule takes it."""
-  form = _standard_form(group, sites, one_clip_norm)
-  chosen = form and cost_model.standard(form, platform)
-  if form is None or chosen is None:
-    return None
-  cost, is_gram = chosen
-  rule = Rule.GRAM if is_gram else Rule.PRODUCT
-  known = sites[0].sources[0].standard
-  return Unit(group, tuple(sites), rule, (form,), (False,), cost, False, "", known)
-
-
-def _standard_form(group, sites, one_clip_norm) -> RowForm | None:
-  """Returns the row form of the site of a standardised kernel; None if `standardized` has no norm
-  for it."""
-  site, *more = sites
-  known = site.sources[0].standard if len(site.sources) == 1 else None
-  if more or known is None or not site.kept or not one_clip_norm:
-    return None
-  if {known.kernel, known.gain} != set(group) or site.name != "conv_general_dilated":
-    return None
-  params = site.eqn.params
-  # The kernel is standardised over all axes but the last, which has to be that of the features.
-  last = params["dimension_numbers"].rhs_spec[0] == 3
-  form = row_forms.find(site) if last and _measured_precision(site) else None
-  # `standardized` needs the same rows for all columns, but each group of a convolution has its own.
-  return form if form is not None and form.blocks == 1 else None
-
-
-def _measured_precision(site: Site) -> bool:
-  """Returns whether `precision.forward_growth` bounds the rounding of a convolution's result."""
-  chosen = site.eqn.params["precision"]
-  listed = chosen if isinstance(chosen, (tuple, list)) else (chosen,)
-  plain = all(each is None or isinstance(each, lax.Precision) for each in listed)
-  avals = (*(v.aval for v in (*site.params, *site.data)), *site.out_avals)
-  one_type = len({aval.dtype for aval in avals}) == 1
-  return plain and one_type and jnp.finfo(avals[0].dtype).bits >= 32
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:

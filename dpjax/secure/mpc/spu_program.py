@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.validate import UserError
 
 INSTALL = "pip install -e '.[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
@@ -159,14 +159,14 @@ class one_line:
 def _check(closed: Any) -> None:
   """Raises UserError at the first operation that SPU cannot run, or if `fn` closes over an array,
   which would be public."""
-  for constant in equations.closed_over(closed):
+  for constant in jaxprs.closed_over(closed):
     raise UserError(
       f"closes over an array of shape {np.shape(constant)}, which every party "
       "would read in the program: pass it as an argument (public_argnums, if it "
       "may be known)",
       field="fn",
     )
-  for name in equations.primitives(closed):
+  for name in jaxprs.primitives(closed):
     reason = _RANDOM if name.startswith(_DRAWS) else _REFUSED.get(name)
     if reason:
       raise UserError(f"uses {name}; {reason}", field="fn")

@@ -25,7 +25,7 @@ import numpy as np
 import optax
 
 from dpjax import trees
-from dpjax.gradients import equations
+from dpjax.gradients import jaxprs
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
@@ -288,13 +288,13 @@ def check_declared(
   """
   # A new function is traced: JAX caches traces by function, and closures may have changed.
   jaxpr = jax.make_jaxpr(lambda *each: update(*each))(*arguments)
-  for constant in equations.closed_over(jaxpr):
+  for constant in jaxprs.closed_over(jaxpr):
     raise UserError(
       f"reads an array of shape {np.shape(constant)} that is not declared, and may be private: "
       f"{remedy}",
       field=field,
     )
-  for name in equations.primitives(jaxpr):
+  for name in jaxprs.primitives(jaxpr):
     # A callback may read anything, and the program does not show what.
     if "callback" in name:
       raise UserError(

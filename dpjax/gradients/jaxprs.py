@@ -1,4 +1,12 @@
-"""Equations of a jaxpr: operands, evaluation of one equation, and users of a value.
+"""Reads, walks, evaluates and rewrites jaxprs, the programs that JAX traces.
+
+| to                    | is here                                                              |
+| --------------------- | -------------------------------------------------------------------- |
+| read an equation      | `operands`, `is_literal`, `ScanParts`, `EqnChain`                    |
+| walk equations        | `inside`, `every_equation`, `primitives`, `closed_over`, `reached`,  |
+|                       | `needed`, `between`, `Graph`                                         |
+| evaluate              | `results_of` one equation, `evaluated` jaxpr, `wide_fn`              |
+| evaluate with changes | `Rewriting`, `scan_again`, `remat_again`                             |
 
 The module relies on `jax.extend.core` and on the names of a few primitives of JAX.
 """
@@ -21,10 +29,21 @@ from dpjax import trees
 Var = Any  # jax.extend.core.Var
 Eqn = Any  # jax.extend.core.JaxprEqn
 Jaxpr = Any  # jax.extend.core.Jaxpr
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)
 
 # Primitives of calls, each with its parameter that holds the called jaxpr.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 REMATS = ("remat2", "checkpoint", "remat")
+# Primitives of one inner jaxpr that is evaluated once, at the operands as they stand.
+_ALIGNED = {
+  *CALLS,
+  *REMATS,
+  "custom_jvp_call",
+  "custom_vjp_call",
+  "custom_vmap_call",
+  "shard_map",
+}
 REARRANGED = ("reshape", "squeeze", "expand_dims", "rev", "copy", "slice")
 
 
@@ -90,23 +109,34 @@ def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
   return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
 
 
-def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Any]:
-  """Yields the jaxprs, open or closed, in the parameters of a jaxpr's equations."""
-  for equation in jaxpr.eqns:
-    for value in jax.tree.leaves(
-      list(equation.params.values()),
-      is_leaf=lambda v: isinstance(v, jex.Jaxpr | jex.ClosedJaxpr),
-    ):
-      if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
-        yield value
+def inside(eqn: Eqn) -> list[Any]:
+  """Returns the jaxprs, open or closed, in an equation's parameters (calls, loops, branches)."""
+  held = []
+  for value in eqn.params.values():
+    if isinstance(value, _JAXPRS):
+      held.append(value)
+    elif isinstance(value, tuple | list | dict):
+      several = jax.tree.leaves(value, is_leaf=lambda each: isinstance(each, _JAXPRS))
+      held += [each for each in several if isinstance(each, _JAXPRS)]
+  return held
 
 
-def primitives(closed: Any) -> Iterator[str]:
-  """Yields the names of all operations in a jaxpr, open or closed, and in the jaxprs inside it."""
-  jaxpr = getattr(closed, "jaxpr", closed)
-  yield from (equation.primitive.name for equation in jaxpr.eqns)
-  for inner in inner_jaxprs(jaxpr):
-    yield from primitives(inner)
+def opened(jaxpr: Any) -> Jaxpr:
+  """Returns the open jaxpr of a jaxpr that is open or closed."""
+  return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def every_equation(jaxpr: Any) -> Iterator[Eqn]:
+  """Yields the equations of a jaxpr, and the equations inside of calls, loops and branches."""
+  for eqn in opened(jaxpr).eqns:
+    yield eqn
+    for inner in inside(eqn):
+      yield from every_equation(inner)
+
+
+def primitives(jaxpr: Any) -> Iterator[str]:
+  """Yields the names of all operations in a jaxpr, and in the jaxprs inside it."""
+  return (eqn.primitive.name for eqn in every_equation(jaxpr))
 
 
 def closed_over(closed: Any) -> Iterator[Any]:
@@ -116,13 +146,59 @@ def closed_over(closed: Any) -> Iterator[Any]:
   >>> [array.shape for array in closed_over(jax.make_jaxpr(lambda x: x * table)(1.0))]
   [(3,)]
   """
-  jaxpr = getattr(closed, "jaxpr", closed)
   yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
-  for equation in jaxpr.eqns:
-    values = (v.val for v in equation.invars if isinstance(v, jex.Literal))
+  for eqn in opened(closed).eqns:
+    values = (v.val for v in eqn.invars if is_literal(v))
     yield from (value for value in values if np.ndim(value))
-  for inner in inner_jaxprs(jaxpr):
-    yield from closed_over(inner)
+    for inner in inside(eqn):
+      yield from closed_over(inner)
+
+
+def reached(
+  jaxpr: Any,
+  inputs: Sequence[bool],
+  visit: Callable[[Eqn, list[bool]], object] = lambda eqn, given: None,
+) -> list[bool]:
+  """Returns which results of a jaxpr may depend on the inputs that are marked True.
+
+  Args:
+    jaxpr: an open or closed jaxpr.
+    inputs: a mark for each input.
+    visit: called with each equation, at any depth, and the marks of its operands. It may get an
+      equation of a loop several times, with more marks each time.
+
+  >>> reached(jax.make_jaxpr(lambda x, y: (2 * x, 3 * y))(0.0, 0.0), [True, False])
+  [True, False]
+  """
+  jaxpr = opened(jaxpr)
+  marked = {var for var, mark in zip(jaxpr.invars, inputs) if mark}
+  is_marked = lambda atom: not is_literal(atom) and atom in marked
+  for eqn in jaxpr.eqns:
+    given = list(map(is_marked, eqn.invars))
+    visit(eqn, given)
+    results = _reached_results(eqn, given, visit)
+    marked.update(var for var, mark in zip(eqn.outvars, results) if mark)
+  return list(map(is_marked, jaxpr.outvars))
+
+
+def _reached_results(eqn: Eqn, given: list[bool], visit: Callable) -> list[bool]:
+  bodies = list(map(opened, inside(eqn)))
+  name = eqn.primitive.name
+  if name == "scan":
+    carry, xs = ScanParts.of(eqn)
+    while True:
+      results = reached(bodies[0], given, visit)
+      # What a turn carries is an input of the next.
+      after = [a or b for a, b in zip(given[carry:xs], results)]
+      if after == given[carry:xs]:
+        return results
+      given = [*given[:carry], *after, *given[xs:]]
+  if name in _ALIGNED and len(bodies) == 1 and len(bodies[0].invars) == len(given):
+    return reached(bodies[0], given, visit)
+  # In a branch or another loop, every value may depend on marked ones.
+  for body in bodies:
+    reached(body, [True] * len(body.invars), visit)
+  return [any(given)] * len(eqn.outvars)
 
 
 def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
@@ -134,6 +210,19 @@ def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
       live.update(operands(eqn))
       kept.append(eqn)
   return kept[::-1]
+
+
+def between(jaxpr: Jaxpr, sources: Iterable[Var]) -> list[Eqn]:
+  """Returns the equations through which a gradient flows from the results back to `sources`."""
+  found = set(sources)
+  after = []
+  for eqn in jaxpr.eqns:
+    # A value that only stop_gradient reads is not differentiated.
+    stops = eqn.primitive.name == "stop_gradient"
+    if not stops and found.intersection(operands(eqn)):
+      found.update(eqn.outvars)
+      after.append(eqn)
+  return needed(after, (var for var in jaxpr.outvars if not is_literal(var)))
 
 
 def alone_fn(eqn: Eqn, invars: list[Any], outvars: list[Any]) -> Callable[..., list[Any]]:
@@ -175,6 +264,9 @@ def evaluated(
   consts: Sequence[Any],
   values: Sequence[Any],
   step: Callable[[Eqn, list[Any]], Sequence[Any]] = results_of,
+  *,
+  literal: Callable[[Any], Any] = lambda value: value,
+  wanted: Sequence[Any] | None = None,
 ) -> list[Any]:
   """Returns the results of a jaxpr, evaluated equation by equation.
 
@@ -183,19 +275,18 @@ def evaluated(
     consts: constants of the jaxpr.
     values: arguments of the jaxpr.
     step: function (equation, values of its operands) -> results of the equation.
+    literal: function of a literal's number; its result is what `step` gets.
+    wanted: variables to return in place of the results; only what they need is evaluated.
 
   >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
   >>> evaluated(closed.jaxpr, closed.consts, [3.0])
   [Array(7., dtype=float32, weak_type=True)]
   """
   env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values)))
-
-  def read(atom):
-    return atom.val if is_literal(atom) else env[atom]
-
-  for eqn in jaxpr.eqns:
-    env.update(zip(eqn.outvars, step(eqn, [read(atom) for atom in eqn.invars])))
-  return [read(atom) for atom in jaxpr.outvars]
+  read = lambda atom: literal(atom.val) if is_literal(atom) else env[atom]
+  for eqn in jaxpr.eqns if wanted is None else needed(jaxpr.eqns, wanted):
+    env.update(zip(eqn.outvars, step(eqn, list(map(read, eqn.invars)))))
+  return list(map(read, jaxpr.outvars if wanted is None else wanted))
 
 
 def is_narrow(aval: HasDType) -> bool:
@@ -362,3 +453,157 @@ class Graph(NamedTuple):
     parts = tuple(map(self.same_cotangent, eqn.outvars))
     moved = all(part is not out for part, out in zip(parts, eqn.outvars))
     return Ends(parts, eqn.params["axis"]) if moved else None
+
+
+def entered(eqn: Any) -> dict[str, Any]:
+  """Returns name -> jaxpr for the jaxprs inside an equation, if a rewriting can change them."""
+  name = eqn.primitive.name
+  params = eqn.params
+  if name in CALLS:
+    return {"body": params[CALLS[name]].jaxpr}
+  if name == "scan":
+    return {"body": params["jaxpr"].jaxpr}
+  if name in REMATS:
+    return {"body": params["jaxpr"]}
+  if name == "while":
+    return {"body": params["body_jaxpr"].jaxpr, "test": params["cond_jaxpr"].jaxpr}
+  if name == "cond" and not params.get("branches_platforms"):
+    return {str(i): branch.jaxpr for i, branch in enumerate(params["branches"])}
+  return {}
+
+
+def remat_again(eqn: Eqn, fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns `fn` with its results recomputed in the backward pass, as a remat equation says."""
+  return jax.checkpoint(fn, **{key: eqn.params[key] for key in ("policy", "prevent_cse")})
+
+
+def scan_again(
+  eqn: Eqn,
+  values: Sequence[Any],
+  step: Callable[[list[Any], Any], tuple[Sequence[Any], Any]],
+  more: Any = None,
+) -> tuple[list[Any], Any]:
+  """Evaluates a scan with another body. Returns (results, what `step` gave beside its results).
+
+  Args:
+    eqn: equation of the scan.
+    values: its operands.
+    step: `(operands of the body, slices of more) -> (results of the body, arrays to stack)`.
+    more: tree of arrays that are sliced as the scanned inputs are.
+  """
+  first_carry, first_xs = ScanParts.of(eqn)
+  consts = values[:first_carry]
+
+  def body(carry: list[Any], slices: Any) -> Any:
+    xs, beside = slices
+    outs, seen = step([*consts, *carry, *xs], beside)
+    return list(outs[: len(carry)]), (list(outs[len(carry) :]), seen)
+
+  how = {key: eqn.params[key] for key in ("length", "reverse", "unroll")}
+  begun = list(values[first_carry:first_xs])
+  carry, (ys, seen) = lax.scan(body, begun, (list(values[first_xs:]), more), **how)
+  return [*carry, *ys], seen
+
+
+def rewritten(
+  fn: Callable[..., Any], rewriting: Rewriting, *args: Any, **kwargs: Any
+) -> Any:
+  """Returns `fn(*args, **kwargs)`, computed from the jaxpr of `fn` as `rewriting` changes it."""
+  leaves, structure = jax.tree.flatten((args, kwargs))
+  places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+  outputs: dict[str, Any] = {}
+
+  # A new function for each call, since JAX caches traces by function.
+  def on_arrays(*arrays: Any) -> list[Any]:
+    arguments = list(leaves)
+    for place, array in zip(places, arrays):
+      arguments[place] = array
+    args, kwargs = jax.tree.unflatten(structure, arguments)
+    outputs["outs"], outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
+    return [out for out in outputs["outs"] if isinstance(out, _ARRAYS)]
+
+  arrays = [leaves[place] for place in places]
+  closed = jax.make_jaxpr(on_arrays)(*arrays)
+  due = rewriting.is_due(closed.jaxpr)
+  evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
+  values = zip(closed.out_avals, evaluate(*arrays))
+  # A jaxpr may return a constant unchanged. Then the result may be no array of JAX.
+  is_array = lambda value: isinstance(value, jax.Array)
+  results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
+  outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
+  return jax.tree.unflatten(outputs["tree"], outs)
+
+
+class Rewriting:
+  """Evaluates jaxprs with some equations replaced; rewrites shared jaxprs once.
+
+  A subclass chooses these equations (`meets`), and what is computed for them (`replaced`).
+  """
+
+  def __init__(self) -> None:
+    # Each result is stored with its jaxpr. While this jaxpr lives, no other object has its id.
+    self._due: dict[int, tuple[Any, bool]] = {}
+    self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
+
+  def meets(self, eqn: Eqn) -> bool:
+    """Returns whether an equation is rewritten itself."""
+    raise NotImplementedError
+
+  def replaced(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
+    """Returns the results of an equation that is rewritten."""
+    raise NotImplementedError
+
+  def is_due(self, jaxpr: Any) -> bool:
+    """Returns whether a jaxpr contains an equation that is rewritten, at any depth."""
+    if id(jaxpr) not in self._due:
+      due = any(self.meets(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
+      self._due[id(jaxpr)] = jaxpr, due
+    return self._due[id(jaxpr)][1]
+
+  def _is_due_inside(self, eqn: Any) -> bool:
+    return any(map(self.is_due, entered(eqn).values()))
+
+  def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr with the rewriting, and returns its results."""
+    return evaluated(jaxpr, consts, values, self._result)
+
+  def _result(self, eqn: Eqn, values: list[Any]) -> Sequence[Any]:
+    if self.meets(eqn):
+      return self.replaced(eqn, values)
+    if not self._is_due_inside(eqn):
+      return results_of(eqn, values)
+    name = eqn.primitive.name
+    params = eqn.params
+    if name in CALLS:
+      return self._call(params[CALLS[name]])(*values)
+    if name in REMATS:
+      return remat_again(eqn, functools.partial(self.run, params["jaxpr"], ()))(values)
+    if name == "cond":
+      return lax.switch(values[0], list(map(self.closed, params["branches"])), *values[1:])
+    if name == "while":
+      return self._while(params, values)
+    step = self.closed(params["jaxpr"])
+    return scan_again(eqn, values, lambda operands, _: (step(*operands), None))[0]
+
+  def closed(self, closed: Any) -> Callable[..., list[Any]]:
+    """Returns a closed jaxpr as a function that evaluates it with the rewriting."""
+    return lambda *values: self.run(closed.jaxpr, closed.consts, values)
+
+  def _call(self, closed: Any) -> Callable[..., list[Any]]:
+    """Returns the jitted function of a called jaxpr. All its calls share this one program."""
+    if id(closed) not in self._called:
+      self._called[id(closed)] = closed, jax.jit(self.closed(closed))
+    return self._called[id(closed)][1]
+
+  def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
+    for_test = params["cond_nconsts"]
+    for_body = params["body_nconsts"]
+    tested = values[:for_test]
+    known = values[for_test : for_test + for_body]
+    test = self.closed(params["cond_jaxpr"])
+    step = self.closed(params["body_jaxpr"])
+    return lax.while_loop(
+      lambda carry: test(*tested, *carry)[0],
+      lambda carry: step(*known, *carry),
+      values[for_test + for_body :],
+    )
