@@ -93,9 +93,9 @@ def test_sentences_carry_the_word_after_their_last(tmp_path):
   [
     ({"num_classes": None}, "num_classes"),
     ({"num_classes": 17}, "num_classes"),
-    ({"image_size": 3}, "name"),
+    ({"image_size": 3}, "image_size"),
     ({"image_size": 0}, "image_size"),
-    ({"image_size": 16}, "name"),
+    ({"image_size": 16}, "image_size"),
     ({"max_examples": 0}, "max_examples"),
     ({"test_split": "train"}, "test_split"),
     ({"name": "none.hdf5"}, "name"),
