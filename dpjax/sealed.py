@@ -220,7 +220,7 @@ def seal(*numbers: float) -> jax.Array:
 
 def _digest(numbers: tuple[float, ...]) -> np.ndarray:
   """Returns the first 64 bits of a SHA-256 of the numbers, as two words, [2]."""
-  text = ",".join(float(number).hex() for number in numbers)
+  text = ",".join(map(float.hex, map(float, numbers)))
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
