@@ -162,18 +162,15 @@ def changed_bits(
       field="state",
     )
   name = "slices" if hasattr(state.inner, "slices") else "draws"
-  noise.check_count(f"checksum of state.{name}", state.checksum)
-  seen = digest(state.inner if covered is None else covered(state.inner))
-  off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
 
   def changed() -> UserError:
-    count = state.inner.slices if name == "slices" else None
-    if name == "draws":
-      part = noise_of(state.inner)
-      # A part that has another type has a better explanation.
-      noise.source.from_words(getattr(part, "key", None), "state.key")
-      count = getattr(part, "draws", None)
+    part = state.inner if name == "slices" else noise_of(state.inner)
+    # A part that has another type has a better explanation.
+    if hasattr(part, "key"):
+      noise.source.from_words(part.key, "state.key")
+    count = getattr(part, name, None)
     noise.check_count(f"state.{name}", count)
+    noise.check_count(f"checksum of state.{name}", state.checksum)
     return UserError(
       "does not belong to its checksum: something set, mapped or mixed the state "
       "of a private transform, and noise could be drawn twice, or another plan "
@@ -182,6 +179,12 @@ def changed_bits(
       field=f"state.{name}",
       value=int(jnp.ravel(count)[0]),
     )
+
+  dtype = getattr(state.checksum, "dtype", None)
+  if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+    raise changed()
+  seen = digest(state.inner if covered is None else covered(state.inner))
+  off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
 
   trees.require(off == 0, changed)
   return off
