@@ -12,7 +12,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,9 @@ from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.sampling import indexed
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.transforms.inputs import Mechanism
 
 # Largest number of steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
@@ -680,7 +683,7 @@ class Plan:
       }
     )
 
-  def _mechanism(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
+  def _mechanism(self, key: jax.Array) -> Mechanism:
     """Returns the transform without its guard. The plan's own checks are those of its arguments."""
     # A plan alone needs none of them.
     from dpjax.transforms.adaptive_clipping import adaptive_noise

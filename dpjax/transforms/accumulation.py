@@ -17,7 +17,7 @@ import optax
 from dpjax import gradients, trees, validate
 from dpjax.transforms.group_noise import check_groups
 from dpjax.transforms.guard import Guarded, is_guarded, with_guard
-from dpjax.transforms.inputs import is_placeholder, open_gradients
+from dpjax.transforms.inputs import Mechanism, is_placeholder, open_gradients
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -109,9 +109,7 @@ def accumulate(
     out = trees.nan_unless(conditions.sound, out)
     return out, AccumulateState(inner, total, place)
 
-  return with_guard(
-    optax.GradientTransformationExtraArgs(init_fn, update_fn), covered=_covered
-  )
+  return with_guard(Mechanism(init_fn, update_fn), covered=_covered)
 
 
 def _covered(state: AccumulateState) -> Any:

@@ -41,7 +41,7 @@ from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.transforms.guard import with_guard
-from dpjax.transforms.inputs import divide_rows, open_gradients
+from dpjax.transforms.inputs import Mechanism, divide_rows, open_gradients
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -268,7 +268,7 @@ def adaptive_noise(
   normalize_by: float,
   key: jax.Array,
   num_steps: int | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Mechanism:
   """Returns the mechanism of `adaptive_clip_and_noise`, without a guard; its arguments are not
   checked."""
   rule: Any = clip.rule
@@ -295,4 +295,4 @@ def adaptive_noise(
     after = ScaledState(inner, scale, state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn)

@@ -11,7 +11,7 @@ from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.guard import with_guard
-from dpjax.transforms.inputs import open_gradients
+from dpjax.transforms.inputs import Mechanism, open_gradients
 from dpjax.transforms.together import check_together
 from dpjax.types import ClipLike, NumberTree
 from dpjax.validate import UserError
@@ -118,7 +118,7 @@ def white_noise(
   key: jax.Array,
   shares: NumberTree = None,
   num_steps: int | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Mechanism:
   """Returns the mechanism of `clip_and_noise`, without a guard; its arguments are not checked."""
   std = group_noise.noise_std(clip, noise_multiplier)
   weights = group_noise.group_weights(clip, shares)
@@ -141,4 +141,4 @@ def white_noise(
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return follow_schedule(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)
+  return follow_schedule(Mechanism(init_fn, update_fn), clip)

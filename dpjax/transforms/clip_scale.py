@@ -21,7 +21,7 @@ import optax
 
 from dpjax import gradients, trees, validate
 from dpjax.transforms.guard import as_mechanism, mechanism_state, with_guard
-from dpjax.transforms.inputs import divide_rows
+from dpjax.transforms.inputs import Mechanism, divide_rows
 from dpjax.validate import UserError
 
 CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -100,9 +100,7 @@ def with_clip_schedule(
   return with_guard(_scheduled_noise(as_mechanism(tx), scales))
 
 
-def _scheduled_noise(
-  mechanism: Any, scales: Sequence[float]
-) -> optax.GradientTransformationExtraArgs:
+def _scheduled_noise(mechanism: Mechanism, scales: Sequence[float]) -> Mechanism:
   """Returns the mechanism whose clip norm at step t is `scales[t]` times that of `mechanism`."""
   table = jnp.asarray(scales, jnp.float32)
 
@@ -120,11 +118,9 @@ def _scheduled_noise(
     )
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn)
 
 
-def follow_schedule(
-  mechanism: optax.GradientTransformationExtraArgs, clip: gradients.Clip
-) -> optax.GradientTransformationExtraArgs:
+def follow_schedule(mechanism: Mechanism, clip: gradients.Clip) -> Mechanism:
   """Returns the mechanism with the clip's schedule; itself if the clip has none."""
   return _scheduled_noise(mechanism, clip.schedule) if clip.schedule else mechanism

@@ -16,7 +16,7 @@ from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.transforms.guard import with_guard
-from dpjax.transforms.inputs import is_placeholder, open_gradients
+from dpjax.transforms.inputs import Mechanism, is_placeholder, open_gradients
 from dpjax.types import ClipLike
 
 
@@ -86,7 +86,7 @@ def correlated_noise(
   key: jax.Array,
   shape: NoiseShape,
   num_steps: int,
-) -> optax.GradientTransformationExtraArgs:
+) -> Mechanism:
   """Returns the mechanism of `clip_and_correlated_noise`, without a guard; its arguments are not
   checked."""
   std = noise_std(clip, noise_multiplier)
@@ -114,4 +114,4 @@ def correlated_noise(
     # Division by a public number after the noise is post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return follow_schedule(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)
+  return follow_schedule(Mechanism(init_fn, update_fn), clip)

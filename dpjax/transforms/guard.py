@@ -17,25 +17,26 @@ plan that accounts for the noise.
 |                                                                | sampler bounds participation  |
 | a whole earlier state is used again                            | cannot be detected            |
 
-A mechanism (`clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this. It is a
-transform whose `update` takes the keyword `conditions`, and the guard calls it.
+A `Mechanism` (in `clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from dpjax import noise, trees
 from dpjax.gradients import settling
-from dpjax.transforms.inputs import Conditions, check_start, refuse_arguments
+from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -80,7 +81,7 @@ def mark_of(facts: Mapping[str, Any]) -> int:
 
 
 def digest(state: ArrayTree) -> jax.Array:
-  """Returns 32 bits that depend on every number and its position; not 0 for zeros.
+  """Returns 32 bits that depend on every number, its type and its position; not 0 for zeros.
 
   A guarded state within the tree counts by its checksum, which already depends on its leaves. The
   digest adds integers, whose sum does not depend on the order. So devices that share an array agree
@@ -94,27 +95,27 @@ def digest(state: ArrayTree) -> jax.Array:
   def of_arrays(leaves: Any) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
+      # A cast may keep all values, but what follows would be rounded otherwise.
+      kind = zlib.crc32(f"{number} {leaf.dtype} {leaf.shape}".encode())
       if leaf.dtype.itemsize not in (4, 8):
-        # Most numbers of a state have 4 or 8 bytes. If other code has cast this one, its digest may
-        # be wrong in any way.
-        leaf = leaf.astype(jnp.float32)
+        leaf = leaf.astype(jnp.float32)  # has all values of narrower types
       if jnp.issubdtype(leaf.dtype, jnp.floating):
         # NaN has many bit patterns, which must all have the same digest.
         leaf = jnp.where(jnp.isnan(leaf), jnp.asarray(jnp.nan, leaf.dtype), leaf)
       bits = lax.bitcast_convert_type(leaf, jnp.uint32)
-      mixed = bits
+      places = jnp.zeros(bits.shape, jnp.uint32)  # of the entries, from the last axis on
       stride = 1
-      # The place of each entry, modulo 2^32, counts from the last axis on.
       for axis in reversed(range(bits.ndim)):
         along = lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-        mixed = mixed ^ (along * jnp.uint32(stride * _ODD % 2**32))
+        places = places + along * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
+      mixed = bits ^ (places * jnp.uint32(_ODD))
       # These lines are the end of MurmurHash3, by which each bit changes about half of all bits.
       mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FIRST)
       mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(_SECOND)
       mixed = mixed ^ (mixed >> 16)
       total = total * jnp.uint32(_FIRST) + jnp.sum(mixed, dtype=jnp.uint32)
-      total = total ^ jnp.uint32(number)
+      total = total ^ jnp.uint32(kind)
     return total
 
   arrays = []
@@ -177,7 +178,7 @@ def changed_bits(
       "made it; give each update the state that the one before gave, or restore "
       "it whole",
       field=f"state.{name}",
-      value=int(jnp.ravel(count)[0]),
+      value=int(np.ravel(np.asarray(count))[0]),
     )
 
   dtype = getattr(state.checksum, "dtype", None)
@@ -185,13 +186,12 @@ def changed_bits(
     raise changed()
   seen = digest(state.inner if covered is None else covered(state.inner))
   off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
-
   trees.require(off == 0, changed)
   return off
 
 
 def with_guard(
-  tx: optax.GradientTransformationExtraArgs,
+  mechanism: Mechanism,
   *,
   mark: int = 0,
   rows: int | None = None,
@@ -201,17 +201,15 @@ def with_guard(
   """Returns a mechanism as a private transform, whose state is guarded between updates.
 
   Args:
-    tx: mechanism. It makes everything NaN that it computes where its conditions do not hold.
+    mechanism: what opens gradients and adds noise.
     mark: mark of the plan that accounts for the noise; 0 without a plan.
     rows, slices: as for `inputs.Conditions`.
     covered: function from the mechanism's state to the parts that nobody may change; None for all.
   """
-  # The declared type of `tx` does not include ClippedSum and conditions.
-  mechanism: Any = tx
 
   def init_fn(params: Any) -> Guarded:
     check_start(params)
-    inner = tx.init(params)
+    inner = mechanism.init(params)
     seen = digest(inner if covered is None else covered(inner))
     return Guarded(inner, seen ^ jnp.uint32(mark))
 
@@ -240,7 +238,7 @@ def with_guard(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def as_mechanism(tx: optax.GradientTransformationExtraArgs) -> Any:
+def as_mechanism(tx: Any) -> Mechanism:
   """Returns a private transform as a mechanism: NaN where the conditions do not hold.
 
   The transform itself sees rows and slices as it likes.
@@ -250,7 +248,7 @@ def as_mechanism(tx: optax.GradientTransformationExtraArgs) -> Any:
     noisy, after = tx.update(updates, state, params, **extra_args)
     return trees.nan_unless(conditions.sound, noisy), after
 
-  return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+  return Mechanism(tx.init, update_fn)
 
 
 def replaced(state: Guarded, change: Callable[[Any], Any]) -> Guarded:

@@ -7,7 +7,7 @@ which noise is added. Nothing else opens gradients for a private transform.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,17 @@ class Conditions(NamedTuple):
   slices: int | None = (
     None  # number of slices that the sum must add up; None for any number
   )
+
+
+class Mechanism(NamedTuple):
+  """A private transform without its guard: it opens gradients, adds noise and divides.
+
+  `update(updates, state, params, *, mask, conditions)` returns (update, next state), all NaN where
+  the conditions do not hold. One with a query takes `count`, too. `guard.with_guard` calls it.
+  """
+
+  init: Callable[..., Any]
+  update: Callable[..., Any]
 
 
 def refuse_arguments(extra_args: Mapping[str, Any]) -> None:
@@ -191,19 +202,19 @@ def open_gradients(
   else:
     summed, sound = _sum_rows(updates, arrays, shapes, wanted, mask, clip)
   sound = sound & conditions.sound
+  rows = conditions.rows
 
   def too_many() -> UserError:
     # The number of examples may be that of all data, and secret.
     return UserError(
-      f"must be of at most {conditions.rows} examples, more than this plan ever draws, so its "
+      f"must be of at most {rows} examples, more than this plan ever draws, so its "
       "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones",
       field="updates",
     )
 
-  present = summed.mask
   # At most `rows` rows cannot hold too many examples, whatever the mask.
-  if None not in (conditions.rows, present) and jnp.size(present) > conditions.rows:
-    sound = sound & trees.require(jnp.sum(present) <= conditions.rows, too_many)
+  if rows is not None and summed.mask is not None and jnp.size(summed.mask) > rows:
+    sound = sound & trees.require(jnp.sum(summed.mask) <= rows, too_many)
   return summed, sound
 
 

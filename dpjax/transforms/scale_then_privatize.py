@@ -27,7 +27,7 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.transforms.guard import as_mechanism, mechanism_state, with_guard
-from dpjax.transforms.inputs import divide_rows, is_placeholder
+from dpjax.transforms.inputs import Mechanism, divide_rows, is_placeholder
 from dpjax.types import ClippedSum, LossFn, Params
 from dpjax.validate import UserError
 
@@ -156,8 +156,8 @@ def scale_then_privatize(
 
 
 def scaled_noise(
-  mechanism: Any, scaling: CoordinateScaling, *, takes_scaled_sums: bool
-) -> optax.GradientTransformationExtraArgs:
+  mechanism: Mechanism, scaling: CoordinateScaling, *, takes_scaled_sums: bool
+) -> Mechanism:
   """Returns the mechanism that clips and noises each coordinate in units of its size."""
   b2, floor = scaling.b2, scaling.floor
 
@@ -199,7 +199,7 @@ def scaled_noise(
     )
     return private, ScalingState(inner, mean_squares, state.floor)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn)
 
 
 def _scales(mean_squares: Any, floor: Any) -> Any:
