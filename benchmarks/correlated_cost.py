@@ -99,7 +99,7 @@ def _advanced(state: training.TrainState) -> training.TrainState:
   def later(part: Any) -> Any:
     if not guard.is_guarded(part):
       return part
-    return guard.replaced(part, lambda inner: inner._replace(draws=jnp.int32(_DONE)))
+    return guard.exchange(part, lambda inner: inner._replace(draws=jnp.int32(_DONE)))
 
   drawn = jax.tree.map(later, state.opt_state, is_leaf=guard.is_guarded)
   return state._replace(opt_state=drawn)

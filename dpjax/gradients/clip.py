@@ -9,7 +9,6 @@ that `adapts`, it follows earlier releases of the mechanism (`transforms/adaptiv
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any, ClassVar
 
@@ -205,7 +204,7 @@ class Clip:
     """Returns whether one bound holds for the whole gradient, not one for each group."""
     return isinstance(self.norms, (int, float))
 
-  @functools.cached_property
+  @property
   def l2_bound(self) -> float:
     """Returns the largest l2 norm that one example's clipped gradient can have."""
     # Groups hold different coordinates, so their bounds add up as a root of squares

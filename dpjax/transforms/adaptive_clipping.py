@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import accounting, gradients, noise, trees, validate
-from dpjax.transforms.clip_and_noise import checked_clip
+from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.transforms.guard import with_guard
@@ -73,7 +73,7 @@ class AdaptingClip(gradients.Flat):
     """
     raise NotImplementedError
 
-  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+  def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     """Returns the next clip norm as a multiple of the first one, from the noisy query.
 
     Args:
@@ -147,7 +147,7 @@ class AdaptiveClipping(AdaptingClip):
   def query_unit(self, std: float, normalize_by: float) -> float:
     return std / self.count_std(normalize_by) if std else 1.0
 
-  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+  def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     del clip
     step = jnp.exp(-self.learning_rate * (noisy + 0.5 - self.target_quantile))
     return jnp.clip(scale * step, self.min_factor, self.max_factor)
@@ -242,7 +242,7 @@ def adaptive_clip_and_noise(
   True
   """
   whole = gradients.Clip.of(l2_clip_norm, AdaptiveClipping())
-  clip = checked_clip(whole, noise_multiplier, normalize_by, key)
+  clip = clip_of(whole, noise_multiplier, normalize_by, key)
   if not isinstance(clip.rule, AdaptingClip):
     raise UserError(
       "must be a Clip of an AdaptiveClipping or another AdaptingClip",
@@ -291,7 +291,7 @@ def adaptive_noise(
       state.inner, queries, std, num_steps=num_steps, sound=sound
     )
     # Only the noisy query moves the clip norm, so the new one is post-processing.
-    scale = rule.moved(state.scale, noisy["count"] / unit / batch_size, clip)
+    scale = rule.next_scale(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 

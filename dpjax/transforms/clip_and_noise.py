@@ -17,7 +17,7 @@ from dpjax.types import ClipLike, NumberTree
 from dpjax.validate import UserError
 
 
-def checked_clip(
+def clip_of(
   l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
@@ -89,7 +89,7 @@ def clip_and_noise(
   >>> tx.update(stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
-  clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
+  clip = clip_of(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
   if clip.rule.adapts or noise_shape.by_step:
     raise UserError(
       "noise that differs by step is that of clip_and_correlated_noise, a clip "
@@ -136,9 +136,9 @@ def white_noise(
       group_noise.check_groups(summed, clip)
     # One draw of white noise serves all groups. The weights before and after the noise give each
     # group its noise level.
-    total = summed.total if alike else group_noise.weighted(summed.total, weights)
+    total = summed.total if alike else group_noise.weigh(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps, sound=sound)
-    noisy = noisy if alike else group_noise.unweighted(noisy, weights)
+    noisy = noisy if alike else group_noise.unweigh(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 
   return follow_schedule(Mechanism(init_fn, update_fn), clip)

@@ -12,7 +12,7 @@ from dpjax import noise, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
-from dpjax.transforms.clip_and_noise import checked_clip
+from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.group_noise import check_drawn, noise_std
 from dpjax.transforms.guard import with_guard
@@ -64,7 +64,7 @@ def clip_and_correlated_noise(
   Array([0.3 , 0.65], dtype=float32)
   """
   shape = dataclasses.replace(noise_shape, correlation=noise_shape.strategy)
-  clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, shape)
+  clip = clip_of(l2_clip_norm, noise_multiplier, normalize_by, key, shape)
   validate.integer_at_least(1, num_steps=num_steps)
   shape.check_steps(num_steps)
   correlated = correlated_noise(

@@ -251,14 +251,14 @@ def as_mechanism(tx: Any) -> Mechanism:
   return Mechanism(tx.init, update_fn)
 
 
-def replaced(state: Guarded, change: Callable[[Any], Any]) -> Guarded:
+def exchange(state: Guarded, change: Callable[[Any], Any]) -> Guarded:
   """Returns the state with `change` applied to the mechanism's state, for tests and games.
 
   A right checksum stays right, and a wrong one stays wrong.
 
   >>> from dpjax import noise
   >>> inner = noise.init(jax.random.key(0))
-  >>> state = replaced(Guarded(inner, digest(inner)), lambda s: s._replace(draws=s.draws + 1))
+  >>> state = exchange(Guarded(inner, digest(inner)), lambda s: s._replace(draws=s.draws + 1))
   >>> int(changed_bits(state))
   0
   """

@@ -320,7 +320,7 @@ def divide_rows(updates: PerExampleGrads | ClippedSum, scales: Any) -> Any:
     return updates
   # Half precision has too narrow a range for the quotient.
   wide = jax.tree.map(trees.at_least_float32, arrays)
-  if isinstance(scales, jax.Array):
+  if isinstance(scales, jax.Array) and not scales.ndim:
     divided = jax.tree.map(lambda leaf: leaf / scales, wide)
   else:
     divided = jax.tree.map(lambda leaf, scale: leaf / scale[None], wide, scales)

@@ -98,7 +98,7 @@ def _again_after(subject, period):
       out, state = base.update(updates, state, params, mask=mask)
       # With the mark of the plan in its checksum, or the next draw would be NaN.
       back = lambda inner: inner._replace(draws=inner.draws % period)
-      return out, guard.replaced(state, back)
+      return out, guard.exchange(state, back)
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 

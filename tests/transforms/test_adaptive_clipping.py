@@ -144,7 +144,7 @@ def test_the_count_gets_its_own_noise():
 
   def count(key):
     tx = _tx(adaptive, noise_multiplier=0.3, key=key)
-    return -jnp.log(tx.update(grads, tx.init(None), mask=mask)[1].scale) * 400
+    return -jnp.log(tx.update(grads, tx.init(None), mask=mask)[1].inner.scale) * 400
 
   keys = jax.random.split(jax.random.key(3), 3000)
   drawn = np.asarray(jax.jit(jax.vmap(count))(keys))
@@ -164,7 +164,7 @@ def _jitted():
 
   @jax.jit
   def step(grads, mask, scale):
-    state = guard.replaced(tx.init(None), lambda inner: inner._replace(scale=scale))
+    state = guard.exchange(tx.init(None), lambda inner: inner._replace(scale=scale))
     update, after = tx.update(dpjax.stacked(grads), state, mask=mask)
     return update / scale * 5.0, -jnp.log(after.scale / scale) * 5.0
 

@@ -203,7 +203,7 @@ def _unguarded(mechanism, **_):
   guarded = _GUARD(mechanism, **_)
 
   def update(updates, state, params=None, **options):
-    right = guard.replaced(state, lambda inner: inner)
+    right = guard.exchange(state, lambda inner: inner)
     seen = guard.digest(
       accumulation._covered(state.inner) if _.get("covered") else state.inner
     )

@@ -30,7 +30,7 @@ def _tx(noise_multiplier=0.0, seed=0, **options):
 def _after_outputs(state, mean_squares):
   """The state as if earlier outputs had these mean squares: its checksum is right."""
   past = jnp.asarray(mean_squares)
-  return guard.replaced(state, lambda inner: inner._replace(mean_squares=past))
+  return guard.exchange(state, lambda inner: inner._replace(mean_squares=past))
 
 
 def _grads(scale=1.0):

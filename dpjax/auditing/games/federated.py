@@ -101,7 +101,7 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
     if not guard.is_guarded(leaf):
       return leaf
     words = source.to_words(jax.random.fold_in(key, next(places)))
-    return guard.replaced(leaf, lambda inner: inner._replace(key=words))
+    return guard.exchange(leaf, lambda inner: inner._replace(key=words))
 
   return jax.tree.map(fresh, state, is_leaf=guard.is_guarded)
 
