@@ -97,7 +97,7 @@ def test_p22_the_rule_moves_the_clip_norm_as_the_paper_says(within, taking_part)
   rule = AdaptiveClipping(target_quantile=0.7, learning_rate=0.5)
   norms = [0.5] * within + [3.0] * (taking_part - within)
   centred = sum(0.5 if norm <= 2.0 else -0.5 for norm in norms)
-  found = float(rule.moved(np.float32(2.0), np.float32(centred / 8), None))
+  found = float(rule.next_scale(np.float32(2.0), np.float32(centred / 8), None))
   assert found == pytest.approx(_hand(2.0, norms, 8, 0.5, 0.7), rel=1e-6)
 
 

@@ -84,7 +84,7 @@ def _moved(shares, clip_norm, **numbers):
   rule = SlackClipping(num_slots=len(shares), **numbers)
   noisy = jnp.asarray(shares) * clip_norm / math.sqrt(len(shares))
   clip = gradients.Clip(clip_norm, rule)
-  return clip_norm * float(rule.moved(jnp.float32(1.0), noisy, clip))
+  return clip_norm * float(rule.next_scale(jnp.float32(1.0), noisy, clip))
 
 
 def test_the_norm_moves_as_published():
