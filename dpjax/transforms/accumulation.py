@@ -109,7 +109,7 @@ def accumulate(
     out = trees.nan_unless(conditions.sound, out)
     return out, AccumulateState(inner, total, place)
 
-  return with_guard(Mechanism(init_fn, update_fn), covered=_covered)
+  return with_guard(Mechanism(init_fn, update_fn, AccumulateState), covered=_covered)
 
 
 def _covered(state: AccumulateState) -> Any:

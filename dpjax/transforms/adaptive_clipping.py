@@ -295,4 +295,4 @@ def adaptive_noise(
     after = ScaledState(inner, scale, state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
-  return Mechanism(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn, ScaledState)

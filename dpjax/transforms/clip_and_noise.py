@@ -141,4 +141,4 @@ def white_noise(
     noisy = noisy if alike else group_noise.unweigh(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return follow_schedule(Mechanism(init_fn, update_fn), clip)
+  return follow_schedule(Mechanism(init_fn, update_fn, NoiseState), clip)

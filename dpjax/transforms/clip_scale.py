@@ -118,7 +118,7 @@ def _scheduled_noise(mechanism: Mechanism, scales: Sequence[float]) -> Mechanism
     )
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
-  return Mechanism(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn, ScaledState)
 
 
 def follow_schedule(mechanism: Mechanism, clip: gradients.Clip) -> Mechanism:

@@ -114,4 +114,5 @@ def correlated_noise(
     # Division by a public number after the noise is post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return follow_schedule(Mechanism(init_fn, update_fn), clip)
+  mechanism = Mechanism(init_fn, update_fn, CorrelatedNoiseState)
+  return follow_schedule(mechanism, clip)

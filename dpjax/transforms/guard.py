@@ -143,6 +143,14 @@ def noise_of(inner: Any) -> Any:
   return inner
 
 
+def _no_state(state: Any) -> UserError:
+  return UserError(
+    f"{type(state).__name__}: must be what init and update of this private transform "
+    "return; restore it with tx.init(params) as the target",
+    field="state",
+  )
+
+
 def changed_bits(
   state: Any, mark: int = 0, *, covered: Callable[[Any], Any] | None = None
 ) -> jax.Array:
@@ -157,11 +165,7 @@ def changed_bits(
     UserError: a state that is known to be changed, or is none.
   """
   if not isinstance(state, Guarded):
-    raise UserError(
-      f"{type(state).__name__}: must be what init and update of this private transform "
-      "return; restore it with tx.init(params) as the target",
-      field="state",
-    )
+    raise _no_state(state)
   name = "slices" if hasattr(state.inner, "slices") else "draws"
 
   def changed() -> UserError:
@@ -225,6 +229,9 @@ def with_guard(
     if extra_args:
       refuse_arguments(extra_args)
     off = changed_bits(state, mark, covered=covered)
+    # Only where the state is traced can it be of another transform here.
+    if not isinstance(state.inner, mechanism.state):
+      raise _no_state(state.inner)
     given = {} if count is None else {"count": count}
     conditions = Conditions(off == 0, rows, slices)
     noisy, inner = mechanism.update(

@@ -38,6 +38,7 @@ class Mechanism(NamedTuple):
 
   init: Callable[..., Any]
   update: Callable[..., Any]
+  state: type = object  # of its states
 
 
 def refuse_arguments(extra_args: Mapping[str, Any]) -> None:

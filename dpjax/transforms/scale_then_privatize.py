@@ -177,12 +177,6 @@ def scaled_noise(
         field="updates",
         value=type(updates).__name__,
       )
-    if not isinstance(state, ScalingState):
-      raise UserError(
-        f"{type(state).__name__}: must be what init and update of scale_then_privatize return; "
-        "restore it with tx.init(params) as the target",
-        field="state",
-      )
     scales = _scales(state.mean_squares, state.floor)
     # A sum of a `ScaledLoss` was scaled before it was clipped.
     scaled = divide_rows(updates, scales)
@@ -199,7 +193,7 @@ def scaled_noise(
     )
     return private, ScalingState(inner, mean_squares, state.floor)
 
-  return Mechanism(init_fn, update_fn)
+  return Mechanism(init_fn, update_fn, ScalingState)
 
 
 def _scales(mean_squares: Any, floor: Any) -> Any:

@@ -276,3 +276,11 @@ def test_states_of_two_programs_take_turns():
   mixed = a._replace(inner=a.inner._replace(memory=b.inner.memory))
   with pytest.raises(UserError):
     first.update(_ROWS, mixed, _PARAMS)
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
+def test_the_state_of_another_transform_is_one_line_also_where_it_is_traced(wrapped):
+  white = _tx("white", jax.random.key(1)).init(_PARAMS)
+  for kind in ("correlated", "adaptive", "scaled"):
+    with refuses("state", "state.draws"):
+      wrapped(functools.partial(_step, kind))(white)
