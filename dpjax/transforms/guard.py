@@ -34,8 +34,10 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpjax import noise, trees
+from dpjax import trees
 from dpjax.gradients import settling
+from dpjax.noise import source
+from dpjax.noise.state import check_count
 from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
@@ -172,10 +174,10 @@ def changed_bits(
     part = state.inner if name == "slices" else noise_of(state.inner)
     # A part that has another type has a better explanation.
     if hasattr(part, "key"):
-      noise.source.from_words(part.key, "state.key")
+      source.from_words(part.key, "state.key")
     count = getattr(part, name, None)
-    noise.check_count(f"state.{name}", count)
-    noise.check_count(f"checksum of state.{name}", state.checksum)
+    check_count(f"state.{name}", count)
+    check_count(f"checksum of state.{name}", state.checksum)
     return UserError(
       "does not belong to its checksum: something set, mapped or mixed the state "
       "of a private transform, and noise could be drawn twice, or another plan "
