@@ -820,7 +820,11 @@ class Plan:
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
-      tx, every=every, l2_clip_norm=clip, padded_batch_size=padded_batch_size
+      tx,
+      every=every,
+      l2_clip_norm=clip,
+      padded_batch_size=padded_batch_size,
+      mark=self._mark,
     )
 
   @property

@@ -36,6 +36,7 @@ def accumulate(
   every: int,
   l2_clip_norm: ClipLike,
   padded_batch_size: int | None = None,
+  mark: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last slice.
 
@@ -45,6 +46,7 @@ def accumulate(
     every: number of slices of a step.
     l2_clip_norm: clip norm of the private transform inside `tx`.
     padded_batch_size: number of rows that each slice must have; None allows any number.
+    mark: mark of the plan, whose states alone are accepted (`guard.mark_of`); 0 without a plan.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice. Its
@@ -109,13 +111,17 @@ def accumulate(
     out = trees.nan_unless(conditions.sound, out)
     return out, AccumulateState(inner, total, place)
 
-  return with_guard(Mechanism(init_fn, update_fn, AccumulateState), covered=_covered)
+  mechanism = Mechanism(init_fn, update_fn, AccumulateState)
+  return with_guard(mechanism, mark=mark, covered=_covered)
 
 
 def _covered(state: AccumulateState) -> Any:
   """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
   parts = jax.tree.leaves(state.inner, is_leaf=is_guarded)
-  return state.total, state.slices, [part for part in parts if is_guarded(part)]
+  # All their leaves, not the checksum alone: their own guards are asked at the last slice only, and
+  # inside of a conditional, where nothing can raise.
+  private = [tuple(part) for part in parts if is_guarded(part)]
+  return state.total, state.slices, private
 
 
 def private_states(tree: Any) -> list[Guarded]:

@@ -206,8 +206,11 @@ def _with_leaf(opt_state, text, leaf):
 def test_every_leaf_of_every_state_is_guarded(name):
   """A leaf that is new in a state is changed here, too."""
   plan, tx, update, opt_state = _after(name, 3 if name == "slices" else 2)
-  stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  # As many rows as a slice has: fewer would be refused whatever the state.
+  rows = jax.tree.map(lambda p: jnp.stack([p] * 8), _PARAMS)
+  stacked = dpjax.stacked(rows, mask=True)
   changed_leaves = set()
+  tx.update(stacked, opt_state, _PARAMS)
   for text, leaf in _private_leaves(opt_state):
     for how, change in _ON_A_LEAF.items():
       if trees.is_key(leaf):
