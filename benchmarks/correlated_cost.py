@@ -22,8 +22,8 @@ from dpjax import losses, models, sampling, training, trees, validate
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import NoiseShape, correlated
-from dpjax.noise import state as noise_state
 from dpjax.plan import Plan
+from dpjax.transforms import guard
 from dpjax.types import Batch, Example
 
 _STEPS = 1000
@@ -95,14 +95,13 @@ class _Compiled(NamedTuple):
 
 def _advanced(state: training.TrainState) -> training.TrainState:
   """Returns the state with `_DONE` draws behind it."""
-  kinds = (noise_state.NoiseState, correlated.CorrelatedNoiseState)
 
   def later(part: Any) -> Any:
-    if not isinstance(part, kinds):
+    if not guard.is_guarded(part):
       return part
-    return part._replace(**noise_state.state_at(part.key, _DONE)._asdict())
+    return guard.exchange(part, lambda inner: inner._replace(draws=jnp.int32(_DONE)))
 
-  drawn = jax.tree.map(later, state.opt_state, is_leaf=lambda part: isinstance(part, kinds))
+  drawn = jax.tree.map(later, state.opt_state, is_leaf=guard.is_guarded)
   return state._replace(opt_state=drawn)
 
 

@@ -12,7 +12,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,13 +20,25 @@ import optax
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from jax import core
 
-from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
+from dpjax import (
+  accounting,
+  gradients,
+  mechanisms,
+  noise,
+  sampling,
+  transforms,
+  trees,
+  validate,
+)
 from dpjax.accounting import overflow
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.sampling import indexed
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.transforms.inputs import Mechanism
 
 # Largest number of steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
@@ -566,17 +578,19 @@ class Plan(overflow.MayAbort):
         data, so this cannot be checked here. Give every run its own key: `dpjax.new_key()`, or a
         seed that no other run has.
     """
-    from dpjax.transforms import accumulation, of_plan  # a plan alone needs neither
+    from dpjax.transforms import guard  # a plan alone needs none
 
-    private = of_plan.of_plan(
-      self._transform(key), self._mark, self.sampler.padded_batch_size
+    return guard.with_guard(
+      self._mechanism(key),
+      mark=self._mark,
+      rows=self.sampler.padded_batch_size,
+      slices=self.slices,
     )
-    return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
   def _mark(self) -> int:
     """Returns 32 bits that identify the mechanism of a step. The transform's states hold them."""
-    from dpjax.transforms import of_plan
+    from dpjax.transforms import guard
 
     clip = self.l2_clip_norm
     shape = self.noise_shape
@@ -590,7 +604,7 @@ class Plan(overflow.MayAbort):
     correlated = {} if participation is None else participation._asdict()
     # Without scaling the mark leaves its name out, so that marks in older checkpoints stay valid.
     scaling = {} if self.scaling is None else {"scaling": dataclasses.asdict(self.scaling)}
-    return of_plan.mark_of(
+    return guard.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
         "norms": jax.tree.leaves(clip.norms),
@@ -606,26 +620,32 @@ class Plan(overflow.MayAbort):
       }
     )
 
-  def _transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    adapts = self.l2_clip_norm.rule.adapts
-    by_step = transforms.clip_and_correlated_noise
-    each_alike = transforms.clip_and_noise
-    make: Any = by_step if self.noise_shape.by_step else each_alike
-    make = functools.partial(make, noise_shape=self.noise_shape)
-    if adapts:
-      make = transforms.adaptive_clip_and_noise
-    private = make(
-      l2_clip_norm=self.l2_clip_norm,
-      noise_multiplier=self.noise_multiplier,
-      normalize_by=self.normalize_by,
-      key=key,
-      num_steps=self.num_steps,
-    )
+  def _mechanism(self, key: jax.Array) -> Mechanism:
+    """Returns the transform without its guard. The plan's own checks are those of its arguments."""
+    # A plan alone needs none of them.
+    from dpjax.transforms.adaptive_clipping import adaptive_noise
+    from dpjax.transforms.clip_and_noise import white_noise
+    from dpjax.transforms.correlated import correlated_noise
+    from dpjax.transforms.scale_then_privatize import scaled_noise
+
+    trees.check_key(key=key)
+    noise.source.to_words(key)
+    shape = self.noise_shape
+    numbers: Any = {
+      "noise_multiplier": self.noise_multiplier,
+      "normalize_by": self.normalize_by,
+      "key": key,
+      "num_steps": self.num_steps,
+    }
+    if self.l2_clip_norm.rule.adapts:
+      mechanism = adaptive_noise(self.l2_clip_norm, **numbers)
+    elif shape.by_step:
+      mechanism = correlated_noise(self.l2_clip_norm, shape=shape, **numbers)
+    else:
+      mechanism = white_noise(self.l2_clip_norm, shares=shape.shares, **numbers)
     if self.scaling is None:
-      return private
-    return transforms.scale_then_privatize(
-      private, b2=self.scaling.b2, floor=self.scaling.floor, takes_scaled_sums=True
-    )
+      return mechanism
+    return scaled_noise(mechanism, self.scaling, takes_scaled_sums=True)
 
   def spent(
     self,
@@ -661,20 +681,19 @@ class Plan(overflow.MayAbort):
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    from dpjax.transforms import beside_noise
+    from dpjax.transforms import accumulation, guard
 
-    opened = beside_noise.opened(opt_state)
-    parts = jax.tree.leaves(opened, is_leaf=beside_noise.is_noise)
-    states = [part for part in parts if beside_noise.is_noise(part)]
+    states = accumulation.private_states(opt_state)
     if len(states) != 1:
       raise UserError(
         f"must hold the state of one plan.transform, found {len(states)}; give "
         "the state that tx.init and tx.update return, of one run",
         field="opt_state",
       )
-    if isinstance(states[0].draws, core.Tracer):
+    draws = getattr(guard.noise_of(states[0].inner), "draws", None)
+    if isinstance(draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
-    count = np.asarray(states[0].draws)
+    count = np.asarray(draws)
     # Copies of one state on several devices look like states of several models under vmap, so both
     # are refused.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
@@ -683,7 +702,7 @@ class Plan(overflow.MayAbort):
         ">= 0; of several models or devices give the state of one",
         field="opt_state",
       )
-    noise.check_accounted(beside_noise.marked(states[0], self._mark), None)
+    guard.changed_bits(states[0], self._mark)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(
@@ -738,7 +757,11 @@ class Plan(overflow.MayAbort):
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
-      tx, every=every, l2_clip_norm=clip, padded_batch_size=padded_batch_size
+      tx,
+      every=every,
+      l2_clip_norm=clip,
+      padded_batch_size=padded_batch_size,
+      mark=self._mark,
     )
 
   @property

@@ -125,14 +125,14 @@ class _SealedField:
     held = vars(value)[self.name]
     if not isinstance(held, _Closed):
       return held
-    opened = held.opened()
+    opened = held.open()
     # A traced array must not outlive its trace, and a shape has no bits to seal again.
     kept_out = (core.Tracer, jax.ShapeDtypeStruct)
     if not any(isinstance(leaf, kept_out) for leaf in jax.tree.leaves(opened)):
       vars(value)[self.name] = opened
     return opened
 
-  def closed(self, value: Any) -> _Closed:
+  def close(self, value: Any) -> _Closed:
     """Returns the sealed leaves of the field."""
     held = vars(value)[self.name]
     return held if isinstance(held, _Closed) else _Closed.of(held)
@@ -156,21 +156,21 @@ class _Closed(NamedTuple):
 
     leaves, treedef = jax.tree.flatten(tree)
     dtypes = tuple(map(dtype_of, leaves))
-    close = lambda leaf, dtype: leaf if dtype is None else _closed(jnp.asarray(leaf))
+    close = lambda leaf, dtype: leaf if dtype is None else _close(jnp.asarray(leaf))
     return cls(treedef.unflatten(map(close, leaves, dtypes)), dtypes)
 
-  def opened(self) -> Any:
+  def open(self) -> Any:
     """Returns the arrays. Raises UserError if a leaf was exchanged or left out."""
     leaves, treedef = jax.tree.flatten(self.tree)
     if len(leaves) != len(self.dtypes):
       raise UserError(
         "leaves were left out; give all of them to the transform", field="gradients"
       )
-    open_ = lambda leaf, dtype: leaf if dtype is None else _opened(leaf, dtype)
+    open_ = lambda leaf, dtype: leaf if dtype is None else _open(leaf, dtype)
     return treedef.unflatten(map(open_, leaves, self.dtypes))
 
 
-def registered(cls: _Class) -> _Class:
+def register(cls: _Class) -> _Class:
   """Registers a dataclass as a pytree that Optax may not flatten.
 
   Fields with `metadata={"static": True}` are part of the structure. Leaves of fields with
@@ -185,7 +185,7 @@ def registered(cls: _Class) -> _Class:
 
   def flatten(value: Any) -> tuple[Any, Any]:
     refuse_inside_optax()
-    closed = {name: field.closed(value) for name, field in shut.items()}
+    closed = {name: field.close(value) for name, field in shut.items()}
     children = [
       closed[name].tree if name in shut else getattr(value, name) for name in names
     ]
@@ -226,7 +226,7 @@ def seal(*numbers: float) -> jax.Array:
 
 def _digest(numbers: tuple[float, ...]) -> np.ndarray:
   """Returns the first 64 bits of a SHA-256 of the numbers, as two words, [2]."""
-  text = ",".join(float(number).hex() for number in numbers)
+  text = ",".join(map(float.hex, map(float, numbers)))
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
@@ -256,7 +256,7 @@ def is_closed(leaf: object) -> bool:
 
 
 @jax.custom_jvp
-def _closed(leaf: jax.Array) -> jax.Array:
+def _close(leaf: jax.Array) -> jax.Array:
   bits = jnp.finfo(leaf.dtype).bits
   if bits == 64:
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
@@ -266,7 +266,7 @@ def _closed(leaf: jax.Array) -> jax.Array:
   return jax.random.wrap_key_data(words[..., None], impl=_IMPLS[1])
 
 
-@_closed.defjvp
+@_close.defjvp
 def _no_derivative(primals: Any, tangents: Any) -> Any:
   # JAX would take the derivative of bits as zero, which is silently wrong.
   del primals, tangents
@@ -276,7 +276,7 @@ def _no_derivative(primals: Any, tangents: Any) -> Any:
   )
 
 
-def _opened(leaf: Any, dtype: Any) -> Any:
+def _open(leaf: Any, dtype: Any) -> Any:
   # `jax.eval_shape` gives shapes in place of arrays.
   if isinstance(leaf, jax.ShapeDtypeStruct):
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
@@ -294,7 +294,7 @@ def _opened(leaf: Any, dtype: Any) -> Any:
   return jax.lax.bitcast_convert_type(words[..., 0].astype(f"uint{bits}"), dtype)
 
 
-@registered
+@register
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PerExampleGrads(metaclass=Sealed):
   """Gradients of each example, stacked, which only a private transform opens. NOT private.
@@ -334,7 +334,7 @@ class PerExampleGrads(metaclass=Sealed):
       if mask is not None:
         numbers = jnp.where(jnp.asarray(mask), numbers, jnp.uint32(0))
       rows = jax.random.wrap_key_data(numbers[:, None], impl=_IMPLS[1])
-    return cls(jax.tree.map(_closed, arrays), mask, dtypes, rows)
+    return cls(jax.tree.map(_close, arrays), mask, dtypes, rows)
 
   def numbers(self, size: int) -> jax.Array:
     """Returns the number of each row, [size]: from 1 on, and 0 for padding.
@@ -358,7 +358,7 @@ class PerExampleGrads(metaclass=Sealed):
     Raises:
       UserError: a leaf that is no longer sealed, or is missing.
     """
-    return _Closed(self.leaves, self.dtypes).opened()
+    return _Closed(self.leaves, self.dtypes).open()
 
   def __repr__(self) -> str:
     leaves, treedef = jax.tree.flatten(self.leaves)

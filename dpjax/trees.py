@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
@@ -125,6 +126,28 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
   return scaled_norms([at_least_float32(stacked)])
 
 
+def require(ok: Any, error: Callable[[], Exception]) -> Any:
+  """Returns `ok`, a scalar bool that may be traced. Raises the error if `ok` is known to be false.
+
+  >>> require(jnp.array(True), lambda: ValueError("no"))
+  Array(True, dtype=bool)
+  """
+  if not isinstance(ok, core.Tracer) and not bool(ok):
+    raise error()
+  return ok
+
+
+def nan_unless(ok: Any, tree: ArrayTree) -> Any:
+  """Returns the tree of floats, or NaN in all of them if `ok`, a scalar bool, is false.
+
+  >>> nan_unless(False, jnp.ones(2))
+  Array([nan, nan], dtype=float32)
+  """
+  if not isinstance(ok, core.Tracer) and bool(ok):
+    return tree
+  return jax.tree.map(lambda leaf: jnp.where(ok, leaf, jnp.nan), tree)
+
+
 def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
   """Returns the tree if `ok` is true. If `ok` is false it raises, or under jit gives NaN.
 
@@ -137,12 +160,7 @@ def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
   >>> held(jnp.array(True)), jax.jit(held)(jnp.array(False))
   (Array([1., 1.], dtype=float32), Array([nan, nan], dtype=float32))
   """
-  try:
-    if not bool(ok):
-      raise error()
-  except jax.errors.ConcretizationTypeError:
-    return jax.tree.map(lambda leaf: jnp.where(ok, leaf, jnp.nan), tree)
-  return tree
+  return nan_unless(require(ok, error), tree)
 
 
 def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:

@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 _OF_ITS_BOUNDS = object()
 
 
-@sealed.registered
+@sealed.register
 @dataclasses.dataclass(frozen=True)
 class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.

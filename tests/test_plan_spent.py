@@ -130,7 +130,7 @@ def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
   state = free.init(_PARAMS)
   for _ in range(5):
     _, state = free.update(grads, state, _PARAMS)
-  assert int(state.draws) == 5
+  assert int(state.inner.draws) == 5
   bound = dpjax.clip_and_noise(**numbers, num_steps=5)
   with refuses("step", value=5):
     bound.update(grads, state, _PARAMS)
@@ -218,4 +218,4 @@ def test_several_models_under_vmap_need_as_many_keys():
   begin = lambda key, params: plan.transform(key).init(params)
   keys = jax.random.split(jax.random.key(0), 2)
   states = jax.vmap(begin)(keys, several)
-  assert not np.array_equal(*states.key)
+  assert not np.array_equal(*states.inner.key)

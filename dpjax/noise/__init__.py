@@ -17,7 +17,6 @@ if TYPE_CHECKING:
   from dpjax.noise.shape import NoiseShape as NoiseShape
   from dpjax.noise.source import new_key as new_key
   from dpjax.noise.state import NoiseState as NoiseState
-  from dpjax.noise.state import check_accounted as check_accounted
   from dpjax.noise.state import state_at as state_at
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -19,7 +19,7 @@ from jax import core
 from dpjax import trees
 from dpjax.key_uses import KeyUse
 from dpjax.noise import source
-from dpjax.noise.state import NoiseState, after_draw, check_accounted, poisoned, state_at
+from dpjax.noise.state import NoiseState, check_accounted, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -95,17 +95,20 @@ def _distinct(words: Array, draws: Array) -> jax.Array:
   return ~jnp.any(jnp.all(jnp.stack(alike), axis=0))
 
 
-def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
-  """Returns the tree, or NaN if `jax.vmap` maps over sums that would share one draw of noise.
+def check_one_sum(tree: ArrayTree, state: Any) -> Any:
+  """Returns False if `jax.vmap` maps over sums that would share one draw of noise, [] bool.
 
   Raises:
     UserError: vmap maps over sums but not over the state; or two states are equal, if their values
       are known.
   """
   # A leaf that is not traced cannot be mapped.
-  leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
+  leaves = []
+  for leaf in jax.tree.leaves(tree):
+    if isinstance(leaf, core.Tracer):
+      leaves.append(leaf)
   if not leaves:
-    return noisy
+    return True
   stream = [jnp.asarray(state.key), jnp.asarray(state.draws)]
 
   def shared() -> UserError:
@@ -115,7 +118,7 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
       field="state",
     )
 
-  return trees.only_where(_one_model(leaves, stream), noisy, shared)
+  return trees.require(_one_model(leaves, stream), shared)
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
@@ -134,20 +137,29 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
 
 
 def add_gaussian(
-  state: NoiseState, tree: ArrayTree, std: float, *, num_steps: int | None = None
+  state: NoiseState,
+  tree: ArrayTree,
+  std: float,
+  *,
+  num_steps: int | None = None,
+  sound: Any = True,
 ) -> tuple[Any, NoiseState]:
   """Returns tree + N(0, std^2 I), and the state for the next draw.
 
+  It trusts key and count of the state. Whether other code has changed them is seen by the guard of
+  a private transform, which calls this function.
+
   Args:
-    state: key, draws and their checksum, as `init` or the last draw returned it.
+    state: key and draws, as `init` or the last draw returned it.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation, in the units of `tree`; with 0 no noise is added.
     num_steps: number of draws that are accounted for; None for no limit. A later draw raises
       UserError, or gives NaN if the state is traced.
+    sound: [] bool, may be traced. If it is False, all numbers are NaN.
 
   Raises:
-    UserError: a state that other code has changed (NaN if it is traced); a raw key; one state for
-      several sums under `jax.vmap`.
+    UserError: a raw key; a count that is no integer >= 0; one state for several sums under
+      `jax.vmap`.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
@@ -155,20 +167,18 @@ def add_gaussian(
   >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  check_accounted(state, num_steps)
+  sound = sound & check_accounted(state, num_steps)
+  key = source.from_words(state.key, "state.key")
   noisy = source.as_floats(tree)
   if std != 0:
-    noisy = check_one_sum(noisy, state)
+    sound = sound & check_one_sum(noisy, state)
     # Every draw gets its own key, derived from the count of draws.
-    key = source.from_words(state.key)
     own_key = jax.random.fold_in(key, state.draws)
-    noise = gaussian(own_key, noisy, std)
-    noisy = trees.add(noisy, noise)
+    noisy = trees.add(noisy, source.gaussian(own_key, noisy, std))
     # A public grid limits the information in the lowest bits (Mironov 2012).
     if source.is_release(key):
       noisy = source.snap(noisy, source.grid_step(std))
-  noisy = poisoned(noisy, state, num_steps)
-  return noisy, after_draw(state)
+  return trees.nan_unless(sound, noisy), state._replace(draws=state.draws + 1)
 
 
 def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:

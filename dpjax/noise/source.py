@@ -259,7 +259,7 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
   >>> noise_dtype(jnp.bfloat16)
   dtype('float32')
   """
-  if not any(dtype == kind for kind in FLOATS):
+  if dtype not in FLOATS:
     raise UserError(
       f"holds {dtype}; noise is added to real floating-point numbers only", field=name
     )
@@ -268,8 +268,10 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
 
 def as_floats(tree: ArrayTree) -> Any:
   """Casts each leaf to the type in which it gets noise; UserError for a leaf that is not floats."""
-  tree = jax.tree.map(jnp.asarray, tree)
-  return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
+  leaves, treedef = jax.tree.flatten(tree)
+  for place, leaf in enumerate(map(jnp.asarray, leaves)):
+    leaves[place] = leaf.astype(noise_dtype(leaf.dtype))
+  return treedef.unflatten(leaves)
 
 
 def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
@@ -287,11 +289,13 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   number: Any = scale
   if isinstance(number, jax.Array | np.ndarray) and number.ndim == 0:
     number = number.item()
-  validate.positive(**{name: number})
   info = jnp.finfo(dtype)
   least = float(info.tiny) * 2.0 ** (info.nmant - 1)
   # Noise reaches 134 scales (`distributions.WORDS`), which is below 2^8.
   most = float(info.max) / 2.0**8
+  if isinstance(number, float) and least <= number <= most:
+    return float(number)
+  validate.positive(**{name: number})
   if not least <= number <= most:
     raise UserError(
       f"must be in [{least:.3g}, {most:.3g}], or its noise leaves the range of "
@@ -344,20 +348,17 @@ def _per_leaf(
   shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(key, max(len(leaves), 1))
-
-  def draw(k: jax.Array, leaf: Any) -> jax.Array:
+  drawn = []
+  for own_key, leaf in zip(keys, leaves):
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
     factor = check_scale(scale, dtype, name)
     shape = jnp.shape(leaf)
-    from_96_bits = short and dtype == jnp.float32
-    drawn = (
-      _short_normal(k, shape)
-      if from_96_bits
-      else sample(*distributions.words(k, shape), dtype)
-    )
-    return (factor * drawn).astype(dtype)
-
-  return jax.tree.unflatten(treedef, [draw(k, leaf) for k, leaf in zip(keys, leaves)])
+    if short and dtype == jnp.float32:
+      unit = _short_normal(own_key, shape)
+    else:
+      unit = sample(*distributions.words(own_key, shape), dtype)
+    drawn.append((factor * unit).astype(dtype))
+  return treedef.unflatten(drawn)
 
 
 def gaussian(

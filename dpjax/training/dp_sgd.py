@@ -14,6 +14,7 @@ from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.training import schedule_free
+from dpjax.transforms import accumulation, guard
 from dpjax.types import (
   Algorithm,
   Array,
@@ -268,7 +269,7 @@ def dp_sgd(
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     # With slices = 1 the state has no count of slices.
     chained: Any = state.opt_state
-    slice_index = chained.slices if isinstance(chained, transforms.AccumulateState) else 0
+    slice_index = chained.inner.slices if plan.slices > 1 else 0
     # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
@@ -312,17 +313,13 @@ def eval_params(state: TrainState) -> Params:
 def _private_state(state: TrainState) -> Any:
   """Returns the state of `plan.transform`, without the count of slices and the optimizer's
   state."""
-  chained: Any = state.opt_state
-  if isinstance(chained, transforms.AccumulateState):
-    chained = chained.inner
-  return chained[0]
+  (private,) = accumulation.private_states(state.opt_state)
+  return private
 
 
 def noise_state(state: TrainState) -> Any:
   """Returns the state of the noise, with its key and the number of draws so far."""
-  private = _private_state(state)
-  outer = (transforms.ScaledState, transforms.ScalingState)
-  return private.inner if isinstance(private, outer) else private
+  return guard.noise_of(_private_state(state).inner)
 
 
 def clip_scale(state: TrainState) -> float | None:

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import core
 
 from dpjax import gradients, trees, validate
-from dpjax.noise.state import changed, check_count
-from dpjax.transforms.beside_noise import digest
-from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
+from dpjax.transforms.guard import Guarded, is_guarded, with_guard
+from dpjax.transforms.inputs import Mechanism, is_placeholder, open_gradients
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -30,7 +28,6 @@ class AccumulateState(NamedTuple):
   inner: Any  # state of the wrapped chain, which changes once per step
   total: Any  # like params, at least float32: sum of this step's clipped gradients so far
   slices: jax.Array  # int32, number of slices of this step so far
-  checksum: Any = None  # uint32, of total and slices; None is refused
 
 
 def accumulate(
@@ -39,6 +36,7 @@ def accumulate(
   every: int,
   l2_clip_norm: ClipLike,
   padded_batch_size: int | None = None,
+  mark: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last slice.
 
@@ -48,6 +46,7 @@ def accumulate(
     every: number of slices of a step.
     l2_clip_norm: clip norm of the private transform inside `tx`.
     padded_batch_size: number of rows that each slice must have; None allows any number.
+    mark: mark of the plan, whose states alone are accepted (`guard.mark_of`); 0 without a plan.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice. Its
@@ -55,6 +54,8 @@ def accumulate(
 
   Guarantee: that of `tx` for the whole batch, provided that no example is in two slices of a batch:
   take slices from `Plan.batches`. The state holds clipped gradients without noise: keep it secret.
+  Its guard covers the sum, the count, and the state of the private transform inside, which belong
+  together. The optimizer's own state may be changed.
 
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> private = clip_and_noise(
@@ -74,16 +75,14 @@ def accumulate(
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
-    check_start(params)
     start = jnp.zeros((), jnp.int32)
     if is_placeholder(params):
-      return AccumulateState(tx.init(params), start, start, start)
+      return AccumulateState(tx.init(params), start, start)
     total = jax.tree.map(lambda p: jnp.zeros_like(trees.at_least_float32(p)), params)
-    return AccumulateState(tx.init(params), total, start, digest((total, start)))
+    return AccumulateState(tx.init(params), total, start)
 
-  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    off = _changed_bits(state)
-    summed = clipped_sum(updates, params, mask, clip)
+  def update_fn(updates, state, params=None, *, mask=None, conditions, **extra_args):
+    summed, sound = open_gradients(updates, params, mask, clip, conditions)
     if padded_batch_size is not None and summed.norms.shape != (padded_batch_size,):
       raise UserError(
         f"a slice has {padded_batch_size} rows, these have {summed.norms.shape[0]}; give "
@@ -92,7 +91,7 @@ def accumulate(
       )
     if len(bounds) > 1:
       check_groups(summed, clip)
-    total = trees.add(state.total, summed.total)
+    total = trees.add(state.total, trees.nan_unless(sound, summed.total))
     slices = every * summed.slices
 
     def apply(total):
@@ -106,55 +105,31 @@ def accumulate(
 
     last = state.slices == every - 1
     out, inner = jax.lax.cond(last, apply, wait, total)
-    # With a changed count, slices of two steps could be added, and an example could come twice.
-    out = jax.tree.map(lambda leaf: jnp.where(off == 0, leaf, jnp.nan), out)
     total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
     place = jnp.where(last, 0, state.slices + 1)
-    # A wrong checksum stays wrong.
-    return out, AccumulateState(inner, total, place, digest((total, place)) ^ off)
+    # With a changed count, slices of two steps could be added, and an example could come twice.
+    out = trees.nan_unless(conditions.sound, out)
+    return out, AccumulateState(inner, total, place)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def whole_steps_only(
-  tx: optax.GradientTransformationExtraArgs, every: int
-) -> optax.GradientTransformationExtraArgs:
-  """Returns `tx`, restricted to inputs that are the sum of a whole step of `every` slices.
-
-  `accumulate` computes such a sum. Noise on single slices would not cover a step: one more row
-  moves other rows across every cut, and so changes two rows of each slice. Noise on the sum of
-  several steps would not be enough either, since an example may be in each of these steps.
-  """
-
-  # The declared type of `tx` does not include ClippedSum.
-  inner: Any = tx
-
-  def update_fn(updates, state, params=None, **extra_args):
-    slices = updates.slices if isinstance(updates, ClippedSum) else 1
-    if slices != every:
-      raise UserError(
-        f"this transform takes the sum of so many, a whole step's, not of {slices}; "
-        "give it to plan.accumulated(...), with the optimizer behind it",
-        field="slices",
-        value=every,
-      )
-    return inner.update(updates, state, params, **extra_args)
-
-  return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+  mechanism = Mechanism(init_fn, update_fn, AccumulateState)
+  return with_guard(mechanism, mark=mark, covered=_covered)
 
 
-def _changed_bits(state: AccumulateState) -> jax.Array:
-  """Returns 0 if total and count of slices are those that `accumulate` returned, else the bits in
-  which their checksum is wrong. Raises UserError if it is known to be wrong."""
-  if not isinstance(state, AccumulateState):
-    raise UserError(
-      f"{type(state).__name__}: must be what init and update of `accumulate` "
-      "return; restore it with tx.init(params) as the target",
-      field="state",
-    )
-  check_count("state.slices", state.slices, state.checksum)
-  off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ digest((state.total, state.slices))
-  # Under tracing the state is not known: `update_fn` makes the updates NaN if it was changed.
-  if not isinstance(off, core.Tracer) and bool(off):
-    raise changed("state.slices", state.slices)
-  return off
+def _covered(state: AccumulateState) -> Any:
+  """Returns what the guard covers: all but the optimizer's state, whose moments may be reset."""
+  parts = jax.tree.leaves(state.inner, is_leaf=is_guarded)
+  # All their leaves, not the checksum alone: their own guards are asked at the last slice only, and
+  # inside of a conditional, where nothing can raise.
+  private = [tuple(part) for part in parts if is_guarded(part)]
+  return state.total, state.slices, private
+
+
+def private_states(tree: Any) -> list[Guarded]:
+  """Returns the states of private transforms in a tree, such as an optimizer's state, also those
+  inside of `accumulate`."""
+  states = []
+  for part in jax.tree.leaves(tree, is_leaf=is_guarded):
+    if isinstance(part, Guarded):
+      is_outer = isinstance(part.inner, AccumulateState)
+      states += private_states(part.inner.inner) if is_outer else [part]
+  return states

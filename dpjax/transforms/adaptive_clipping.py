@@ -37,10 +37,11 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import accounting, gradients, noise, trees, validate
-from dpjax.transforms.clip_and_noise import checked_clip
-from dpjax.transforms.clip_scale import ScaledState, unscaled
-from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
+from dpjax.transforms.clip_and_noise import clip_of
+from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
+from dpjax.transforms.guard import with_guard
+from dpjax.transforms.inputs import Mechanism, divide_rows, open_gradients
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -72,7 +73,7 @@ class AdaptingClip(gradients.Flat):
     """
     raise NotImplementedError
 
-  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+  def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     """Returns the next clip norm as a multiple of the first one, from the noisy query.
 
     Args:
@@ -146,7 +147,7 @@ class AdaptiveClipping(AdaptingClip):
   def query_unit(self, std: float, normalize_by: float) -> float:
     return std / self.count_std(normalize_by) if std else 1.0
 
-  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+  def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     del clip
     step = jnp.exp(-self.learning_rate * (noisy + 0.5 - self.target_quantile))
     return jnp.clip(scale * step, self.min_factor, self.max_factor)
@@ -237,16 +238,12 @@ def adaptive_clip_and_noise(
   >>> grads = gradients.stacked(jnp.array([[3.0, 4.0], [6.0, 8.0]]))
   >>> mask = jnp.array([True, True])
   >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
-  >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
+  >>> bool(state.inner.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
-  # Imported here, since configs import this module and do not need `beside_noise`.
-  from dpjax.transforms import beside_noise
-
   whole = gradients.Clip.of(l2_clip_norm, AdaptiveClipping())
-  clip = checked_clip(whole, noise_multiplier, normalize_by, key)
-  adaptive = whole.rule
-  if not isinstance(adaptive, AdaptingClip):
+  clip = clip_of(whole, noise_multiplier, normalize_by, key)
+  if not isinstance(clip.rule, AdaptingClip):
     raise UserError(
       "must be a Clip of an AdaptiveClipping or another AdaptingClip",
       field="l2_clip_norm",
@@ -254,28 +251,48 @@ def adaptive_clip_and_noise(
     )
   if num_steps is not None:
     validate.integer_at_least(1, num_steps=num_steps)
+  adaptive = adaptive_noise(
+    clip,
+    noise_multiplier=noise_multiplier,
+    normalize_by=normalize_by,
+    key=key,
+    num_steps=num_steps,
+  )
+  return with_guard(adaptive)
+
+
+def adaptive_noise(
+  clip: gradients.Clip,
+  *,
+  noise_multiplier: float,
+  normalize_by: float,
+  key: jax.Array,
+  num_steps: int | None = None,
+) -> Mechanism:
+  """Returns the mechanism of `adaptive_clip_and_noise`, without a guard; its arguments are not
+  checked."""
+  rule: Any = clip.rule
   std = noise_std(clip, noise_multiplier)
-  batch_size = adaptive.batch_size(normalize_by)
-  unit = adaptive.query_unit(std, normalize_by)
+  batch_size = rule.batch_size(normalize_by)
+  unit = rule.query_unit(std, normalize_by)
 
   def init_fn(params) -> ScaledState:
-    check_start(params)
     check_drawn(std, params)
     started = noise.init(key, params)
     return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
-  def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
-    check_arguments(extra_args)
-    scaled = unscaled(updates, state.scale)
-    summed = clipped_sum(scaled, params, mask, clip)
-    count = adaptive.query(summed, mask) if count is None else count
+  def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
+    scaled = divide_rows(updates, state.scale)
+    summed, sound = open_gradients(scaled, params, mask, clip, conditions)
+    count = rule.query(summed, mask) if count is None else count
     # Sum and query get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
-    noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
+    noisy, inner = noise.add_gaussian(
+      state.inner, queries, std, num_steps=num_steps, sound=sound
+    )
     # Only the noisy query moves the clip norm, so the new one is post-processing.
-    scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
+    scale = rule.next_scale(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
-    noisy_mean = trees.scale(noisy["sum"], state.scale / normalize_by)
-    return noisy_mean, after
+    return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
-  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
+  return Mechanism(init_fn, update_fn, ScaledState)

@@ -9,14 +9,15 @@ from dpjax import noise, trees, validate
 from dpjax.gradients import Clip
 from dpjax.noise import WHITE, NoiseShape, NoiseState
 from dpjax.transforms import group_noise
-from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
+from dpjax.transforms.clip_scale import follow_schedule
+from dpjax.transforms.guard import with_guard
+from dpjax.transforms.inputs import Mechanism, open_gradients
 from dpjax.transforms.together import check_together
-from dpjax.types import ClipLike
+from dpjax.types import ClipLike, NumberTree
 from dpjax.validate import UserError
 
 
-def checked_clip(
+def clip_of(
   l2_clip_norm: ClipLike,
   noise_multiplier: float,
   normalize_by: float,
@@ -88,7 +89,7 @@ def clip_and_noise(
   >>> tx.update(stacked(grads), tx.init(params), params, mask=mask)[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
-  clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
+  clip = clip_of(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
   if clip.rule.adapts or noise_shape.by_step:
     raise UserError(
       "noise that differs by step is that of clip_and_correlated_noise, a clip "
@@ -98,27 +99,46 @@ def clip_and_noise(
   if num_steps is not None:
     # The state counts steps by an int32.
     validate.integer_in(1, 2**31 - 1, num_steps=num_steps)
+  white = white_noise(
+    clip,
+    noise_multiplier=noise_multiplier,
+    normalize_by=normalize_by,
+    key=key,
+    shares=noise_shape.shares,
+    num_steps=num_steps,
+  )
+  return with_guard(white)
+
+
+def white_noise(
+  clip: Clip,
+  *,
+  noise_multiplier: float,
+  normalize_by: float,
+  key: jax.Array,
+  shares: NumberTree = None,
+  num_steps: int | None = None,
+) -> Mechanism:
+  """Returns the mechanism of `clip_and_noise`, without a guard; its arguments are not checked."""
   std = group_noise.noise_std(clip, noise_multiplier)
-  shares = noise_shape.shares
   weights = group_noise.group_weights(clip, shares)
   alike = all(weight == 1 for weight in jax.tree.leaves(weights))
 
   def init_fn(params) -> NoiseState:
-    check_start(params)
     group_noise.check_drawn(std, params)
     return noise.init(key, params)
 
-  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    check_arguments(extra_args)
-    summed = clipped_sum(updates, params, mask, clip)
+  def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
+    del count  # there is no query
+    summed, sound = open_gradients(updates, params, mask, clip, conditions)
     # Shares need a sum that was clipped group by group.
     if shares is not None:
       group_noise.check_groups(summed, clip)
     # One draw of white noise serves all groups. The weights before and after the noise give each
     # group its noise level.
-    total = summed.total if alike else group_noise.weighted(summed.total, weights)
-    noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
-    noisy = noisy if alike else group_noise.unweighted(noisy, weights)
+    total = summed.total if alike else group_noise.weigh(summed.total, weights)
+    noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps, sound=sound)
+    noisy = noisy if alike else group_noise.unweigh(noisy, weights)
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  return scheduled(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)
+  return follow_schedule(Mechanism(init_fn, update_fn, NoiseState), clip)

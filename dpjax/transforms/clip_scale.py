@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees, validate
-from dpjax.transforms.clipped import check_updates
-from dpjax.types import ClippedSum, PerExampleGrads
+from dpjax.transforms.guard import as_mechanism, mechanism_state, with_guard
+from dpjax.transforms.inputs import Mechanism, divide_rows
 from dpjax.validate import UserError
 
 CLIP_SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -34,30 +34,18 @@ class ScaledState(NamedTuple):
   scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
   steps: jax.Array  # int32, number of updates so far
 
-  def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
-    return {"scale": self.scale, "steps": self.steps}
-
 
 def clip_scale(state: object) -> jax.Array | None:
   """Returns s_t, the next update's factor of the clip norm; None if the clip norm is constant.
 
+  Args:
+    state: state of a private transform.
+
   >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
   Array(0.5, dtype=float32)
   """
+  state = mechanism_state(state)
   return state.scale if isinstance(state, ScaledState) else None
-
-
-def unscaled(
-  updates: PerExampleGrads | ClippedSum, scale: jax.Array
-) -> PerExampleGrads | ClippedSum:
-  """Divides stacked gradients by `scale`. Returns a ClippedSum as it is: its loss was divided."""
-  # Types are checked first, since the division turns integers into floats, which pass later checks.
-  arrays = check_updates(updates, None)
-  if isinstance(updates, ClippedSum):
-    return updates
-  divided = jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, arrays)
-  return PerExampleGrads.of(divided, updates.mask, updates.rows)
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
@@ -106,31 +94,33 @@ def with_clip_schedule(
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
-  # Imported here, since configs import this module and do not need `beside_noise`.
-  from dpjax.transforms import beside_noise
-
   if not len(scales):
     raise UserError("must hold one factor for each step", field="clip_schedule", value=())
   validate.factors(clip_schedule=scales)
+  return with_guard(_scheduled_noise(as_mechanism(tx), scales))
+
+
+def _scheduled_noise(mechanism: Mechanism, scales: Sequence[float]) -> Mechanism:
+  """Returns the mechanism whose clip norm at step t is `scales[t]` times that of `mechanism`."""
   table = jnp.asarray(scales, jnp.float32)
 
   def state_at(inner, count) -> ScaledState:
     return ScaledState(inner, table[jnp.minimum(count, len(scales) - 1)], count)
 
   def init_fn(params) -> ScaledState:
-    return state_at(tx.init(params), jnp.zeros((), jnp.int32))
+    return state_at(mechanism.init(params), jnp.zeros((), jnp.int32))
 
-  def update_fn(updates, state, params=None, **extra_args):
-    # Gradients are divided by the scale before `tx`, and its output is multiplied by the scale.
-    scaled: Any = unscaled(updates, state.scale)
-    noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
+  def update_fn(updates, state, params=None, *, conditions, **extra_args):
+    # Gradients are divided by the scale before, and the output is multiplied by it.
+    scaled = divide_rows(updates, state.scale)
+    noisy, inner = mechanism.update(
+      scaled, state.inner, params, conditions=conditions, **extra_args
+    )
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
 
-  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
+  return Mechanism(init_fn, update_fn, ScaledState)
 
 
-def scheduled(
-  tx: optax.GradientTransformationExtraArgs, clip: gradients.Clip
-) -> optax.GradientTransformationExtraArgs:
-  """Wraps `tx` with the clip's schedule; returns `tx` itself if the clip has none."""
-  return with_clip_schedule(tx, clip.schedule) if clip.schedule else tx
+def follow_schedule(mechanism: Mechanism, clip: gradients.Clip) -> Mechanism:
+  """Returns the mechanism with the clip's schedule; itself if the clip has none."""
+  return _scheduled_noise(mechanism, clip.schedule) if clip.schedule else mechanism

@@ -9,17 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import noise, trees, validate
+from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import CorrelatedNoiseState
-from dpjax.transforms.clip_and_noise import checked_clip
-from dpjax.transforms.clip_scale import scheduled
-from dpjax.transforms.clipped import (
-  check_arguments,
-  check_start,
-  clipped_sum,
-  is_placeholder,
-)
+from dpjax.transforms.clip_and_noise import clip_of
+from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.group_noise import check_drawn, noise_std
+from dpjax.transforms.guard import with_guard
+from dpjax.transforms.inputs import Mechanism, is_placeholder, open_gradients
 from dpjax.types import ClipLike
 
 
@@ -66,39 +63,56 @@ def clip_and_correlated_noise(
   >>> tx.update(grads, tx.init(params), params, mask=jnp.ones(2, bool))[0]["w"]
   Array([0.3 , 0.65], dtype=float32)
   """
-  # Imported here, since configs import this module and do not need `beside_noise`.
-  from dpjax.transforms import beside_noise
-
-  correlation = noise_shape.strategy
-  shape = dataclasses.replace(noise_shape, correlation=correlation)
-  clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, shape)
+  shape = dataclasses.replace(noise_shape, correlation=noise_shape.strategy)
+  clip = clip_of(l2_clip_norm, noise_multiplier, normalize_by, key, shape)
   validate.integer_at_least(1, num_steps=num_steps)
   shape.check_steps(num_steps)
+  correlated = correlated_noise(
+    clip,
+    noise_multiplier=noise_multiplier,
+    normalize_by=normalize_by,
+    key=key,
+    shape=shape,
+    num_steps=num_steps,
+  )
+  return with_guard(correlated)
+
+
+def correlated_noise(
+  clip: Clip,
+  *,
+  noise_multiplier: float,
+  normalize_by: float,
+  key: jax.Array,
+  shape: NoiseShape,
+  num_steps: int,
+) -> Mechanism:
+  """Returns the mechanism of `clip_and_correlated_noise`, without a guard; its arguments are not
+  checked."""
   std = noise_std(clip, noise_multiplier)
+  correlation = shape.strategy
 
   def init_fn(params) -> CorrelatedNoiseState:
-    check_start(params)
     check_drawn(std, params)
     if is_placeholder(params):
       started = noise.init(key)
-      return CorrelatedNoiseState(
-        started.key, started.draws, jnp.zeros(()), started.checksum
-      )
+      return CorrelatedNoiseState(started.key, started.draws, jnp.zeros(()))
     return noise.correlated.init(key, correlation, params)
 
-  def update_fn(updates, state, params=None, *, mask=None, **extra_args):
-    check_arguments(extra_args)
-    summed = clipped_sum(updates, params, mask, clip)
+  def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
+    del count  # there is no query
+    summed, sound = open_gradients(updates, params, mask, clip, conditions)
     noisy, state = noise.correlated.add_correlated(
       state,
       summed.total,
       std,
       correlation=correlation,
       num_steps=num_steps,
-      factors=noise_shape.schedule,
+      factors=shape.schedule,
+      sound=sound,
     )
     # Division by a public number after the noise is post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
-  guarded = beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
-  return scheduled(guarded, clip)
+  mechanism = Mechanism(init_fn, update_fn, CorrelatedNoiseState)
+  return follow_schedule(mechanism, clip)

@@ -107,12 +107,12 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
     )
 
 
-def weighted(tree: Updates, weights: NumberTree) -> Updates:
+def weigh(tree: Updates, weights: NumberTree) -> Updates:
   """Multiplies each group by its weight; a frozen group becomes exactly 0."""
   return _per_group(lambda leaf, w: leaf * w if w else jnp.zeros_like(leaf), tree, weights)
 
 
-def unweighted(tree: Updates, weights: NumberTree) -> Updates:
+def unweigh(tree: Updates, weights: NumberTree) -> Updates:
   """Divides each group by its weight; a frozen group is exactly 0, without noise."""
   return _per_group(lambda leaf, w: leaf / w if w else jnp.zeros_like(leaf), tree, weights)
 

@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
-from dpjax.transforms.clipped import check_updates, is_placeholder
-from dpjax.types import ClippedSum, LossFn, Params, PerExampleGrads
+from dpjax.transforms.guard import as_mechanism, mechanism_state, with_guard
+from dpjax.transforms.inputs import Mechanism, divide_rows, is_placeholder
+from dpjax.types import ClippedSum, LossFn, Params
 from dpjax.validate import UserError
 
 
@@ -77,10 +78,6 @@ class ScalingState(NamedTuple):
   mean_squares: Any
   floor: jax.Array  # float32; stored here, so that a state alone gives s_t
 
-  def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
-    return {"mean_squares": self.mean_squares, "floor": self.floor}
-
 
 class ScaledLoss:
   """The loss of one example as a function of d, at parameters w + d / s_t.
@@ -115,9 +112,10 @@ def coordinate_scales(state: object) -> Any:
 
   It is a function of earlier private outputs alone, so it may be released with them.
   """
-  return (
-    _scales(state.mean_squares, state.floor) if isinstance(state, ScalingState) else None
-  )
+  state = mechanism_state(state)
+  if not isinstance(state, ScalingState):
+    return None
+  return _scales(state.mean_squares, state.floor)
 
 
 def scale_then_privatize(
@@ -151,21 +149,27 @@ def scale_then_privatize(
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
   """
-  # Imported here, since configs import this module and do not need `beside_noise`.
-  from dpjax.transforms import beside_noise
+  scaling = CoordinateScaling(b2, floor)  # raises for numbers out of range
+  return with_guard(
+    scaled_noise(as_mechanism(tx), scaling, takes_scaled_sums=takes_scaled_sums)
+  )
 
-  # Raises for numbers out of range.
-  CoordinateScaling(b2, floor)
+
+def scaled_noise(
+  mechanism: Mechanism, scaling: CoordinateScaling, *, takes_scaled_sums: bool
+) -> Mechanism:
+  """Returns the mechanism that clips and noises each coordinate in units of its size."""
+  b2, floor = scaling.b2, scaling.floor
 
   def init_fn(params: Any) -> ScalingState:
-    inner = tx.init(params)
+    inner = mechanism.init(params)
     if is_placeholder(params):
       # Hides `mean_squares` from Optax's reset of optimizer moments; see `is_placeholder`.
       return ScalingState(inner, jnp.zeros(()), jnp.float32(floor))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
     return ScalingState(inner, zeros, jnp.float32(floor))
 
-  def update_fn(updates, state, params=None, **extra_args):
+  def update_fn(updates, state, params=None, *, conditions, **extra_args):
     if isinstance(updates, ClippedSum) and not takes_scaled_sums:
       raise UserError(
         "must be stacked gradients of dpjax.per_example_grads: a ClippedSum was clipped before "
@@ -173,23 +177,12 @@ def scale_then_privatize(
         field="updates",
         value=type(updates).__name__,
       )
-    if not isinstance(state, ScalingState):
-      raise UserError(
-        f"{type(state).__name__}: must be what init and update of scale_then_privatize return; "
-        "restore it with tx.init(params) as the target",
-        field="state",
-      )
-    arrays = check_updates(updates, None)
     scales = _scales(state.mean_squares, state.floor)
-    rows: Any = updates
     # A sum of a `ScaledLoss` was scaled before it was clipped.
-    if isinstance(updates, PerExampleGrads):
-      # Half precision has too narrow a range for the quotient.
-      divided = jax.tree.map(
-        lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
-      )
-      rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
-    noisy, inner = tx.update(rows, state.inner, params, **extra_args)
+    scaled = divide_rows(updates, scales)
+    noisy, inner = mechanism.update(
+      scaled, state.inner, params, conditions=conditions, **extra_args
+    )
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
     # The state stays float32 for float64 gradients, too: `lax.scan` refuses a state that changes
     # its type.
@@ -200,7 +193,7 @@ def scale_then_privatize(
     )
     return private, ScalingState(inner, mean_squares, state.floor)
 
-  return beside_noise.guarded(optax.GradientTransformationExtraArgs(init_fn, update_fn))
+  return Mechanism(init_fn, update_fn, ScalingState)
 
 
 def _scales(mean_squares: Any, floor: Any) -> Any:

@@ -107,7 +107,7 @@ class SlackClipping(AdaptingClip):
     del std, normalize_by
     return 1.0
 
-  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+  def next_scale(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     width = clip.l2_bound / math.sqrt(self.num_slots)
     shares = noisy / width  # [K], the bin nearest to C first
     # Equations 28 to 30. `near_zero` slows the fall of the clip norm if many norms are near zero.

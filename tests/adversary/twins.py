@@ -54,6 +54,7 @@ from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
 from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
+from dpjax.transforms import guard
 from dpjax.types import ClippedSum, LossFn
 
 _REUSED = "one"
@@ -328,8 +329,9 @@ class BrokenPlan(Plan):
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns a transform with the plant's noise, clip norm, copies and keys."""
-    # `_transform` has no guard. `Plan.transform` gives NaN for more rows than a batch can hold.
-    return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
+    # `Plan.transform` gives NaN for more rows than a batch can hold.
+    mechanism = _quieter(self, self.plant)._mechanism(key)
+    return _in_steps(guard.with_guard(mechanism), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
     """Returns the clipped gradient as in the broken transform: with its clip norm, and with
@@ -432,7 +434,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
     def init(message: Any) -> Any:
       # The honest state would be refused: its checksum is that of the noise that is accounted for.
-      key = noise.source.from_words(honest.init(message).key)
+      key = noise.source.from_words(honest.init(message).inner.key)
       return federated.central(quieter, key).init(message)
 
     return _in_rounds(init, federated.central(quieter, jax.random.key(0)), plan, plant)

@@ -21,8 +21,8 @@ from dpjax.checks import (
 )
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
-from dpjax.noise import state as noise_state
-from dpjax.transforms.clipped import gradients_of
+from dpjax.transforms import guard
+from dpjax.transforms.inputs import arrays_of
 from tests.checks import plants, test_check
 
 _STEPS = 600
@@ -99,10 +99,8 @@ def _again_after(subject, period):
     def update(updates, state, params=None, *, mask=None, **_):
       out, state = base.update(updates, state, params, mask=mask)
       # With the mark of the plan in its checksum, or the next draw would be NaN.
-      mark = state.checksum ^ noise_state.checksum(state.draws, state.key)
-      draws = state.draws % period
-      after = noise_state.checksum(draws, state.key) ^ mark
-      return out, state._replace(draws=draws, checksum=after)
+      back = lambda inner: inner._replace(draws=inner.draws % period)
+      return out, guard.exchange(state, back)
 
     return optax.GradientTransformationExtraArgs(base.init, update)
 
@@ -224,7 +222,7 @@ def nan_kept_in_stacked_gradients(subject):
         return out, after
       spoilt = [
         jnp.where(jnp.isnan(leaf), leaf, 0).sum()
-        for leaf in jax.tree.leaves(gradients_of(updates))
+        for leaf in jax.tree.leaves(arrays_of(updates))
       ]
       return jax.tree.map(lambda leaf: leaf + sum(spoilt), out), after
 

@@ -110,11 +110,11 @@ def test_p22_adaptive_dp_sgd_is_the_transform_on_stacked_gradients():
     grads = dpjax.per_example_grads(_loss)(params, batch.examples)[1]
     update, state = tx.update(grads, state, params, mask=batch.mask)
     params = jax.tree.map(lambda p, u: p - 0.3 * u, params, update)
-    assert training.clip_scale(fast) == pytest.approx(float(state.scale), rel=1e-5)
+    assert training.clip_scale(fast) == pytest.approx(float(state.inner.scale), rel=1e-5)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fast.params, params
     )
-  assert float(state.scale) != 1.0 and int(training.noise_state(fast).draws) == 6
+  assert float(state.inner.scale) != 1.0 and int(training.noise_state(fast).draws) == 6
 
 
 @pytest.mark.slow

@@ -55,17 +55,17 @@ def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(op
     grads = _grads(step)
     expected, whole = chain.update(grads, whole, _PARAMS, mask=mask)
     for part in range(3):
-      assert int(state.slices) == part
+      assert int(state.inner.slices) == part
       cut = slice(2 * part, 2 * part + 2)
       got, state = update(_rows(grads, cut.start, cut.stop), state, mask[cut])
       if part < 2:
         assert all(not leaf.any() for leaf in jax.tree.leaves(got))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, expected)
-    assert int(state.inner[0].draws) == int(whole[0].draws) == step + 1
+    assert int(state.inner.inner[0].inner.draws) == int(whole[0].inner.draws) == step + 1
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.inner[1], whole[1]
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.inner.inner[1], whole[1]
   )
-  assert not any(leaf.any() for leaf in jax.tree.leaves(state.total))
+  assert not any(leaf.any() for leaf in jax.tree.leaves(state.inner.total))
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from scipy import stats
 import dpjax
 from dpjax import transforms
 from dpjax.gradients import Clip
-from dpjax.transforms import adaptive_clipping, beside_noise
+from dpjax.transforms import adaptive_clipping, guard
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.types import ClippedSum
 from tests.refuses import refuses
@@ -37,7 +37,7 @@ def _final_clip_norm(quantile, steps=150):
 
   @jax.jit
   def run(state):
-    step = lambda state, _: (tx.update(grads, state, mask=mask)[1], state.scale)
+    step = lambda state, _: (tx.update(grads, state, mask=mask)[1], state.inner.scale)
     return jax.lax.scan(step, state, None, length=steps)[1]
 
   return float(np.mean(run(tx.init(jnp.zeros(1)))[-50:]))
@@ -97,7 +97,7 @@ def test_p22_the_rule_moves_the_clip_norm_as_the_paper_says(within, taking_part)
   rule = AdaptiveClipping(target_quantile=0.7, learning_rate=0.5)
   norms = [0.5] * within + [3.0] * (taking_part - within)
   centred = sum(0.5 if norm <= 2.0 else -0.5 for norm in norms)
-  found = float(rule.moved(np.float32(2.0), np.float32(centred / 8), None))
+  found = float(rule.next_scale(np.float32(2.0), np.float32(centred / 8), None))
   assert found == pytest.approx(_hand(2.0, norms, 8, 0.5, 0.7), rel=1e-6)
 
 
@@ -116,10 +116,10 @@ def test_p22_one_update_by_hand_with_the_expected_batch_size():
   mask = jnp.array([True, True, True, True, False])  # four took part, eight were expected
   state = tx.update(grads, tx.init(jnp.zeros(1)), mask=mask)[1]
   norms = [0.2, 0.9, 1.0, 5.0]
-  assert float(state.scale) == pytest.approx(_hand(1.0, norms, 8, 0.5, 0.7), rel=1e-6)
+  assert float(state.inner.scale) == pytest.approx(_hand(1.0, norms, 8, 0.5, 0.7), rel=1e-6)
   for variant in ("realised n", "uncentred"):
     wrong = _hand(1.0, norms, 8, 0.5, 0.7, variant)
-    assert float(state.scale) != pytest.approx(wrong, rel=1e-2)
+    assert float(state.inner.scale) != pytest.approx(wrong, rel=1e-2)
 
 
 def test_p22_the_noise_has_the_clip_norm_that_clipped():
@@ -129,9 +129,9 @@ def test_p22_the_noise_has_the_clip_norm_that_clipped():
   update_fn = jax.jit(lambda state: tx.update(grads, state, mask=jnp.zeros(1, bool)))
   state = tx.init(None)
   for _ in range(3):
-    before = float(state.scale)
+    before = float(state.inner.scale)
     update, state = update_fn(state)
-    after = float(state.scale)
+    after = float(state.inner.scale)
     sample = np.asarray(update) * 400 / 2.0
     assert abs(math.log(after / before)) > 0.03
     assert stats.kstest(sample / before, "norm").pvalue > 1e-3
@@ -144,7 +144,7 @@ def test_the_count_gets_its_own_noise():
 
   def count(key):
     tx = _tx(adaptive, noise_multiplier=0.3, key=key)
-    return -jnp.log(tx.update(grads, tx.init(None), mask=mask)[1].scale) * 400
+    return -jnp.log(tx.update(grads, tx.init(None), mask=mask)[1].inner.scale) * 400
 
   keys = jax.random.split(jax.random.key(3), 3000)
   drawn = np.asarray(jax.jit(jax.vmap(count))(keys))
@@ -164,8 +164,7 @@ def _jitted():
 
   @jax.jit
   def step(grads, mask, scale):
-    free = beside_noise.turned(tx.init(None))
-    state = beside_noise.turned(free._replace(scale=scale))
+    state = guard.exchange(tx.init(None), lambda inner: inner._replace(scale=scale))
     update, after = tx.update(dpjax.stacked(grads), state, mask=mask)
     return update / scale * 5.0, -jnp.log(after.scale / scale) * 5.0
 
@@ -209,8 +208,8 @@ def test_p8_empty_batches_move_by_noise_alone_and_stay_finite():
   for _ in range(5):
     update, state = update_fn(state)
     assert np.isfinite(update).all() and np.abs(update).max() > 0
-  assert int(state.inner.draws) == int(state.steps) == 5
-  assert 0.5 < float(state.scale) < 2
+  assert int(state.inner.inner.draws) == int(state.inner.steps) == 5
+  assert 0.5 < float(state.inner.scale) < 2
 
 
 @pytest.mark.slow
@@ -222,7 +221,7 @@ def test_the_limits_hold_whatever_the_noise():
   state = tx.init(None)
   for _ in range(12):
     _, state = tx.update(dpjax.stacked(jnp.ones((3, 2))), state, mask=jnp.ones(3, bool))
-    seen.add(float(state.scale))
+    seen.add(float(state.inner.scale))
   assert seen == {0.25, 8.0}
 
 
@@ -238,7 +237,7 @@ def test_without_learning_it_is_clip_and_noise():
   update, state = tx.update(grads, tx.init(None), mask=mask)
   expected, _ = plain.update(grads, plain.init(None), mask=mask)
   np.testing.assert_array_equal(update, expected)
-  assert float(state.scale) == 1.0
+  assert float(state.inner.scale) == 1.0
 
 
 def test_p33_one_compilation_with_donated_state():
@@ -252,7 +251,7 @@ def test_p33_one_compilation_with_donated_state():
   state = tx.init(None)
   for i in range(4):
     state = step(state, jnp.ones((3, 2)) * i, jnp.arange(3) < i)
-  assert len(traces) == 1 and int(state.steps) == 4
+  assert len(traces) == 1 and int(state.inner.steps) == 4
 
 
 @pytest.mark.cases(long=[6, 7, 8])

@@ -55,7 +55,7 @@ def test_stacked_gradients_and_clipped_sum_are_one_route():
   stacked, state_a = tx.update(grads, state, _PARAMS, mask=_MASK)
   fast, state_b = tx.update(summed, state, _PARAMS)
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), stacked, fast)
-  assert int(state_a.draws) == int(state_b.draws) == 1
+  assert int(state_a.inner.draws) == int(state_b.inner.draws) == 1
 
 
 def test_a_forgotten_mask_is_an_error_also_inside_a_chain():
@@ -140,7 +140,7 @@ def test_p6_the_divisor_is_public_not_the_realised_batch_size():
 def test_p8_an_empty_batch_still_gets_noise_and_is_counted():
   tx = _tx(noise_multiplier=1.0)
   update, state = tx.update(_grads(), tx.init(_PARAMS), _PARAMS, mask=jnp.zeros(4, bool))
-  assert float(jnp.abs(update["w"]).max()) > 0 and int(state.draws) == 1
+  assert float(jnp.abs(update["w"]).max()) > 0 and int(state.inner.draws) == 1
 
 
 @pytest.mark.cases(slow=[1], long=...)

@@ -49,7 +49,7 @@ def test_a_constant_schedule_changes_nothing():
   update, state = tx.update(grads, tx.init(None), mask=mask)
   expected, inner = _inner().update(grads, _inner().init(None), mask=mask)
   np.testing.assert_array_equal(update, expected)
-  assert int(state.inner.draws) == int(inner.draws) == 1
+  assert int(state.inner.inner.inner.draws) == int(inner.inner.draws) == 1
 
 
 @pytest.mark.slow

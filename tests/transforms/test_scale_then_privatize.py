@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
 from dpjax.noise.correlated import BandedToeplitz
-from dpjax.transforms import beside_noise
+from dpjax.transforms import guard
 from dpjax.transforms.scale_then_privatize import _scales
 from dpjax.types import Batch, ClippedSum
 from tests.refuses import refuses
@@ -29,8 +29,8 @@ def _tx(noise_multiplier=0.0, seed=0, **options):
 
 def _after_outputs(state, mean_squares):
   """The state as if earlier outputs had these mean squares: its checksum is right."""
-  free = beside_noise.turned(state)
-  return beside_noise.turned(free._replace(mean_squares=jnp.asarray(mean_squares)))
+  past = jnp.asarray(mean_squares)
+  return guard.exchange(state, lambda inner: inner._replace(mean_squares=past))
 
 
 def _grads(scale=1.0):
@@ -53,7 +53,7 @@ def test_one_step_by_hand():
   found, after = tx.update(rows, begun, mask=jnp.array([True, False]))
   np.testing.assert_allclose(found, row / 2, rtol=1e-5)
   np.testing.assert_allclose(
-    after.mean_squares, 0.6 * before + 0.4 * (row / 2) ** 2, rtol=1e-5
+    after.inner.mean_squares, 0.6 * before + 0.4 * (row / 2) ** 2, rtol=1e-5
   )
   relative = np.array([np.sqrt(4 / (5 / 3)), np.sqrt(1 / (5 / 3)), 0.2])
   scales = relative / np.sqrt(np.mean(relative**2))
@@ -111,7 +111,7 @@ def test_no_example_moves_a_step_beyond_the_clip_norm_in_its_units(far):
   tx = _tx()
   for past in ([1e-38, 1e30, 1.0], [0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]):
     state = _after_outputs(tx.init(jnp.zeros(3)), jnp.array(past, jnp.float32))
-    scales = _scales(state.mean_squares, 0.1)
+    scales = _scales(state.inner.mean_squares, 0.1)
     assert (scales > 0).all() and np.isfinite(scales).all()
     rows = gradients.stacked(jnp.array([[far, 1.0, -far], [0.1, 0.2, 0.3]], jnp.float32))
     sums = [

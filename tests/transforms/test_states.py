@@ -13,9 +13,9 @@ import pytest
 
 import dpjax
 from dpjax import noise, transforms, trees
-from dpjax.noise import correlated, state
+from dpjax.noise import correlated
 from dpjax.noise.correlated import strategies, toeplitz
-from dpjax.transforms import beside_noise
+from dpjax.transforms import accumulation, guard
 from dpjax.validate import UserError
 from tests import test_plan_spent
 from tests.refuses import refuses
@@ -108,8 +108,10 @@ def _beside_noise(change, field):
   """`change` on one of the numbers beside the noise, of the plan's own state alone."""
 
   def changed(opt_state):
-    numbers = jax.tree.map(change, getattr(opt_state[0], field))
-    return (opt_state[0]._replace(**{field: numbers}), *opt_state[1:])
+    inner = opt_state[0].inner
+    numbers = jax.tree.map(change, getattr(inner, field))
+    changed_inner = inner._replace(**{field: numbers})
+    return (opt_state[0]._replace(inner=changed_inner), *opt_state[1:])
 
   return changed
 
@@ -165,7 +167,7 @@ _ON_ARRAYS = {
 @pytest.mark.parametrize("shape", [(), (2,), (4,), (128,), (256, 1), (1, 256), (8, 8)])
 def test_no_usual_change_of_an_array_keeps_its_digest(shape):
   """A digest that is linear in the bits lets an even number of signs pass."""
-  digest = jax.jit(beside_noise.digest)
+  digest = jax.jit(guard.digest)
   for seed in range(8):
     drawn = jax.random.normal(jax.random.key(seed), shape)
     for x in (drawn, jnp.ones(shape), jnp.round(4 * drawn) / 4):
@@ -190,7 +192,7 @@ def _private_leaves(opt_state):
   leaves = jax.tree_util.tree_leaves_with_path(opt_state)
   for path, leaf in leaves:
     text = jax.tree_util.keystr(path)
-    if not text.startswith(("[1]", ".inner[1]")):
+    if not text.startswith(("[1]", ".inner.inner[1]")):
       yield text, leaf
 
 
@@ -204,8 +206,11 @@ def _with_leaf(opt_state, text, leaf):
 def test_every_leaf_of_every_state_is_guarded(name):
   """A leaf that is new in a state is changed here, too."""
   plan, tx, update, opt_state = _after(name, 3 if name == "slices" else 2)
-  stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  # As many rows as a slice has: fewer would be refused whatever the state.
+  rows = jax.tree.map(lambda p: jnp.stack([p] * 8), _PARAMS)
+  stacked = dpjax.stacked(rows, mask=True)
   changed_leaves = set()
+  tx.update(stacked, opt_state, _PARAMS)
   for text, leaf in _private_leaves(opt_state):
     for how, change in _ON_A_LEAF.items():
       if trees.is_key(leaf):
@@ -270,10 +275,9 @@ def test_numbers_of_another_run_beside_the_noise_are_refused():
   """Both states are sound; their numbers do not belong to each other's noise."""
   plan, _, update, opt_state = _after("scaled coordinates")
   _, later = update(opt_state)
-  mixed = (
-    later[0]._replace(mean_squares=opt_state[0].mean_squares),
-    *later[1:],
-  )
+  earlier = opt_state[0].inner.mean_squares
+  inner = later[0].inner._replace(mean_squares=earlier)
+  mixed = (later[0]._replace(inner=inner), *later[1:])
   with refuses("state.draws"):
     plan.spent(mixed)
 
@@ -294,7 +298,7 @@ def test_a_batch_that_is_too_large_leaves_nothing_finite_of_its_sum(name):
   numbers = lambda state: [
     leaf
     for field in ("mean_squares", "scale")
-    for leaf in jax.tree.leaves(getattr(state[0], field, ()))
+    for leaf in jax.tree.leaves(getattr(state[0].inner, field, ()))
   ]
   # As many examples as a draw may have: nothing happens to a wider array.
   updates, within = step(opt_state, plan.sampler.padded_batch_size)
@@ -375,9 +379,10 @@ def test_what_resets_an_optimizer_leaves_the_noise_as_it_is(name, change):
 
 def _private(opt_state):
   """Every number of a state but those of Adam."""
-  whole = isinstance(opt_state, transforms.AccumulateState)
-  chain = opt_state.inner if whole else opt_state
-  held = (chain[0], opt_state._replace(inner=None) if whole else None)
+  (private,) = accumulation.private_states(opt_state)
+  held: list = [private]
+  if guard.is_guarded(opt_state):
+    held += [opt_state.inner._replace(inner=None), opt_state.checksum]
   leaves = [jax.random.key_data(x) if trees.is_key(x) else x for x in jax.tree.leaves(held)]
   return np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in leaves])
 
@@ -394,8 +399,9 @@ def test_optax_has_none_of_the_names_that_private_states_have():
     if value is not optax.GradientTransformation
   }
   assert {"count", "mu", "hyperparams"} <= fields
-  states = (state.NoiseState, correlated.CorrelatedNoiseState, transforms.AccumulateState)
+  states = (noise.NoiseState, correlated.CorrelatedNoiseState, transforms.AccumulateState)
   states += (
+    guard.Guarded,
     transforms.ScaledState,
     transforms.ScalingState,
     toeplitz.BandState,
@@ -408,8 +414,9 @@ def test_optax_has_none_of_the_names_that_private_states_have():
 
 def test_no_two_counts_share_a_checksum():
   counts = jnp.arange(100_000, dtype=jnp.int32)
-  for key in (None, jax.random.key(3), noise.new_key(), noise.new_key(release=True)):
-    found = jax.vmap(lambda count, key=key: state.checksum(count, key))(counts)
+  for key in (jax.random.key(3), noise.new_key(), noise.new_key(release=True)):
+    at = lambda count, key=key: guard.digest(noise.state_at(key, count))
+    found = jax.vmap(at)(counts)
     assert len(np.unique(found)) == len(counts) and 0 not in found[:1000]
 
 
@@ -423,7 +430,7 @@ _RAW = {
     r"state\.key: float32.*: must be the uint32 words",
   ),
   "of an earlier version": (
-    lambda s: (noise.NoiseState(s[0].key, s[0].draws), *s[1:]),
+    lambda s: (guard.Guarded(s[0].inner, None), *s[1:]),
     r"checksum of state\.draws: None: must be an integer",
   ),
   "a dict": (lambda s: (s[0]._asdict(), *s[1:]), r"state: dict: must be what init and"),

@@ -36,8 +36,9 @@ from dpjax.federated.execution.context import (
   row,
 )
 from dpjax.federated.round import optimizing_server
-from dpjax.noise.state import NoiseState, with_key
+from dpjax.noise import source
 from dpjax.plan import Plan
+from dpjax.transforms import guard
 from dpjax.types import Params
 
 PACKAGE = "federated"
@@ -97,11 +98,12 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
   places = iter(range(8))
 
   def fresh(leaf: Any) -> Any:
-    if not isinstance(leaf, NoiseState):
+    if not guard.is_guarded(leaf):
       return leaf
-    return with_key(leaf, jax.random.fold_in(key, next(places)))
+    words = source.to_words(jax.random.fold_in(key, next(places)))
+    return guard.exchange(leaf, lambda inner: inner._replace(key=words))
 
-  return jax.tree.map(fresh, state, is_leaf=lambda leaf: isinstance(leaf, NoiseState))
+  return jax.tree.map(fresh, state, is_leaf=guard.is_guarded)
 
 
 def _shown(leaf: Any) -> np.ndarray:

@@ -233,7 +233,7 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   tx = make(key)
 
   def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-    mask = extra_args["mask"] & (state.slices == 0)
+    mask = extra_args["mask"] & (state.inner.slices == 0)
     return tx.update(updates, state, params, mask=mask)
 
   return optax.GradientTransformationExtraArgs(tx.init, update)
@@ -251,7 +251,7 @@ def _scaled(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
   name = "scale_then_privatize"
-  released = lambda state: state.mean_squares
+  released = lambda state: state.inner.mean_squares
   return [*_each(name, make, added, released=released), _leaving(name, make)]
 
 

@@ -12,7 +12,7 @@ from dpjax.noise import source
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
-from dpjax.noise.state import after_draw, check_accounted, poisoned
+from dpjax.noise.state import check_accounted
 from dpjax.types import ArrayTree
 
 
@@ -22,18 +22,12 @@ class CorrelatedNoiseState(NamedTuple):
   key: jax.Array  # words of the key (`source.to_words`); never change
   draws: jax.Array  # int32, draws so far
   memory: Any  # the strategy's state: earlier noise, or a `Redrawn` if it is drawn again
-  checksum: Any = None  # uint32, of key and draws; None is refused
-
-  def beside_noise(self) -> dict[str, Any]:
-    """Returns what a transform's guard covers beside key and draws."""
-    return {"memory": self.memory}
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
   """Returns the state before the first draw; `like` has the shapes of the parameters."""
   started = init_white(key, like)
-  memory = correlation.init(like)
-  return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
+  return CorrelatedNoiseState(started.key, started.draws, correlation.init(like))
 
 
 def add_correlated(
@@ -44,17 +38,19 @@ def add_correlated(
   correlation: Correlation,
   num_steps: int,
   factors: tuple[float, ...] = (),
+  sound: Any = True,
 ) -> tuple[Any, CorrelatedNoiseState]:
   """Returns tree + row `state.draws` of C^{-1} z, and the state for the next row.
 
   Args:
-    state: key, draws, their checksum and the strategy's memory.
+    state: key, draws and the strategy's memory, as `init` or the last draw returned them.
     tree: leaves are cast to at least float32 before the noise is added.
     std: standard deviation of the white noise z; with 0 no noise is added.
     correlation: strategy C, the same at every call.
     num_steps: number of rows that are accounted for. A later row raises UserError, or gives NaN if
       the state is traced.
     factors: factor of std at each step, or () for 1 at every step.
+    sound: [] bool, may be traced. If it is False, all numbers are NaN.
 
   Without factors the white noise of step t equals the draw of `noise.add_gaussian` after t draws.
   With a release key the noisy tree is rounded to a public grid, which is post-processing.
@@ -66,20 +62,18 @@ def add_correlated(
   >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  check_accounted(state, num_steps)
-  after = after_draw(state)
+  sound = sound & check_accounted(state, num_steps)
+  key = source.from_words(state.key, "state.key")
   tree = source.as_floats(tree)
   if std == 0:
-    tree = poisoned(tree, state, num_steps)
-    return tree, state._replace(draws=after.draws, checksum=after.checksum)
-  tree = check_one_sum(tree, state)
+    return trees.nan_unless(sound, tree), state._replace(draws=state.draws + 1)
+  sound = sound & check_one_sum(tree, state)
   for leaf in jax.tree.leaves(tree):
     # std is checked alone first, since a std that is no number has no product with a factor.
     source.check_scale(std, leaf.dtype, "std")
     for end in {min(factors, default=1.0), max(factors, default=1.0)}:
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
 
-  key = source.from_words(state.key)
   is_release = source.is_release(key)
 
   def white_at(step: jax.Array) -> Any:
@@ -98,8 +92,8 @@ def add_correlated(
   if is_release:
     # All steps share one public grid, which is fine enough for the step with the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
-  noisy = poisoned(noisy, state, num_steps)
-  return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)
+  after = CorrelatedNoiseState(state.key, state.draws + 1, memory)
+  return trees.nan_unless(sound, noisy), after
 
 
 def _with_redrawn(

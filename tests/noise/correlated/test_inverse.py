@@ -203,11 +203,18 @@ def test_a_state_of_other_coefficients_or_shapes_is_refused_or_nan():
 
 def test_earlier_noise_belongs_to_the_key_of_the_state():
   """After three steps a state with another key would redraw noise that was never added."""
-  state = correlated.init(jax.random.key(3), _REDRAWN, _TREE)
+  tx = transforms.clip_and_correlated_noise(
+    l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=2.0, key=jax.random.key(3),
+    noise_shape=NoiseShape(correlation=_REDRAWN), num_steps=8,
+  )  # fmt: skip
+  grads = dpjax.stacked(jax.tree.map(lambda leaf: leaf[None], _TREE), mask=True)
+  update = jax.jit(lambda state: tx.update(grads, state, _TREE))
+  state = tx.init(_TREE)
   for _ in range(3):
-    _, state = _step(_REDRAWN)(state, _TREE)
-  swapped = state._replace(key=jax.random.key(4))
-  noisy, _ = _step(_REDRAWN)(swapped, _TREE)
+    _, state = update(state)
+  words = source.to_words(jax.random.key(4))
+  swapped = state._replace(inner=state.inner._replace(key=words))
+  noisy, _ = update(swapped)
   assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))
 
 

@@ -72,7 +72,8 @@ def test_earlier_noise_that_is_scaled_is_refused(name, factor):
   _, state = jax.jit(lambda s: update(tx, s))(tx.init(_PARAMS))
   is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
   change = lambda leaf: factor * leaf if is_float(leaf) else leaf
-  changed = state._replace(memory=jax.tree.map(change, state.memory))
+  memory = jax.tree.map(change, state.inner.memory)
+  changed = state._replace(inner=state.inner._replace(memory=memory))
   with pytest.raises(UserError) as refused:
     update(tx, changed)
   assert refused.value.field == "state.draws"

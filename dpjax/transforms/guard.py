@@ -1,0 +1,275 @@
+"""The one guard of a private state: what other code has changed is refused.
+
+Optax has functions that change a state by the names of its fields, and `jax.tree.map` changes every
+leaf. A count that was set back would draw the same noise twice, which cancels in the difference of
+two sums. Scales of the noise that came from elsewhere, such as the data, would be revealed by its
+size, and no event covers that. Earlier noise and sums of slices are secret, and later ones rest on
+them. So `with_guard` keeps 32 bits beside the state: a digest of ALL leaves, and the mark of the
+plan that accounts for the noise.
+
+| what happens to the state                                      | what follows                  |
+| -------------------------------------------------------------- | ----------------------------- |
+| a leaf is set, mapped, cast or comes from another state        | `UserError`; NaN under jit    |
+| it is the state of a plan with another noise, bound or         | the same                      |
+| sampling probability                                           |                               |
+| an update is given what became NaN, and goes on                | all later updates are NaN     |
+| it is of the same plan with another number of steps            | it is accepted, unless the    |
+|                                                                | sampler bounds participation  |
+| a whole earlier state is used again                            | cannot be detected            |
+
+A `Mechanism` (in `clip_and_noise`, `correlated`, `adaptive_clipping`) knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients import settling
+from dpjax.noise import source
+from dpjax.noise.state import check_count
+from dpjax.transforms.inputs import Conditions, Mechanism, check_start, refuse_arguments
+from dpjax.types import ArrayTree
+from dpjax.validate import UserError
+
+# Odd numbers with well-mixed bits. Multiplication by an odd number is a bijection modulo 2^32.
+_ODD = 0x9E3779B1
+_FIRST = 0x85EBCA6B
+_SECOND = 0xC2B2AE35
+
+
+class Guarded(NamedTuple):
+  """State of a private transform. Keep it secret: it holds the key of the noise.
+
+  Give each update the state that the last update returned, whole.
+  """
+
+  inner: Any  # state of the mechanism
+  checksum: jax.Array  # uint32, of all leaves of `inner` and the plan's mark
+
+
+def is_guarded(part: object) -> bool:
+  """Returns whether a part of a tree of states is that of a private transform."""
+  return isinstance(part, Guarded)
+
+
+def mark_of(facts: Mapping[str, Any]) -> int:
+  """Returns a hash of 32 bits, never 0, of the facts that define the steps of a plan.
+
+  Numbers are rounded to six digits, so that rounding on another machine does not change the hash.
+
+  >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.0000001})
+  True
+  >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.1})
+  False
+  """
+  # NumPy's numbers become floats, so that they are written like Python's.
+  text = json.dumps(facts, default=lambda number: float(number))
+  rounded = lambda digits: f"{float(digits):.6g}"
+  known = json.loads(text, parse_float=rounded, parse_int=rounded, parse_constant=str)
+  digits = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()
+  # A mark of 0 is that of a transform without a plan.
+  return int.from_bytes(digits[:4], "big") or 1
+
+
+def digest(state: ArrayTree) -> jax.Array:
+  """Returns 32 bits that depend on every number, its type and its position; not 0 for zeros.
+
+  A guarded state within the tree counts by its checksum, which already depends on its leaves. The
+  digest adds integers, whose sum does not depend on the order. So devices that share an array agree
+  on its digest.
+
+  >>> one, other = (digest({"a": jnp.array(row)}) for row in ([1.0, 2.0], [2.0, 1.0]))
+  >>> bool(one == other), bool(digest({"a": jnp.zeros(2)}) == 0)
+  (False, False)
+  """
+
+  def of_arrays(leaves: Any) -> jax.Array:
+    total = jnp.uint32(_ODD)
+    for number, leaf in enumerate(leaves):
+      # A cast may keep all values, but what follows would be rounded otherwise.
+      kind = zlib.crc32(f"{number} {leaf.dtype} {leaf.shape}".encode())
+      if leaf.dtype.itemsize not in (4, 8):
+        leaf = leaf.astype(jnp.float32)  # has all values of narrower types
+      if jnp.issubdtype(leaf.dtype, jnp.floating):
+        # NaN has many bit patterns, which must all have the same digest.
+        leaf = jnp.where(jnp.isnan(leaf), jnp.asarray(jnp.nan, leaf.dtype), leaf)
+      bits = lax.bitcast_convert_type(leaf, jnp.uint32)
+      places = jnp.zeros(bits.shape, jnp.uint32)  # of the entries, from the last axis on
+      stride = 1
+      for axis in reversed(range(bits.ndim)):
+        along = lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+        places = places + along * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
+      mixed = bits ^ (places * jnp.uint32(_ODD))
+      # These lines are the end of MurmurHash3, by which each bit changes about half of all bits.
+      mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FIRST)
+      mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(_SECOND)
+      mixed = mixed ^ (mixed >> 16)
+      total = total * jnp.uint32(_FIRST) + jnp.sum(mixed, dtype=jnp.uint32)
+      total = total ^ jnp.uint32(kind)
+    return total
+
+  arrays = []
+  are_rounded = False
+  for part in jax.tree.leaves(state, is_leaf=is_guarded):
+    array = jnp.asarray(part.checksum if isinstance(part, Guarded) else part)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+      array = jax.random.key_data(array)
+    are_rounded = are_rounded or jnp.issubdtype(array.dtype, jnp.floating)
+    arrays.append(array)
+  # XLA may compute a float again, and round it differently, for each use. The digest must be that
+  # of the number that the state keeps.
+  return settling.on_settled(of_arrays, arrays) if are_rounded else of_arrays(arrays)
+
+
+def mechanism_state(state: Any) -> Any:
+  """Returns what a guard holds of a private transform; another state is returned as it is."""
+  return state.inner if isinstance(state, Guarded) else state
+
+
+def noise_of(inner: Any) -> Any:
+  """Returns the noise state in the state of a mechanism: the part that counts draws."""
+  while not hasattr(inner, "draws") and hasattr(inner, "inner"):
+    inner = inner.inner
+  return inner
+
+
+def _no_state(state: Any) -> UserError:
+  return UserError(
+    f"{type(state).__name__}: must be what init and update of this private transform "
+    "return; restore it with tx.init(params) as the target",
+    field="state",
+  )
+
+
+def changed_bits(
+  state: Any, mark: int = 0, *, covered: Callable[[Any], Any] | None = None
+) -> jax.Array:
+  """Returns 0 for a state that `with_guard` made, else the bits in which its checksum is wrong.
+
+  Args:
+    state: what `init` or `update` of the guarded transform returned.
+    mark: mark of the plan; 0 without one.
+    covered: as for `with_guard`.
+
+  Raises:
+    UserError: a state that is known to be changed, or is none.
+  """
+  if not isinstance(state, Guarded):
+    raise _no_state(state)
+  name = "slices" if hasattr(state.inner, "slices") else "draws"
+
+  def changed() -> UserError:
+    part = state.inner if name == "slices" else noise_of(state.inner)
+    # A part that has another type has a better explanation.
+    if hasattr(part, "key"):
+      source.from_words(part.key, "state.key")
+    count = getattr(part, name, None)
+    check_count(f"state.{name}", count)
+    check_count(f"checksum of state.{name}", state.checksum)
+    return UserError(
+      "does not belong to its checksum: something set, mapped or mixed the state "
+      "of a private transform, and noise could be drawn twice, or another plan "
+      "made it; give each update the state that the one before gave, or restore "
+      "it whole",
+      field=f"state.{name}",
+      value=int(np.ravel(np.asarray(count))[0]),
+    )
+
+  dtype = getattr(state.checksum, "dtype", None)
+  if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+    raise changed()
+  seen = digest(state.inner if covered is None else covered(state.inner))
+  off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
+  trees.require(off == 0, changed)
+  return off
+
+
+def with_guard(
+  mechanism: Mechanism,
+  *,
+  mark: int = 0,
+  rows: int | None = None,
+  slices: int | None = None,
+  covered: Callable[[Any], Any] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Returns a mechanism as a private transform, whose state is guarded between updates.
+
+  Args:
+    mechanism: what opens gradients and adds noise.
+    mark: mark of the plan that accounts for the noise; 0 without a plan.
+    rows, slices: as for `inputs.Conditions`.
+    covered: function from the mechanism's state to the parts that nobody may change; None for all.
+  """
+
+  def init_fn(params: Any) -> Guarded:
+    check_start(params)
+    inner = mechanism.init(params)
+    seen = digest(inner if covered is None else covered(inner))
+    return Guarded(inner, seen ^ jnp.uint32(mark))
+
+  def update_fn(
+    updates: Any,
+    state: Any,
+    params: Any = None,
+    *,
+    mask: Any = None,
+    count: Any = None,
+    **extra_args: Any,
+  ) -> tuple[Any, Guarded]:
+    if extra_args:
+      refuse_arguments(extra_args)
+    off = changed_bits(state, mark, covered=covered)
+    # Only where the state is traced can it be of another transform here.
+    if not isinstance(state.inner, mechanism.state):
+      raise _no_state(state.inner)
+    given = {} if count is None else {"count": count}
+    conditions = Conditions(off == 0, rows, slices)
+    noisy, inner = mechanism.update(
+      updates, state.inner, params, mask=mask, conditions=conditions, **given
+    )
+    # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
+    # with repeated noise.
+    seen = digest(inner if covered is None else covered(inner))
+    return noisy, Guarded(inner, seen ^ jnp.uint32(mark) ^ off)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def as_mechanism(tx: Any) -> Mechanism:
+  """Returns a private transform as a mechanism: NaN where the conditions do not hold.
+
+  The transform itself sees rows and slices as it likes.
+  """
+
+  def update_fn(updates, state, params=None, *, conditions, **extra_args):
+    noisy, after = tx.update(updates, state, params, **extra_args)
+    return trees.nan_unless(conditions.sound, noisy), after
+
+  return Mechanism(tx.init, update_fn)
+
+
+def exchange(state: Guarded, change: Callable[[Any], Any]) -> Guarded:
+  """Returns the state with `change` applied to the mechanism's state, for tests and games.
+
+  A right checksum stays right, and a wrong one stays wrong.
+
+  >>> from dpjax import noise
+  >>> inner = noise.init(jax.random.key(0))
+  >>> state = exchange(Guarded(inner, digest(inner)), lambda s: s._replace(draws=s.draws + 1))
+  >>> int(changed_bits(state))
+  0
+  """
+  inner = change(state.inner)
+  return Guarded(inner, state.checksum ^ digest(state.inner) ^ digest(inner))
