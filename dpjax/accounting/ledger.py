@@ -231,7 +231,9 @@ class Ledger:
       # Strict JSON has no infinity, so a string stands for it.
       clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
       event = event_to_json(charge.event)
-      charges.append({**fields, "event": event, "l2_clip_norm": clip})
+      relation = str(charge.neighboring_relation)  # plain text, as a file gives it back
+      plain = {"event": event, "l2_clip_norm": clip, "neighboring_relation": relation}
+      charges.append(fields | plain)
     return {"version": 2, "charges": charges}
 
   @classmethod

