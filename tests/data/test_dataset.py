@@ -121,27 +121,50 @@ _DECLARED = {
 
 
 @pytest.mark.parametrize(
-  "make",
+  ("field", "make"),
   [
-    lambda: data.from_arrays(np.zeros(_ROWS), np.zeros(_ROWS, int), num_classes=1),
-    lambda: data.from_arrays(np.zeros((_ROWS, 0)), np.zeros(_ROWS, int), num_classes=1),
-    lambda: data.from_arrays(np.zeros((_ROWS, 2), bool), [0] * _ROWS, num_classes=1),
-    lambda: data.from_arrays({"a": np.zeros((_ROWS, 2), bool)}, [0], num_classes=1),
-    lambda: data.from_arrays({"a": np.zeros((_ROWS, 0))}, [0], num_classes=1),
-    lambda: data.from_arrays(
-      {"a": np.zeros((_ROWS, 2)), "b": np.zeros((7, 2))}, [0] * _ROWS, num_classes=1
+    (
+      "x.shape",
+      lambda: data.from_arrays(np.zeros(_ROWS), np.zeros(_ROWS, int), num_classes=1),
     ),
-    lambda: data.from_arrays(np.zeros((_ROWS, 2)), [0, 1], num_classes=2),
-    lambda: data.from_arrays(
-      np.zeros((_ROWS, 2)), np.zeros((_ROWS, 3), int), target=data.Labels(("a", "b"))
+    (
+      "x.shape",
+      lambda: data.from_arrays(np.zeros((_ROWS, 0)), np.zeros(_ROWS, int), num_classes=1),
     ),
-    lambda: data.from_arrays(np.zeros((_ROWS, 2)), np.zeros(7), target=data.Interval(0, 1)),
-    lambda: data.table({"a": np.zeros((_ROWS, 2)), "y": [0] * _ROWS}, _DECLARED),
-    lambda: data.table({"a": [0.5] * _ROWS, "y": [0] * 7}, _DECLARED),
+    ("x", lambda: data.from_arrays(np.zeros((_ROWS, 2), bool), [0] * _ROWS, num_classes=1)),
+    (
+      "x['a']",
+      lambda: data.from_arrays({"a": np.zeros((_ROWS, 2), bool)}, [0], num_classes=1),
+    ),
+    (
+      "x['a'].shape",
+      lambda: data.from_arrays({"a": np.zeros((_ROWS, 0))}, [0], num_classes=1),
+    ),
+    (
+      "x['b']",
+      lambda: data.from_arrays(
+        {"a": np.zeros((_ROWS, 2)), "b": np.zeros((7, 2))}, [0] * _ROWS, num_classes=1
+      ),
+    ),
+    ("y", lambda: data.from_arrays(np.zeros((_ROWS, 2)), [0, 1], num_classes=2)),
+    (
+      "y",
+      lambda: data.from_arrays(
+        np.zeros((_ROWS, 2)), np.zeros((_ROWS, 3), int), target=data.Labels(("a", "b"))
+      ),
+    ),
+    (
+      "y",
+      lambda: data.from_arrays(
+        np.zeros((_ROWS, 2)), np.zeros(7), target=data.Interval(0, 1)
+      ),
+    ),
+    ("table", lambda: data.table({"a": np.zeros((_ROWS, 2)), "y": [0] * _ROWS}, _DECLARED)),
+    ("table", lambda: data.table({"a": [0.5] * _ROWS, "y": [0] * 7}, _DECLARED)),
   ],
 )
-def test_p42_no_refusal_shows_how_many_rows_there_are(make):
-  with refuses() as caught:
+def test_p42_no_refusal_shows_how_many_rows_there_are(field, make):
+  with refuses(field) as caught:
     make()
   assert str(_ROWS) not in str(caught.value)
 

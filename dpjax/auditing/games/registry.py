@@ -25,6 +25,7 @@ import dpjax.secure.mpc
 import dpjax.secure.vertical
 import dpjax.training
 import dpjax.transforms
+import dpjax.zoo.recipes
 from dpjax import validate
 from dpjax.auditing.games import (
   accounting,
@@ -205,7 +206,9 @@ PACKAGES: dict[str, Package] = {
     plans.NO_CLAIM,
   ),
   "training": Package(
-    lambda: _only(inspect.isfunction, _exported(dpjax.training)),
+    lambda: _only(
+      inspect.isfunction, _exported(dpjax.training) | _exported(dpjax.zoo.recipes)
+    ),
     lambda name, _: training.GAMES[name](),
     training.GAMES,
     training.NO_CLAIM,
