@@ -36,9 +36,9 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
                  "--config.model.options={}")  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count("pass  ") == 24 and "FAIL" not in done.stdout
+  assert done.stdout.count("pass  ") == 23 and "FAIL" not in done.stdout
   result = json.loads((tmp_path / "run" / "check.json").read_text())
-  assert result["passed"] and len(result["checks"]) == 24
+  assert result["passed"] and len(result["checks"]) == 23
 
 
 @pytest.mark.long
@@ -50,7 +50,7 @@ def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
   assert done.returncode == 1
   assert "FAIL  noise as charged" in done.stdout
   message = done.stderr.strip()
-  assert message.startswith("error: ") and " of 24 checks failed: " in message
+  assert message.startswith("error: ") and " of 23 checks failed: " in message
   assert "noise as charged; noise has its tails" in message and "\n" not in message
 
 
