@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special, stats
 
 from dpjax import columns, trees, validate
 from dpjax.types import Array, Labelled, Params
@@ -267,6 +268,13 @@ def confusion(
   >>> counted.one_against_rest()[1].tolist()  # class 1: TP, TN, FP, FN
   [1, 2, 0, 1]
   """
+  return _counted(*_logits(apply, params, dataset, batch_size))
+
+
+def _logits(
+  apply: Apply, params: Params, dataset: Labelled, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (logits [n, K], labels [n]) of all examples."""
   validate.integer_at_least(1, batch_size=batch_size)
   x, y = _arrays(dataset)
   outputs = []
@@ -281,6 +289,10 @@ def confusion(
       f"to {y.max()}",
       field="dataset.y",
     )
+  return logits, y
+
+
+def _counted(logits: np.ndarray, y: np.ndarray) -> Confusion:
   answered = ~np.isnan(logits).any(axis=1)
   num_classes = logits.shape[1]
   counts = np.zeros((num_classes, num_classes), np.int64)
@@ -290,6 +302,124 @@ def confusion(
   errors = np.sum((shares - np.eye(num_classes)[y[answered]]) ** 2, axis=1)
   total = np.sum(errors) + 2.0 * np.sum(unanswered)
   return Confusion(counts, unanswered, float(total / len(y)))
+
+
+def evaluate_classes(
+  apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
+) -> dict[str, Any]:
+  """Returns scores that do not hide a rare class; see `evaluate` for the arguments.
+
+  Returns:
+    "auroc", "average_precision": of class 1 if there are two classes, else the means over the
+    classes of one against the rest. "balanced_accuracy": the mean of "recall_by_class", which is
+    the share of each class that is recognised. "calibration_error": see that function.
+    "largest_class": its share of the examples, which is the accuracy of answering it always.
+    "confusion": counts [K, K], rows are true classes, columns are answers. A class without
+    examples is left out of means, and its recall is NaN. A logit that is NaN makes the first two
+    and the calibration error NaN.
+
+  >>> from dpjax.types import Example
+  >>> data = Example(x=jnp.array([[0.0], [1.0], [2.0], [3.0]]), y=jnp.array([0, 0, 1, 0]))
+  >>> scores = evaluate_classes(lambda w, x: jnp.concatenate([-w * x, w * x], 1), 0.1, data)
+  >>> scores["largest_class"], scores["confusion"], round(scores["auroc"], 3)
+  (0.75, [[1, 2], [0, 1]], 0.667)
+  """
+  logits, y = _logits(apply, params, dataset, batch_size)
+  counted = _counted(logits, y)
+  num_classes = logits.shape[1]
+  sizes = np.bincount(y, minlength=num_classes)
+  shares = special.softmax(logits.astype(np.float64), axis=1)
+  with np.errstate(invalid="ignore"):
+    recalls = np.diag(counted.counts) / sizes
+  held = np.flatnonzero(sizes)
+  asked = [1] if num_classes == 2 else held
+  mean = lambda score: float(np.mean([score(shares[:, k], y == k) for k in asked]))
+  return {
+    "auroc": mean(auroc),
+    "average_precision": mean(average_precision),
+    "balanced_accuracy": float(np.mean(recalls[held])),
+    "recall_by_class": recalls.tolist(),
+    "calibration_error": calibration_error(shares, y),
+    "largest_class": float(sizes.max() / len(y)),
+    "confusion": counted.counts.tolist(),
+  }
+
+
+def auroc(scores: Any, positive: Any) -> float:
+  """Returns the area under the ROC curve: the chance that a positive example scores higher than a
+  negative one, where a tie counts half. NaN if one of the two is missing, or a score is NaN.
+
+  Args:
+    scores: [n].
+    positive: [n] of True and False.
+
+  >>> auroc([0.1, 0.4, 0.35, 0.8], [False, False, True, True])
+  0.75
+  """
+  scores, positive = _scored(scores, positive)
+  count = int(positive.sum())
+  if count in (0, len(positive)) or np.isnan(scores).any():
+    return float("nan")
+  ranks = stats.rankdata(scores)[positive].sum() - count * (count + 1) / 2
+  return float(ranks / (count * (len(positive) - count)))
+
+
+def average_precision(scores: Any, positive: Any) -> float:
+  """Returns the mean precision over the positive examples, each at the threshold that just finds
+  it: the area under the precision-recall curve, without interpolation. NaN as for `auroc`.
+
+  >>> round(average_precision([0.1, 0.4, 0.35, 0.8], [False, False, True, True]), 4)
+  0.8333
+  """
+  scores, positive = _scored(scores, positive)
+  if not positive.any() or np.isnan(scores).any():
+    return float("nan")
+  order = np.argsort(-scores, kind="stable")
+  hits = np.cumsum(positive[order])
+  # Equal scores share a threshold, so only the last of them counts.
+  ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+  found = np.diff(hits[ends], prepend=0) / hits[-1]
+  return float(np.sum(found * hits[ends] / (ends + 1)))
+
+
+def _scored(scores: Any, positive: Any) -> tuple[np.ndarray, np.ndarray]:
+  scores = np.asarray(scores, np.float64)
+  positive = np.asarray(positive, bool)
+  if scores.ndim != 1 or scores.shape != positive.shape or not len(scores):
+    raise UserError(
+      f"must be [n] with n >= 1, as positive, got {scores.shape}, {positive.shape}",
+      field="scores",
+    )
+  return scores, positive
+
+
+def calibration_error(shares: Any, labels: Any, *, num_bins: int = 15) -> float:
+  """Returns the expected calibration error: how far the probability of the likeliest class is from
+  the share of right answers, averaged over equally wide bins of that probability.
+
+  Args:
+    shares: [n, K] probabilities of the classes. NaN among them gives NaN.
+    labels: [n].
+
+  >>> round(calibration_error([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 2)  # sure to .8, right in half
+  0.3
+  """
+  shares = np.asarray(shares, np.float64)
+  labels = np.asarray(labels)
+  if shares.ndim != 2 or not len(shares) or labels.shape != shares.shape[:1]:
+    raise UserError(
+      f"must be [n, K] with n >= 1 and labels [n], got {shares.shape}, {labels.shape}",
+      field="shares",
+    )
+  validate.integer_at_least(1, num_bins=num_bins)
+  if np.isnan(shares).any():
+    return float("nan")
+  sure = shares.max(axis=1)
+  right = shares.argmax(axis=1) == labels
+  places = np.clip((sure * num_bins).astype(int), 0, num_bins - 1)
+  # The number of examples in a bin cancels: it is the weight, and divides both means.
+  gaps = np.bincount(places, weights=right - sure, minlength=num_bins)
+  return float(np.sum(np.abs(gaps)) / len(labels))
 
 
 def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:

@@ -472,4 +472,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
   (" (did you mean 'adam'?)", '')
   """
   near = difflib.get_close_matches(word, tuple(known), n=1)
-  return f" (did you mean {near[0]!r}?)" if near else ""
+  return question(repr(near[0])) if near else ""
+
+
+def question(name: str, note: str = "") -> str:
+  """Returns the end of a message that asks for another name.
+
+  >>> question("--config.seed"), question("num_steps", "epochs / sampling_prob")
+  (' (did you mean --config.seed?)', ' (did you mean num_steps? epochs / sampling_prob)')
+  """
+  return f" (did you mean {name}?{note and f' {note}'})"

@@ -24,13 +24,28 @@ from absl import flags
 
 from dpjax import validate
 from dpjax.checks import table as check
+from dpjax.checks.subject import Row
 from dpjax.experiments.checks import of_config
+from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import writers
 from launch import app, config_flag
 
 config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory to write check.json to (default: nowhere).")
+
+
+def measured(config: TrainConfig) -> list[Row]:
+  """Runs every check of a config's run. A bar on a terminal names the part that is at work."""
+  with writers.bar(1, "model and data") as bar:
+    subject = of_config.subject(config)
+    bar.update()
+  with writers.bar(len(of_config.asked(subject)), "checks") as bar:
+    rows = []
+    for row in of_config.checks(subject, begins=lambda name: bar.update(0, now=name)):
+      rows.append(row)
+      bar.update()
+  return rows
 
 
 def main() -> None:
@@ -40,7 +55,7 @@ def main() -> None:
     validate.folder(workdir=workdir)
   config = config_flag.get()
   app.prepare_memory([config])
-  rows = list(of_config.checks(of_config.subject(config)))
+  rows = measured(config)
   print(check.table(rows))
   if workdir is not None:
     writers.write_json(pathlib.Path(workdir) / "check.json", check.to_json(rows))

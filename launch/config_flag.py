@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import elsewhere, fields, rules
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
@@ -97,10 +97,18 @@ def get(name: str = "config", **more: Any) -> Any:
 
 
 def meant(word: str) -> str:
-  """Returns the end of a message about a flag that is none: the field that has its name, or ""."""
-  paths = {name: fields.place_of(kind.config(), word) for name, kind in _KINDS.items()}
-  shown = [f"--{name}.{path}" for name, path in paths.items() if path is not None]
-  return f" (did you mean {shown[0]}?)" if shown else ""
+  """Returns the end of a message about a flag that is none: the field or the flag that has its
+  name, here or in other libraries, or ""."""
+  for name, kind in _KINDS.items():
+    place = fields.place_of(kind.config(), word)
+    if place is not None:
+      return validate.question(f"--{name}.{place[0]}", place[1])
+  # Launchers without a config, such as launch.account, have flags for some fields.
+  place = elsewhere.find(word, flags.FLAGS)
+  if place is not None:
+    return validate.question(f"--{place[0]}", place[1])
+  ours = elsewhere.name_of(word)
+  return "" if ours is None else f"; dpjax calls it {ours!r}, which is not read here"
 
 
 def command_line(config: Any, name: str) -> list[str]:

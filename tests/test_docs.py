@@ -272,6 +272,28 @@ def test_results_that_a_page_names_are_there(page):
     assert list(_ROOT.glob(name.rstrip("/"))), name
 
 
+_NUMBER = r"(?<![\w.])\d*\.\d+(?:e-?\d+)?"
+
+
+def test_numbers_of_the_texts_stand_in_the_results_beside_them():
+  """Each number with a point, rounded as it is printed; percent and claimed epsilons, too."""
+  checked = 0
+  for line in _text("docs/from_the_texts.md").splitlines():
+    files = re.findall(r"`(results/[\w./*-]+)`", line)
+    if not line.startswith("|") or not files:
+      continue
+    cell = next(cell for cell in line.split(" | ") if "`results/" in cell)
+    held = [path.read_text("utf-8") for file in files for path in _ROOT.glob(file)]
+    numbers = {float(number) for text in held for number in re.findall(_NUMBER, text)}
+    for shown in re.findall(_NUMBER, re.sub(r"`[^`]*`", "", cell)):
+      mantissa, _, power = shown.partition("e")
+      unit = 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+      near = [n for n in numbers if abs(n - float(shown)) <= 0.5001 * unit]
+      assert near, (shown, cell)
+      checked += 1
+  assert checked > 50
+
+
 @pytest.mark.parametrize("page", _LINKED)
 def test_programs_of_the_tests_that_are_named_exist(page):
   for name in re.findall(r"python -m (tests\.[\w.]+\w)", " ".join(_text(page).split())):

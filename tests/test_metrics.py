@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import special
+from sklearn import calibration
+from sklearn import metrics as oracle
 
 from dpjax import data, metrics
 from dpjax.types import Example
@@ -113,6 +116,78 @@ def test_confusion_counts_each_class_against_the_rest(seed, n, num_classes):
     wanted = np.arange(num_classes) == label
     errors.append(2.0 if answer < 0 else np.sum((shares - wanted) ** 2))
   assert counted.squared_error == pytest.approx(np.mean(errors), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_by_class_are_those_of_scikit_learn(num_classes, seed):
+  """With ties among the scores, and unequal classes."""
+  rng = np.random.default_rng(seed)
+  x = rng.integers(-2, 3, (80, 4)).astype(np.float32)
+  y = np.minimum(rng.geometric(0.6, 80) - 1, num_classes - 1)
+  y[:num_classes] = range(num_classes)
+  weights = rng.integers(-2, 3, (4, num_classes)).astype(np.float32) / 4
+  rows = data.from_arrays(x, y, num_classes=num_classes)
+  found = metrics.evaluate_classes(linear, weights, rows, batch_size=32)
+  logits = x.astype(np.float64) @ weights
+  shares = special.softmax(logits, axis=1)  # keeps ties
+  said = logits.argmax(axis=1)
+  which = [1] if num_classes == 2 else range(num_classes)
+  for name, score in (
+    ("auroc", oracle.roc_auc_score),
+    ("average_precision", oracle.average_precision_score),
+  ):
+    wanted = np.mean([score(y == k, shares[:, k]) for k in which])
+    assert found[name] == pytest.approx(wanted, abs=1e-9), name
+  assert found["balanced_accuracy"] == pytest.approx(
+    oracle.balanced_accuracy_score(y, said)
+  )
+  wanted = oracle.recall_score(y, said, average=None)
+  np.testing.assert_allclose(found["recall_by_class"], wanted)
+  np.testing.assert_array_equal(found["confusion"], oracle.confusion_matrix(y, said))
+  assert found["largest_class"] == np.bincount(y).max() / 80
+  loss = metrics.evaluate(linear, weights, rows)["loss"]
+  assert loss == pytest.approx(oracle.log_loss(y, shares), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_calibration_error_is_that_of_scikit_learns_curve(seed):
+  rng = np.random.default_rng(seed)
+  shares = rng.dirichlet([0.5] * 3, 200)
+  y = rng.integers(0, 3, 200)
+  sure, right = shares.max(axis=1), shares.argmax(axis=1) == y
+  truth, said = calibration.calibration_curve(right, sure, n_bins=15)
+  counts = np.histogram(sure, np.linspace(0, 1, 16))[0]
+  wanted = np.sum(np.abs(truth - said) * counts[counts > 0]) / 200
+  assert metrics.calibration_error(shares, y) == pytest.approx(wanted, abs=1e-12)
+  assert metrics.calibration_error(np.eye(3)[y], y) == 0
+
+
+def test_a_missing_class_and_nan_logits_are_not_hidden():
+  rows = data.from_arrays(np.eye(2), [0, 0], num_classes=2)
+  alone = metrics.evaluate_classes(lambda p, x: x, None, rows)
+  assert np.isnan(alone["auroc"]) and np.isnan(alone["average_precision"])
+  assert alone["balanced_accuracy"] == 0.5 and np.isnan(alone["recall_by_class"][1])
+  rows = data.from_arrays(np.eye(2), [0, 1], num_classes=2)
+  broken = metrics.evaluate_classes(
+    lambda p, x: jnp.asarray(x).at[0].set(jnp.nan), None, rows
+  )
+  assert broken["recall_by_class"] == [0.0, 1.0] and np.isnan(broken["auroc"])
+  assert np.isnan(broken["calibration_error"]) and np.sum(broken["confusion"]) == 1
+
+
+@pytest.mark.parametrize(
+  ("call", "field"),
+  [
+    (lambda: metrics.auroc([], []), "scores"),
+    (lambda: metrics.average_precision([0.5], [True, False]), "scores"),
+    (lambda: metrics.calibration_error([0.5], [1]), "shares"),
+    (lambda: metrics.calibration_error([[0.5, 0.5]], [1], num_bins=0), "num_bins"),
+  ],
+)
+def test_wrong_scores_are_refused(call, field):
+  with refuses(field):
+    call()
 
 
 def test_tokens_are_evaluated_too():

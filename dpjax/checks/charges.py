@@ -5,7 +5,6 @@ epsilon than is claimed."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,8 +139,9 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
   or from a batch of another size. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
+  sizes = (BATCH, BATCH, 1, max(2, plan.sampler.padded_batch_size))
+  used = jnp.array([True, False, True, True])
 
-  @functools.partial(jax.jit, static_argnums=0)
   def update(size, taken):
     tx = subject.transform(key)
     seen = jnp.full(size, min(plan.l2_bound, 1e6) * 0.5)
@@ -150,16 +150,14 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
     mask = jnp.broadcast_to(taken, size)
     return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
 
+  # All updates are one program: XLA compiles noise once that no batch enters.
+  run = jax.jit(lambda used: [update(*of) for of in zip(sizes, used)])
   # The sum is the same each time, so any difference follows from the batch.
-  first = update(BATCH, True)
-  for size, taken in (
-    (BATCH, False),
-    (1, True),
-    (max(2, plan.sampler.padded_batch_size), True),
-  ):
+  first, *others = run(used)
+  for other in others:
     off = jax.tree.map(
       lambda a, b: np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2),
-      first, update(size, taken),
+      first, other,
     )  # fmt: skip
     yield plan.normalize_by * math.sqrt(sum(jax.tree.leaves(off)))
 

@@ -281,21 +281,29 @@ def _masks() -> Iterator[np.ndarray]:
     yield rng.permutation(np.arange(BATCH) < count)
 
 
-def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
-  """Yields (name, parameters) after training by Adam on the batch, so that gradients get short."""
+def _fitted(subject: Subject) -> list[tuple[str, Any]]:
+  """Returns (name, parameters) after training by Adam on the batch of a check, so that gradients
+  get short."""
+  if "fitted" not in subject.kept:
+    # Two parts of a check need them, and large models have one of them alone.
+    subject.kept["fitted"] = list(_fit(subject, subject.batch()))
+  return subject.kept["fitted"]
+
+
+def _fit(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
   tx = optax.adam(0.02)
   mean = lambda params: jnp.mean(
     jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
   )
 
-  @functools.partial(jax.jit, static_argnums=2)
-  def train(params, state, steps):
-    def step(carry, _):
+  @jax.jit
+  def train(params, state, steps):  # one program for every number of steps
+    def step(_, carry):
       params, state = carry
       updates, state = tx.update(jax.grad(mean)(params), state, params)
-      return (optax.apply_updates(params, updates), state), None
+      return optax.apply_updates(params, updates), state
 
-    return jax.lax.scan(step, (params, state), length=steps)[0]
+    return jax.lax.fori_loop(0, steps, step, (params, state))
 
   large = trees.size(subject.params) > _LARGE
   params = subject.params
@@ -318,7 +326,7 @@ def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, A
   for factor in _FACTORS[1:2] if few else (*_FACTORS[1:], *_SMALL_FACTORS, -1.0):
     yield f"inputs x{factor:g}", total, params, _scaled(batch, factor)
     yield f"one input x{factor:g}", total, params, _scaled_one(batch, 1, factor)
-  for name, fitted_params in _fitted(subject, batch):
+  for name, fitted_params in _fitted(subject):
     yield name, total, fitted_params, batch
   if subject.gradient_of is None:
     return
@@ -408,7 +416,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
     (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
   ]
   batch = subject.batch()
-  cases += [(name, params, batch) for name, params in _fitted(subject, batch)]
+  cases += [(name, params, batch) for name, params in _fitted(subject)]
   everyone = np.ones(BATCH, bool)
   for name, params, examples in cases:
     terms = _terms(subject, _numpy(own_grads(params, examples)))

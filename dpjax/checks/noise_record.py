@@ -43,7 +43,10 @@ _LONG = 20_000
 _WHOLE = 50_000
 # Number of values whose tails are counted, enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000
-_AT_ONCE = 2_000_000  # number of these values in memory at a time, unless one step has more
+_AT_ONCE = 2_000_000  # number of these values drawn in one call, unless one step has more
+# Smallest number of values of a step that fill a processor. A batch of keys takes XLA twice as long
+# to compile as one key, so keys of a larger model are drawn in turn.
+_FILLED = 4096
 # Values beyond these numbers of standard deviations are counted, below and above 0.
 THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)
 # Limit on pairs of blocks x values of a block. 2,000 values of a block are compared even above it.
@@ -118,7 +121,12 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   # If noise differs by step, it is recorded in one run: joined runs would mix the steps.
   runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
   whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
-  run = _runner(subject, steps, min(whole, len(steps)))
+  whole_of_run = min(whole, len(steps))
+  program = ("runner", steps.tobytes(), whole_of_run)
+  if program not in subject.kept:
+    # Several checks need records, whose program takes seconds to compile.
+    subject.kept[program] = _runner(subject, steps, whole_of_run)
+  run = subject.kept[program]
   return [
     _joined(
       [_undone(subject.plan, subject.params, steps, *run(key(i))) for i in range(runs)],
@@ -190,7 +198,11 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
 
     return jax.lax.scan(body, state, factors)[1]
 
-  run = jax.jit(jax.vmap(tails_of_key))
+  # A power of 2 up to 64, which divides `together`.
+  beside = min(64, 2 ** max(0, (_FILLED // size).bit_length() - 1))
+  run = jax.jit(
+    functools.partial(jax.lax.map, tails_of_key, batch_size=beside if beside > 1 else None)
+  )
   parts = [
     run(jnp.stack([keys(call * together + i) for i in range(together)]))
     for call in range(calls)

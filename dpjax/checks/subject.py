@@ -62,6 +62,10 @@ class Subject:
   optimizer: Any = None  # the Optax transformation after the private one, in the whole step
   release: bool = False  # whether noise is rounded to a grid, as for a release
   seed_bits: int = 128  # of the seed that `draw` gets
+  # Programs that several checks run, by name. A copy by `dataclasses.replace` begins without any.
+  kept: dict[Any, Any] = dataclasses.field(
+    default_factory=dict, init=False, repr=False, compare=False
+  )
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
     """Returns random training examples, leaves [size, ...], with keys if the loss needs them.

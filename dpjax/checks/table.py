@@ -24,16 +24,27 @@ from dpjax.checks import (
 from dpjax.checks.subject import Row, Subject
 from dpjax.validate import first_line
 
+Check = Callable[[Any], Row]
+
+
+def asked(subject: Subject) -> list[Check]:
+  """Returns the checks of the parts of a training, in order."""
+  fitted = (before_steps,) if subject.plan.statistics is not None else ()
+  modules = (influence, whole_step, noise_distributions, *fitted, batches, charges)
+  return [check for module in modules for check in module.CHECKS]
+
 
 def checks(subject: Subject) -> Iterator[Row]:
   """Yields the row of each check, in order."""
-  fitted = (before_steps,) if subject.plan.statistics is not None else ()
-  modules = (influence, whole_step, noise_distributions, *fitted, batches, charges)
-  for module in modules:
-    yield from rows(module.CHECKS, subject)
+  yield from rows(asked(subject), subject)
 
 
-def rows(asked: Iterable[Callable[[Any], Row]], subject: Any) -> Iterator[Row]:
+def in_words(check: Check) -> str:
+  """Returns the name of a check before its row is there."""
+  return check.__name__.replace("_", " ")
+
+
+def rows(asked: Iterable[Check], subject: Any) -> Iterator[Row]:
   """Yields the row of each check that is asked. A check that raises an error fails."""
   for check in asked:
     try:
@@ -41,7 +52,7 @@ def rows(asked: Iterable[Callable[[Any], Row]], subject: Any) -> Iterator[Row]:
     except Exception as error:
       # The run's own code raised this, on inputs that training may meet.
       reason = f"ended in {first_line(error, with_type=True)}"
-      yield Row(check.__name__.replace("_", " "), False, math.inf, 0.0, reason)
+      yield Row(in_words(check), False, math.inf, 0.0, reason)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

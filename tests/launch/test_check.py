@@ -6,6 +6,8 @@ import pathlib
 
 import pytest
 
+from dpjax.checks.subject import Row
+from dpjax.experiments.checks import of_config
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,9 +36,9 @@ def test_quickstart_passes_and_writes_its_table(tmp_path):
   done = _launch(f"--workdir={tmp_path / 'run'}", "--config.model.name=linear",
                  "--config.model.options={}")  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count("pass  ") == 24 and "FAIL" not in done.stdout
+  assert done.stdout.count("pass  ") == 23 and "FAIL" not in done.stdout
   result = json.loads((tmp_path / "run" / "check.json").read_text())
-  assert result["passed"] and len(result["checks"]) == 24
+  assert result["passed"] and len(result["checks"]) == 23
 
 
 @pytest.mark.long
@@ -48,8 +50,27 @@ def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
   assert done.returncode == 1
   assert "FAIL  noise as charged" in done.stdout
   message = done.stderr.strip()
-  assert message.startswith("error: ") and " of 24 checks failed: " in message
+  assert message.startswith("error: ") and " of 23 checks failed: " in message
   assert "noise as charged; noise has its tails" in message and "\n" not in message
+
+
+def test_each_check_is_named_before_it_runs(monkeypatch):
+  begun = []
+
+  def slow_noise(subject):
+    assert begun[-1] == "slow noise"
+    return Row("noise", True, 0.0, 1.0, "")
+
+  def ends_badly(subject):
+    raise ValueError("bad")
+
+  monkeypatch.setattr(of_config, "asked", lambda subject: [slow_noise, ends_badly])
+  rows = list(of_config.checks(None, begins=begun.append))
+  assert begun == ["slow noise", "ends badly"]
+  assert [(row.name, row.passed) for row in rows] == [
+    ("noise", True),
+    ("ends badly", False),
+  ]
 
 
 def test_a_mistake_is_one_line_and_exit_code_2():

@@ -64,6 +64,11 @@ CASES = {  # arguments -> what the one line on stderr says
     "--config=good.py --config.batch_size=64",
     "did you mean 'privacy.sampling_prob'?",
   ),
+  "a flag of another library": (
+    "--config=good.py --lr=.1",
+    "did you mean --config.optimizer.learning_rate?",
+  ),
+  "of other runs": ("--config=good.py --fraction_fit=.1", "'clients_per_round'"),
   "wrong type": ("--config=good.py --config.num_steps=many", "--config.num_steps='many'"),
   "missing file": ("--config=nowhere.py", "--config=nowhere.py: no such file"),
   "not a config": (

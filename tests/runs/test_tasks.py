@@ -14,7 +14,7 @@ from dpjax.data import partition
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -166,6 +166,49 @@ def test_a_private_regression_says_its_error_in_units_of_the_data(tmp_path):
   assert {"test_rmse", "test_r2", "test_loss"} <= set(rows[0])
   assert (tmp_path / "run/report.png").stat().st_size > 0
   assert json.loads((tmp_path / "run/result.json").read_text())["test_rmse"] > 0
+
+
+def _table(common=40, shape=(3,), num_classes=2):
+  """60 rows, of which `common` are of class 0."""
+  x = _RNG.uniform(0, 1, (60, *shape)).astype(np.float32)
+  y = np.repeat([0, 1], [common, 60 - common])
+  return data.from_arrays(x, y, num_classes=num_classes, nominal_size=60)
+
+
+def test_scores_by_class_of_a_table_warn_where_accuracy_says_nothing(capsys):
+  rows = _table()
+  always = facts.class_scores(lambda p, x: jnp.array([[1.0, 0.0]] * len(x)), None, rows)
+  assert always["test_auroc"] == 0.5 and always["test_recall_by_class"] == [1.0, 0.0]
+  assert always["test_largest_class"] == pytest.approx(40 / 60)
+  line = capsys.readouterr().err
+  assert line.startswith("warning: ") and "0.6667" in line and line.count("\n") == 1
+  knows = lambda p, x: jnp.eye(2)[jnp.asarray(rows.y)[: len(x)]] if len(x) == 60 else None
+  padded = lambda p, x: jnp.zeros((len(x), 2)).at[:60].set(knows(p, x[:60]))
+  assert facts.class_scores(padded, None, rows)["test_auroc"] == 1
+  assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "rows", [_table(shape=(2, 2, 1)), _table(num_classes=11), _labels()[1]]
+)
+def test_images_many_classes_and_labels_have_no_scores_by_class(rows):
+  assert facts.class_scores(lambda p, x: None, None, rows) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp_sgd", "least_squares"])
+def test_a_run_of_a_table_writes_its_scores_by_class(method, tmp_path):
+  config = _config("breast_cancer", **{"optimizer.learning_rate": 4.0})
+  if method == "least_squares":
+    config = TrainConfig(data=config.data, model=config.model)
+    config = fields.replace_all(config, {"privacy.method": method, "privacy.epsilon": 8.0})
+  loop.run(build.build(config), tmp_path / "run")
+  result = json.loads((tmp_path / "run/result.json").read_text())
+  counts = np.array(result["test_confusion"])
+  assert counts.sum() == len(data.load("breast_cancer")[1])
+  assert result["test_accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+  assert result["test_recall_by_class"] == pytest.approx(np.diag(counts) / counts.sum(1))
+  assert 0.5 < result["test_auroc"] <= 1 and 0 <= result["test_calibration_error"] < 1
 
 
 def test_a_private_run_of_several_labels(tmp_path):

@@ -208,6 +208,27 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
   assert "4/4" in text and "train" in text and "accuracy=0.5" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_part_is_named_as_it_begins_on_a_terminal_alone(monkeypatch, capsys, terminal):
+  monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+  writers.begins("membership-none")
+  with writers.bar(2, "checks") as bar:
+    bar.update(0, now="padding")
+    begun = capsys.readouterr().err
+    bar.update()
+  ended = capsys.readouterr().err
+  assert ("membership-none ..." in begun) == ("now=padding" in begun) == terminal
+  assert "0/2" in begun if terminal else not begun and not ended
+
+
+def test_of_several_runs_at_once_none_names_its_parts(monkeypatch, capsys):
+  monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+  with writers.silent(), writers.bar(2) as bar:
+    writers.begins("a")
+    bar.update()
+  assert not capsys.readouterr().err
+
+
 def test_warning_is_one_line(capsys):
   writers.warn("two\n  lines")
   assert capsys.readouterr().err == "warning: two lines\n"

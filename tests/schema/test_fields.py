@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
 
-from dpjax.experiments.config import fields, optimizers
+from dpjax.experiments.all_kinds import KINDS
+from dpjax.experiments.config import elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
-from dpjax.validate import UserError
 from tests.refuses import refuses
 
 
@@ -296,27 +298,99 @@ def test_what_contradicts_itself_is_refused_in_any_order():
       fields.override_all(FedConfig(), texts)
 
 
+# Words that others use, beside the field of each kind of run.
+_OTHERS = {
+  TrainConfig: {
+    "epsilon": "privacy.epsilon", "target_epsilon": "privacy.epsilon",
+    "target_delta": "privacy.delta", "batch_size": "privacy.sampling_prob",
+    "max_grad_norm": "privacy.l2_clip_norm", "l2_norm_clip": "privacy.l2_clip_norm",
+    "sigma": "privacy.noise_multiplier", "noise_multiplier": "privacy.noise_multiplier",
+    "secure_mode": "release", "lr": "optimizer.learning_rate", "epochs": "num_steps",
+    "steps": "num_steps", "microbatches": "microbatch_size",
+    "strategy": "privacy.ftrl.strategy", "random_state": "seed",
+    "noise": "privacy.noise_multiplier",
+  },
+  FedConfig: {
+    "fraction_fit": "clients_per_round", "num_clients_per_round": "clients_per_round",
+    "proximal_mu": "algorithm.mu", "strategy": "algorithm", "local_epochs": "local.epochs",
+    "epochs": "local.epochs", "num_epochs": "local.epochs", "batch_size": "local.batch_size",
+    "lr": "client_optimizer.learning_rate", "learning_rate": "client_optimizer.learning_rate",
+    "server_lr": "server_optimizer.learning_rate", "sigma": "privacy.noise_multiplier",
+    "max_grad_norm": "privacy.l2_clip_norm", "target_epsilon": "privacy.epsilon",
+    "secure_mode": "release", "num_server_rounds": "num_rounds", "secagg": "secure_sum",
+  },
+  PateConfig: {
+    "target_epsilon": "epsilon", "sigma": "std", "noise_multiplier": "std",
+    "secure_mode": "release", "random_seed": "seed",
+  },
+  DistillationConfig: {
+    "target_epsilon": "epsilon", "num_epochs": "epochs", "lr": "teacher_rate",
+    "max_grad_norm": "l2_clip_norm", "train_batch_size": "batch_size",
+  },
+  SynthesisConfig: {
+    "sigma": "noise_multiplier", "batch_size": "method.batch_size", "lr": "learning_rate",
+    "epochs": "method.epochs", "max_grad_norm": "method.l2_clip_norm", "max_steps": "num_steps",
+    "secure_mode": "release",
+  },
+  RelevanceConfig: {
+    "target_epsilon": "epsilons", "target_delta": "private.delta", "epochs": "num_epochs",
+    "max_grad_norm": "private.l2_clip_norm", "lr": "learning_rate",
+  },
+  AttackConfig: {
+    "batch_size": "federate.local.batch_size", "sigma": "train.privacy.noise_multiplier",
+    "noise": "train.privacy.noise_multiplier",
+    "lr": "train.optimizer.learning_rate", "fraction_fit": "federate.clients_per_round",
+    "strategy": "federate.algorithm",
+  },
+  SecureConfig: {
+    "epochs": "task.epochs", "lr": "task.learning_rate", "eps": "task.epsilon",
+    "noise": "train.privacy.noise_multiplier",
+  },
+  SweepConfig: {"noise": "base.privacy.noise_multiplier", "epochs": "base.num_steps"},
+}  # fmt: skip
+
+
+def test_every_kind_of_run_has_its_row():
+  assert set(_OTHERS) == set(KINDS)
+
+
 @pytest.mark.parametrize(
-  ("word", "path"),
-  [
-    ("epsilon", "privacy.epsilon"),
-    ("batch_size", "privacy.sampling_prob"),
-    ("max_grad_norm", "privacy.l2_clip_norm"),
-    ("l2_norm_clip", "privacy.l2_clip_norm"),
-    ("target_delta", "privacy.delta"),
-    ("sigma", "privacy.noise_multiplier"),
-  ],
+  ("kind", "word", "path"),
+  [(kind, word, path) for kind, words in _OTHERS.items() for word, path in words.items()],
 )
-def test_names_of_other_libraries_lead_to_the_field(word, path):
-  assert fields.place_of(TrainConfig(), word) == path
-  with pytest.raises(UserError, match=re.escape(f"(did you mean {path!r}?)")) as caught:
-    fields.override(TrainConfig(), word, "1", name="--config")
-  assert caught.value.field == f"--config.{word}"
+def test_names_of_other_libraries_lead_to_the_field(kind, word, path):
+  place = fields.place_of(kind(), word)
+  assert place is not None and place[0] == path
+  fields.get(kind(), path)  # it is there
+  if word in {field.name for field in dataclasses.fields(kind)}:
+    return
+  with refuses(f"config.{word}") as caught:
+    fields.override(kind(), word, "1")
+  assert f"did you mean {path!r}?" in str(caught.value)
+  assert place[1] in str(caught.value)
 
 
-@pytest.mark.parametrize("config", [TrainConfig(), FedConfig()])
-def test_a_name_of_another_library_is_no_field_here(config):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_of_another_library_is_no_field_here(kind):
   """A word that became a field of its own must leave the table, or it would mislead."""
-  for word, name in fields._ELSEWHERE.items():
-    held = {path.rpartition(".")[2] for path in fields._paths(config)}
-    assert word not in held or fields._places(config)[word].endswith(word), (word, name)
+  paths = list(fields._paths(kind()))
+  named = {path.rpartition(".")[2] for path in paths}
+  for word in elsewhere.words() & named:
+    place = fields.place_of(kind(), word)
+    assert place is not None
+    (path, _) = place
+    # A field of that name, but where the word means another one to those who type it.
+    assert path.endswith(word) or _OTHERS[kind].get(word) == path, (word, path)
+
+
+def test_every_path_of_the_table_is_a_field_or_a_flag():
+  held = {f".{path}" for kind in KINDS for path in fields._paths(kind())}
+  for row in elsewhere._ROWS:
+    for path in row.paths.split():
+      assert path == "workdir" or any(there.endswith(f".{path}") for there in held), path
+
+
+def test_a_field_that_a_kind_of_run_lacks_is_named():
+  with refuses("config.fraction_fit") as caught:
+    fields.override(TrainConfig(), "fraction_fit", "1")
+  assert "'clients_per_round'" in str(caught.value)

@@ -249,7 +249,17 @@ def size_of_data(subject: RunSubject) -> Row:
 CHECKS: tuple[Callable[[RunSubject], Row], ...] = (stated, key_reuse, size_of_data)
 
 
-def checks(subject: RunSubject) -> Iterator[Row]:
-  """Yields the row of each check, of the parts and of the run, in order."""
-  yield from table.checks(subject)
-  yield from table.rows(CHECKS, subject)
+def checks(subject: RunSubject, begins: Callable[[str], object] = str) -> Iterator[Row]:
+  """Yields the row of each check, of the parts and of the run, in order.
+
+  Args:
+    begins: function that is called with the name of each check as it begins.
+  """
+  for check in asked(subject):
+    begins(table.in_words(check))
+    yield from table.rows([check], subject)
+
+
+def asked(subject: RunSubject) -> list[table.Check]:
+  """Returns the checks of the parts and of the run, in order."""
+  return [*table.asked(subject), *CHECKS]

@@ -97,8 +97,9 @@ def played(
     for name, play in todo.items():
       if name in rows:
         continue
+      bar.update(0, now=name)
       rows[name] = play()
       write(list(rows.values()))
-      bar.update(1, last=name)
+      bar.update(1)
   write(list(rows.values()))
   return list(rows.values())

@@ -18,10 +18,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dpjax import names, validate
+from dpjax.experiments.config import elsewhere
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
 from dpjax.experiments.config.choices import choice_at, choice_of, hints_of
@@ -35,16 +36,6 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-# What other libraries (Opacus, jax_privacy, TF Privacy, scikit-learn) call a field: its name here.
-_ELSEWHERE = {
-  "batch_size": "sampling_prob", "sample_rate": "sampling_prob", "sampling_rate": "sampling_prob",
-  "eps": "epsilon", "target_epsilon": "epsilon", "target_delta": "delta",
-  "max_grad_norm": "l2_clip_norm", "clip_norm": "l2_clip_norm", "clipping_norm": "l2_clip_norm",
-  "l2_norm_clip": "l2_clip_norm", "max_per_sample_grad_norm": "l2_clip_norm",
-  "sigma": "noise_multiplier", "noise": "noise_multiplier",
-  "lr": "learning_rate", "step_size": "learning_rate", "max_steps": "num_steps",
-  "steps": "num_steps", "num_epochs": "epochs", "random_state": "seed", "random_seed": "seed",
-}  # fmt: skip
 # Largest number of characters of a list of fields that an error shows whole.
 _LISTED = 200
 # Number of bits, with the sign, of the largest integers that JAX and NumPy accept.
@@ -377,48 +368,59 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
   if choice is not None:
     owners = choice.owners()
     whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
-    hint = whose or _meant(head, {field: field for field in owners}, known)
+    hint = whose or _meant(head, owners, known)
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
     )
   raise UserError(
-    f"no such field{_meant(head, _places(config), known)}", field=f"{name}.{head}"
+    f"no such field{_meant(head, _paths(config), known)}", field=f"{name}.{head}"
   )
 
 
-def _places(config: Any) -> dict[str, str]:
-  """Returns {last name of a field, or a name that other libraries give it: path of the field}."""
+def _places(paths: Iterable[str]) -> dict[str, str]:
+  """Returns {last name of a field: its path}."""
   # Deep paths come first. If a shallow path has the same last name, it replaces the deep one, and
   # is suggested.
-  deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
-  places = {path.rpartition(".")[2]: path for path in deep_first}
-  elsewhere = {word: places[field] for word, field in _ELSEWHERE.items() if field in places}
-  return elsewhere | places
+  deep_first = sorted(paths, key=lambda path: -path.count("."))
+  return {path.rpartition(".")[2]: path for path in deep_first}
 
 
-def place_of(config: Any, word: str) -> str | None:
-  """Returns the path of the field that is called `word` or nearly so; None if there is none.
+def place_of(config: Any, word: str) -> tuple[str, str] | None:
+  """Returns (path, note) of the field that is called `word` or nearly so, here or in other
+  libraries; None if there is none. A note says how their value differs from ours.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> place_of(TrainConfig(), "max_grad_norm")
-  'privacy.l2_clip_norm'
+  ('privacy.l2_clip_norm', '')
   """
-  places = _places(config)
+  return _place_among(list(_paths(config)), word)
+
+
+def _place_among(paths: list[str], word: str) -> tuple[str, str] | None:
+  theirs = elsewhere.find(word, paths)
+  if theirs is not None:
+    return theirs
+  places = _places(paths)
   near = validate.slip_of(word, places)
-  return None if near is None else places[near]
+  return None if near is None else (places[near], "")
 
 
-def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
+def _meant(word: str, paths: Iterable[str], known: list[str]) -> str:
   """Returns the end of a message: the place of a similar name, or the list of fields.
 
-  >>> _meant("epsilom", {"epsilon": "privacy.epsilon"}, ["privacy"])
+  >>> _meant("epsilom", ["privacy.epsilon"], ["privacy"])
   " (did you mean 'privacy.epsilon'?)"
-  >>> _meant("nope", {"noise": "privacy.clipping.noise"}, ["privacy", "seed"])
+  >>> _meant("nope", ["privacy.clipping.noise"], ["privacy", "seed"])
   '; must be one of privacy, seed'
+  >>> _meant("epochs", ["num_steps"], ["num_steps"])
+  " (did you mean 'num_steps'? epochs * number of examples / batch size)"
   """
-  near = validate.slip_of(word, places)
-  if near is not None:
-    return f" (did you mean {places[near]!r}?)"
+  place = _place_among(list(paths), word)
+  if place is not None:
+    return validate.question(repr(place[0]), place[1])
+  ours = elsewhere.name_of(word)
+  if ours is not None:
+    return f"; dpjax calls it {ours!r}, which is not read here"
   if not known:
     return ", and no other"
   listed = ", ".join(known)

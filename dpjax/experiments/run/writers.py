@@ -552,12 +552,29 @@ def silent() -> Iterator[None]:
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
   """Returns a progress report on stderr: a bar on a terminal, lines elsewhere. In a block of
   `silent`, it reports nothing."""
-  # If the process has no stderr (`2>&-`), `sys.stderr` is None.
+  if _on_terminal():
+    return _Bar(total, initial, desc)
   if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)
-  if sys.stderr.isatty():
-    return _Bar(total, initial, desc)
   return Progress(total, initial, desc)
+
+
+def bar(total: int, desc: str = "") -> Progress:
+  """Returns a progress report that is shown on a terminal alone, for a command that then prints a
+  table."""
+  return progress(total, 0, desc) if _on_terminal() else _Silence(total, 0, desc)
+
+
+def begins(what: str) -> None:
+  """Prints the name of a part of a long command as it begins, on a terminal alone."""
+  if _on_terminal():
+    tqdm.write(f"{what} ...", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _on_terminal() -> bool:
+  # If the process has no stderr (`2>&-`), `sys.stderr` is None.
+  return not _SILENT.get() and sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress:

@@ -345,6 +345,8 @@ class _Work:
 
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
+    if ran:
+      writers.begins(point.name)
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
     # Freed memory is given back to the system. Otherwise the memory of one run would add to the
     # peak of the next run.

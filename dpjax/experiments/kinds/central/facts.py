@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import training, transforms
+from dpjax import gradients, training, transforms
+from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import left_out, provenance
+from dpjax.experiments.run import left_out, provenance, writers
 from dpjax.plan import Plan
 from dpjax.types import ArrayLike
 
 if TYPE_CHECKING:
   from dpjax.experiments.kinds.central.build import Run
+
+# Largest number of classes whose confusion is written to result.json.
+_FEW_CLASSES = 10
 
 
 def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
@@ -99,12 +103,39 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   return facts
 
 
+def class_scores(apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
+  """Returns the scores by class of a model of a table, on its public test rows, for result.json.
+
+  Warns if always giving the larger class would be as accurate. Returns {} for other data.
+  """
+  is_table = (
+    not test.in_columns and len(test.x.shape) == 2 and np.dtype(test.x.dtype).kind == "f"
+  )
+  if not (is_table and test.target is None and test.num_classes <= _FEW_CLASSES):
+    return {}
+  from dpjax import metrics  # only the end of a run of a table needs it here
+
+  scores = metrics.evaluate_classes(apply, params, test)
+  largest = scores["largest_class"]
+  accuracy = float(np.trace(scores["confusion"]) / len(test))
+  if accuracy <= largest:
+    writers.warn(
+      f"test accuracy {accuracy:.4f} is no more than the larger class has alone, "
+      f"{largest:.4f} of the test rows; see test_auroc={scores['auroc']:.4f}"
+    )
+  return {f"test_{name}": score for name, score in scores.items()}
+
+
 def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
   """Returns the parts of a central run's result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  if run.task.name == "classification":
+    params = training.eval_params(state)
+    params = params if run.mesh is None else gradients.on_one(run.mesh, params)
+    facts |= class_scores(run.apply, params, run.test)
   facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:

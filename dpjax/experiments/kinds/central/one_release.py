@@ -26,7 +26,7 @@ from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.central.facts import shows_data
+from dpjax.experiments.kinds.central.facts import class_scores, shows_data
 from dpjax.experiments.run import guarantee, left_out, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
@@ -245,6 +245,7 @@ def phase(
     describe=lambda state, facts, rows: {
       "device": provenance.device(1, None),
       **left_out.clipped_cells(train, shown=shows_data(config)),
+      **class_scores(apply, state["params"], test),
     },
   )
 
