@@ -30,20 +30,42 @@ import numpy as np
 from dpjax.experiments.run import report
 from tests import commands, fork_server
 
+# A run without a noise_seed draws keys of its own, so no other run is equal to it.
+_REPEATED = "--config.noise_seed=7"
 # Small enough for a hundred runs, long enough to be killed in each of their stages.
 COMMANDS = {
-  "train": ["--config=configs/quickstart.py", "--config.checkpoint_every=40"],
-  "federate": ["--config=configs/fed/quickstart.py", "--config.checkpoint_every=5"],
+  "train": ["--config=configs/quickstart.py", "--config.checkpoint_every=40", _REPEATED],
+  "federate": [
+    "--config=configs/fed/quickstart.py",
+    "--config.checkpoint_every=5",
+    _REPEATED,
+  ],
+  "pate": ["--config=configs/pate/quickstart.py", "--config.eval_every=5", _REPEATED],
+  "distill": [
+    "--config=configs/distillation/quickstart.py",
+    "--config.epochs=8",
+    "--config.eval_every=5",
+    _REPEATED,
+  ],
+  "synthesize": [
+    "--config=configs/synthesis/quickstart.py",
+    "--config.num_steps=60",
+    "--config.num_frequencies=200",
+    "--config.num_samples=200",
+    _REPEATED,
+  ],
   "sweep": [
     "--config=configs/sweeps/quickstart.py",
     "--config.seeds=[0]",
     "--config.base.num_steps=60",
+    "--config.base.noise_seed=7",
   ],
   "secure": ["--config=configs/secure/quickstart.py"],
   "relevance": [
     "--config=configs/radp/quickstart.py",
     "--config.num_epochs=3",
     "--config.data.limit=600",
+    _REPEATED,
   ],
   "attack": [
     "--config=configs/attack/quickstart.py",
@@ -51,8 +73,8 @@ COMMANDS = {
     "{'name': 'dlg', 'steps': 60, 'restarts': 2, 'trial': 75}}}",
   ],
 }
-# What may differ: times, and where the run stood.
-_TIMES = ("seconds", "took", "milliseconds", "started", "speed")
+# What may differ: times, where the run stood, and the list of its starts.
+_TIMES = ("seconds", "took", "milliseconds", "started", "starts", "speed")
 # Digests of files with times in them.
 _DIGESTS = ("files", "files_sha256", "run_sha256")
 # Ciphertexts and shares take their randomness from the operating system: sizes and errors
