@@ -94,3 +94,14 @@ def test_a_response_almost_without_noise_is_not_free(accountant):
 def test_a_ledger_without_its_charges_is_refused(data):
   with refuses("ledger", value=data):
     Ledger.from_json(data)
+
+
+def test_a_profile_is_no_nan_where_the_power_of_epsilon_overflows():
+  epsilons = [0.0, 709.0, 710.0, 1000.0, 5000.0, 1e6]
+  for event in (
+    dpa.GaussianDpEvent(1e-3),
+    dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1e-3)),
+  ):
+    deltas = accounting.privacy_profile(event)(epsilons)
+    exact = accounting.delta_curve(event, epsilons)
+    assert np.all((deltas >= exact * (1 - 1e-12)) & (deltas <= 1))
