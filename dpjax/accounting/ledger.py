@@ -258,8 +258,12 @@ class Ledger:
     if not isinstance(data, Mapping) or data.get("version") != 2:
       raise UserError("must be a mapping with version 2", field="ledger", value=data)
     # A ledger without its charges would cost nothing.
-    if set(data) != {"version", "charges"} or not isinstance(data["charges"], (list, tuple)):
-      raise UserError("must hold a list of charges, and no more", field="ledger", value=data)
+    if set(data) != {"version", "charges"} or not isinstance(
+      data["charges"], (list, tuple)
+    ):
+      raise UserError(
+        "must hold a list of charges, and no more", field="ledger", value=data
+      )
     ledger = cls()
     for charge in data["charges"]:
       # Charges are entered one by one, so that gaps and repeats are refused exactly as in a run.

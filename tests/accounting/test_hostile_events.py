@@ -57,7 +57,9 @@ def test_a_number_with_its_own_arithmetic_costs_what_its_value_costs(accountant)
       dpa.PoissonSampledDpEvent(0.5, dpa.GaussianDpEvent(0.5)),
     ),
   ):
-    costs = [accounting.epsilon(e, delta=1e-5, accountant=accountant) for e in (hostile, plain)]
+    costs = [
+      accounting.epsilon(e, delta=1e-5, accountant=accountant) for e in (hostile, plain)
+    ]
     assert costs[0] == costs[1]
 
 
