@@ -30,8 +30,8 @@ _CONCRETE = (
 _KEEP_CLIENTS_APART = ("dpjax.noise.gaussian", "dpjax.gradients.clients_apart")
 # These primitives return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
-# Values of vmap_method with which a callback gets one example per call. None is an operation without
-# this parameter, or a callback that vmap refuses. All others pass the whole batch in one call.
+# Values of vmap_method with which a callback gets one example per call. None is an operation
+# without this parameter, or a callback that vmap refuses. All others pass it the whole batch.
 _ONE_BY_ONE = (None, "sequential", "sequential_unrolled")
 
 
