@@ -551,8 +551,8 @@ class JointPlan(overflow.MayAbort):
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      # A user's mechanism, or subclass of Plan, states an event that dpjax has not proved.
-      if not type(part).__module__.startswith("dpjax."):
+      # A user's mechanism states an event that dpjax has not proved.
+      elif not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)
 

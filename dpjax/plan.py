@@ -946,7 +946,11 @@ class Plan(overflow.MayAbort):
     """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
-    return transforms.assumptions(clip, shape, self.sampler, self.statistics)
+    found = transforms.assumptions(clip, shape, self.sampler, self.statistics)
+    # A user's subclass may state an event that dpjax has not proved.
+    if not type(self).__module__.startswith("dpjax."):
+      found = (*found, f"the event of {type(self).__name__} is its author's word")
+    return found
 
   @property
   def unit(self) -> str:

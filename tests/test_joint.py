@@ -375,6 +375,10 @@ def test_a_subclass_of_a_plan_is_its_authors_word():
   fields = {f.name: getattr(_train(), f.name) for f in dataclasses.fields(Plan)}
   joint = JointPlan({"a": _Free(**fields)}, _DELTA, accountant="rdp")
   assert joint.assumptions == ("a: the event of _Free is its author's word",)
+  # A plan alone says so, too.
+  plan = joint.parts["a"]
+  assert plan.assumptions == ("the event of _Free is its author's word",)
+  assert "kind: claimed" in plan.statement()
   with refuses("parts['a']"):
     JointPlan({"a": joint}, _DELTA)
 

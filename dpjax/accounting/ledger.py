@@ -18,7 +18,13 @@ from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.event_kinds.elements import parts
-from dpjax.accounting.event_kinds.kind import DpEvent, event_from_json, event_to_json
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  event_from_json,
+  event_to_json,
+  own_copy,
+  plain_number,
+)
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -63,6 +69,11 @@ class Charge:
       raise UserError(
         "must be a string, not empty", field="noise_key_id", value=self.noise_key_id
       )
+    # The charge keeps copies: a sum of NumPy's narrow integers would wrap round, and whoever holds
+    # a list of the event could empty it.
+    for name in ("num_steps", "first_step", "l2_clip_norm"):
+      object.__setattr__(self, name, plain_number(getattr(self, name)))
+    object.__setattr__(self, "event", own_copy(self.event))
     # `parts` also refuses events that no accountant knows.
     known = parts(self.event)
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
@@ -246,8 +257,15 @@ class Ledger:
     """
     if not isinstance(data, Mapping) or data.get("version") != 2:
       raise UserError("must be a mapping with version 2", field="ledger", value=data)
+    # A ledger without its charges would cost nothing.
+    if set(data) != {"version", "charges"} or not isinstance(
+      data["charges"], (list, tuple)
+    ):
+      raise UserError(
+        "must hold a list of charges, and no more", field="ledger", value=data
+      )
     ledger = cls()
-    for charge in data.get("charges", ()):
+    for charge in data["charges"]:
       # Charges are entered one by one, so that gaps and repeats are refused exactly as in a run.
       ledger = ledger._add(_charge_from_json(charge))
     return ledger

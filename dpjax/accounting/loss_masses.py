@@ -14,6 +14,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 Profile = Callable[[Sequence[float] | np.ndarray], np.ndarray]
 
 
+# Largest exponent of e whose power is finite, with room for the rounding of the smallest floats.
+_LARGEST_EXPONENT = 700.0
+
+
 class LossMasses(NamedTuple):
   """Masses of a privacy loss distribution in one direction, on multiples of `interval`."""
 
@@ -54,9 +58,9 @@ class LossMasses(NamedTuple):
     def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
       at = np.asarray(epsilons, float)
       first = np.searchsorted(high, at, side="right")
-      # For an epsilon above all losses the sums are 0, and e^epsilon could be infinite. Their
-      # product would be NaN.
-      power = np.exp(np.where(first < len(high), at, 0.0))
+      # An infinite e^epsilon times a sum of 0 would be NaN: the sum is 0 for an epsilon above all
+      # losses, and where e^-loss underflows. A smaller power gives a larger delta.
+      power = np.exp(np.minimum(at, _LARGEST_EXPONENT))
       finite = np.maximum(above[first] - power * weighted[first], 0.0) + rounding[first]
       return np.minimum(self.infinity_mass + finite, 1.0)
 

@@ -30,6 +30,9 @@ _CONCRETE = (
 _KEEP_CLIENTS_APART = ("dpjax.noise.gaussian", "dpjax.gradients.clients_apart")
 # These primitives return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
+# Values of vmap_method with which a callback gets one example per call. None is an operation
+# without this parameter, or a callback that vmap refuses. All others pass it the whole batch.
+_ONE_BY_ONE = (None, "sequential", "sequential_unrolled")
 
 
 def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
@@ -190,8 +193,7 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
   for eqn in eqns:
     what = eqn.primitive.name
     method = eqn.params.get("vmap_method")
-    # These two methods pass a callback the whole batch in one call.
-    if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
+    if what == "custom_vmap_call" or method not in _ONE_BY_ONE:
       reason = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
         f"'{what}' has {reason}, which sees all {others} and could mix them; "

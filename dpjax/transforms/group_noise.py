@@ -99,8 +99,9 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
   """Raises UserError unless the sum was clipped group by group to at most these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
-  # The factor allows for rounding of the bounds.
-  if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
+  # The factor allows for rounding of the bounds. NaN is within no bound.
+  within = (0 <= s <= a * (1 + 1e-12) for s, a in zip(seen, allowed))
+  if len(seen) != len(allowed) or not all(within):
     raise UserError(
       f"the ClippedSum has group bounds {seen}, the noise is for {allowed}",
       field="noise_shares",

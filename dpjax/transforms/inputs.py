@@ -224,8 +224,8 @@ def _check_sum(
 ) -> tuple[ClippedSum, Any]:
   """Returns a ClippedSum, and whether its bounds are those that it was made with."""
   bound = clip.l2_bound
-  # The factor allows for rounding, since bounds are computed as roots of sums.
-  if summed.l2_bound > bound * (1 + 1e-12):
+  # The factor allows for rounding, since bounds are computed as roots of sums. NaN is refused, too.
+  if not 0 <= summed.l2_bound <= bound * (1 + 1e-12):
     raise UserError(
       f"the ClippedSum was clipped to {summed.l2_bound!r}; its noise would be too small",
       field="l2_clip_norm",

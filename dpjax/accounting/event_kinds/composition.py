@@ -7,8 +7,16 @@ from collections.abc import Iterable
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  EventKind,
+  check_events,
+  kind_of,
+)
 from dpjax.accounting.proved import RELATIONS
+
+# Larger counts, which only a hand-made file holds, would overflow a float.
+_MOST_TIMES = 2**63 - 1
 
 
 class NoOpKind(EventKind[dpa.NoOpDpEvent]):
@@ -42,7 +50,7 @@ class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
   event = dpa.SelfComposedDpEvent
 
   def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    validate.integer_at_least(0, count=event.count)
+    validate.integer_in(0, _MOST_TIMES, count=event.count)
     count = int(event.count)
     # The inner event is taken apart even for 0 repetitions, so that an unknown event is refused.
     for part, times in kind_of(event.event).elements(event.event):
@@ -57,6 +65,7 @@ class ComposedKind(EventKind[dpa.ComposedDpEvent]):
   event = dpa.ComposedDpEvent
 
   def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
+    check_events(event.events)
     for inner in event.events:
       yield from kind_of(inner).elements(inner)
 

@@ -16,7 +16,14 @@ import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import ORDERS, TOO_DEEP, DpEvent, changed, kind_of
+from dpjax.accounting.event_kinds.kind import (
+  ORDERS,
+  TOO_DEEP,
+  DpEvent,
+  changed,
+  kind_of,
+  plain_number,
+)
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE
 from dpjax.validate import UserError, Verbatim
 
@@ -45,11 +52,12 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
     for part, times in kind_of(event).elements(event):
       # A negative count of a user's event would cancel the cost of another event.
       validate.integer_at_least(0, times=times)
-      # Fields are converted to Python's numbers: NumPy's narrow types could overflow or round.
+      # NumPy's narrow numbers could overflow or round.
       for name in kind_of(part).fields:
         value = getattr(part, name)
-        if isinstance(value, np.generic):
-          part = changed(part, **{name: value.item()})
+        number = plain_number(value)
+        if number is not value:
+          part = changed(part, **{name: number})
       counts[part] += int(times)
   except RecursionError:
     raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
@@ -112,8 +120,8 @@ def sampled(event: DpEvent, *allowed: type) -> list[tuple[DpEvent, int]]:
   if others or times > 1 or not isinstance(part, allowed):
     names = " or ".join(cls.__name__ for cls in allowed)
     raise UserError(f"what is sampled must be one {names}", field="event", value=event)
-  # A composition of Gaussians was merged into one.
-  return [(event if part == event.event else changed(event, event=part), 1)]  # type: ignore[attr-defined]
+  # A composition of Gaussians was merged into one, and its numbers are plain.
+  return [(changed(event, event=part), 1)]
 
 
 def under(steps: Parts, neighboring_relation: str) -> Counter[DpEvent]:
@@ -254,8 +262,11 @@ def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
   # The class is in the cache's key, since a user's event could compare equal to an event of another
   # class.
   del cls
+  curve = np.asarray(kind_of(part).rdp(part))
+  # dp_accounting would read NaN as "costs nothing". Such an order proves nothing.
+  curve = np.where(np.isnan(curve), np.inf, curve)
   # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
-  return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
+  return np.maximum(curve, _RDP_ROUNDING)
 
 
 def describe(event: DpEvent, unit: str) -> str:

@@ -16,6 +16,7 @@ import functools
 import inspect
 import logging
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -217,6 +218,47 @@ def changed(event: DpEvent, /, **fields: Any) -> DpEvent:
   return kind.event(**fields)
 
 
+def plain_number(value: Any) -> Any:
+  """Returns a number as Python's own int or float, and any other value as it is.
+
+  Sums of NumPy's narrow integers wrap round, and a class of numbers may define its own arithmetic.
+  """
+  if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
+    return value
+  return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def own_copy(event: DpEvent) -> DpEvent:
+  """Returns an equal event of plain numbers, whose lists nobody else holds and may change."""
+  try:
+    fields = {name: _own(name, getattr(event, name)) for name in kind_of(event).fields}
+    return changed(event, **fields)
+  except RecursionError:
+    raise UserError(TOO_DEEP, field="event", value=Verbatim(type(event).__name__)) from None
+
+
+def _own(field: str, value: Any) -> Any:
+  if field == "event":
+    return own_copy(value)
+  if field == "events":
+    check_events(value)
+    return type(value)(map(own_copy, value))
+  return plain_number(value)
+
+
+def check_events(events: Any) -> None:
+  """Raises UserError unless the events are in a list or a tuple.
+
+  A generator is empty when it is read again, and a mapping's counts would be left out.
+  """
+  if type(events) not in (list, tuple):
+    raise UserError(
+      "must be a list or a tuple of events",
+      field="events",
+      value=Verbatim(type(events).__name__),
+    )
+
+
 def event_to_json(event: DpEvent) -> dict[str, Any]:
   """Returns the event as a dict that `json` can write; raises UserError for an unknown event.
 
@@ -237,9 +279,10 @@ def _to_json(field: str, value: Any) -> Any:
   if field == "event":
     return event_to_json(value)
   if field == "events":
+    check_events(value)
     return [event_to_json(inner) for inner in value]
   # Strict JSON has no infinity, so a string stands for it.
-  return "inf" if value == math.inf else value
+  return "inf" if value == math.inf else plain_number(value)
 
 
 def event_from_json(data: Mapping[str, Any]) -> DpEvent:

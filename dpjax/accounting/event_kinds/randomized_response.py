@@ -22,6 +22,10 @@ from dpjax.accounting.text import upper
 
 # Epsilon below which the formula of `pure_dp_event` would round too much.
 _SMALL = 1e-6
+# Chance of one false answer below which a response counts as one without noise. dp_accounting's
+# curve of a response with a chance that underflows is negative, which would cost nothing.
+_LEAST_CHANCE = 1e-100
+_MOST_BUCKETS = 2**63 - 1
 
 
 class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
@@ -36,13 +40,15 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
   relations = RELATIONS
 
   def elements(self, event: dpa.RandomizedResponseDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    validate.integer_at_least(1, num_buckets=event.num_buckets)
+    validate.integer_in(1, _MOST_BUCKETS, num_buckets=event.num_buckets)
     # With one bucket, or with noise alone, the answer does not depend on the input.
     if event.num_buckets == 1 or event.noise_parameter == 1:
       return []
     if event.noise_parameter == 0:
       return [(dpa.NonPrivateDpEvent(), 1)]
     validate.probability(noise_parameter=event.noise_parameter)
+    if float(event.noise_parameter) < _LEAST_CHANCE:
+      return [(dpa.NonPrivateDpEvent(), 1)]
     return [(event, 1)]
 
   def pld(
