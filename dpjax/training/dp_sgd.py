@@ -325,8 +325,9 @@ def noise_state(state: TrainState) -> Any:
 def clip_scale(state: TrainState) -> float | None:
   """Returns the clip norm of the next step, divided by `plan.l2_clip_norm`.
 
-  Returns None if the clip norm is constant. The ratio is public, or an output of the mechanism: it
-  may be logged and released.
+  Returns None if the clip norm is constant, or if there is none (`zoo.recipes.contrastive`). The
+  ratio is public, or an output of the mechanism: it may be logged and released.
   """
-  scale = transforms.clip_scale(_private_state(state))
+  private = accumulation.private_states(state.opt_state)
+  scale = transforms.clip_scale(private[0]) if private else None
   return None if scale is None else float(scale)

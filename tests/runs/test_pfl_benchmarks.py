@@ -102,7 +102,7 @@ def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
   ("overrides", "field"),
   [
     ({"data.num_classes": None}, "data.num_classes"),
-    ({"partition.image_size": 5}, "data.name"),
+    ({"partition.image_size": 5}, "partition.image_size"),
     ({"partition.test_split": "train"}, "partition.test_split"),
     ({"data.num_users": None}, "data.num_users"),
     ({"data.name": "none.hdf5"}, "data.name"),
