@@ -309,7 +309,7 @@ def training_run(config: Any) -> Any:
 
   with (
     mock.patch.object(build.training, "dp_sgd", spied),
-    mock.patch.object(build.training, "contrastive", viewed),
+    mock.patch.object(build.recipes, "contrastive", viewed),
     # whose optimizer moves other parameters here; the canaries are facts of their own
     mock.patch.object(central_audit, "watched", lambda config, tx: tx),
   ):

@@ -166,7 +166,7 @@ def _jitted():
   def step(grads, mask, scale):
     state = guard.exchange(tx.init(None), lambda inner: inner._replace(scale=scale))
     update, after = tx.update(dpjax.stacked(grads), state, mask=mask)
-    return update / scale * 5.0, -jnp.log(after.scale / scale) * 5.0
+    return update / scale * 5.0, -jnp.log(after.inner.scale / scale) * 5.0
 
   return adaptive, step
 
