@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -277,14 +278,16 @@ _HINTS: dict[type[Exception], str] = {
   jax.dtypes.TypePromotionError: "JAX has no common type for them; cast one of them, such as "
   "w.astype(jnp.float32)",
 }
+_COPY = (
+  "the model changes in its call; merge a copy: nnx.merge(graph, params, rest, copy=True); Dropout "
+  "also needs nnx.reseed(model, default=example.key, dropout=example.key). BatchNorm mixes examples"
+)
 # By the names of the classes in `flax.errors`, which is not imported here.
 _FLAX_HINTS = {
   "InvalidRngError": "Dropout needs a key for each example: draw from example.key "
   "(linen: rngs={'dropout': example.key}; nnx: nnx.reseed(model, default=example.key, "
   "dropout=example.key)) and give training.dp_sgd an example_key",
-  "TraceContextError": "the model changes in its call; merge a copy: nnx.merge(graph, params, "
-  "rest, copy=True); Dropout also needs nnx.reseed(model, default=example.key, "
-  "dropout=example.key). BatchNorm mixes examples",
+  "TraceContextError": _COPY,
   "FlaxError": "the loss cannot keep a layer's state; GroupNorm or LayerNorm in place of "
   'BatchNorm, or "batch_stats" from outside of the loss; SpectralNorm with update_stats=False',
 }
@@ -302,7 +305,12 @@ def _hint(error: Exception) -> str | None:
     {getattr(flax, name): hint for name, hint in _FLAX_HINTS.items()} if flax else {}
   )
   hints = _HINTS | of_flax
-  return next((hints[kind] for kind in hints if isinstance(error, kind)), None)
+  for kind, hint in hints.items():
+    if isinstance(error, kind):
+      return hint
+  # Where nnx takes a model of another trace apart, it raises an error without a class of its own.
+  *_, (last, _) = traceback.walk_tb(error.__traceback__)
+  return _COPY if last.f_globals.get("__name__", "").startswith("flax.nnx") else None
 
 
 @contextlib.contextmanager
