@@ -273,13 +273,14 @@ class Plan(overflow.MayAbort):
       )
     if attack is not None:
       return unit._kept_from(attack)
-    noise_multiplier = accounting.calibrate_noise_multiplier(
-      lambda z: unit._changed(noise_multiplier=z).event(),
-      epsilon=epsilon or 0.0,
-      delta=unit.accounted_delta(delta),
-      neighboring_relation=unit.neighboring_relation,
-      accountant=unit.accountant,
-    )
+    with overflow.of_whole(delta):
+      noise_multiplier = accounting.calibrate_noise_multiplier(
+        lambda z: unit._changed(noise_multiplier=z).event(),
+        epsilon=epsilon or 0.0,
+        delta=unit.accounted_delta(delta),
+        neighboring_relation=unit.neighboring_relation,
+        accountant=unit.accountant,
+      )
     return unit._changed(noise_multiplier=noise_multiplier)
 
   def _changed(self, **fields: Any) -> Plan:
@@ -540,7 +541,8 @@ class Plan(overflow.MayAbort):
   def _own_epsilon(self) -> float:
     """Returns epsilon of all steps at the plan's delta minus the share for overflow. The capacity
     is chosen for this epsilon."""
-    return self._epsilon_at(self.event(), overflow.without_share(self.delta))
+    with overflow.of_whole(self.delta):
+      return self._epsilon_at(self.event(), overflow.without_share(self.delta))
 
   @property
   def _log_allowed(self) -> float:

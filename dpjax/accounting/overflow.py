@@ -8,8 +8,9 @@ becomes (epsilon, d + (1 + e^epsilon) B). The cost grows with epsilon, hence as 
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,6 +118,17 @@ def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
   return deltas
 
 
+@contextlib.contextmanager
+def of_whole(delta: float) -> Iterator[None]:
+  """Makes an error about a part of `delta` one about `delta`, which is what the caller gave."""
+  try:
+    yield
+  except UserError as error:
+    raise (
+      error.of(field="delta", value=delta) if error.field == "delta" else error
+    ) from error
+
+
 class Capacity(Protocol):
   """What is read of a sampler whose draws may be too large: `dpjax.sampling.PaddedSampler`."""
 
@@ -219,7 +231,8 @@ class MayAbort(abc.ABC):
     """
     delta = self.delta if delta is None else delta
     event = self.event(steps)
-    return self._epsilon_at(event, self.accounted_delta(delta, steps))
+    with of_whole(delta):
+      return self._epsilon_at(event, self.accounted_delta(delta, steps))
 
   def _epsilon_at(self, event: DpEvent, left: float) -> float:
     return epsilon_of(
