@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
-from dpjax.experiments.config import elsewhere, fields, rules
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
@@ -99,6 +99,8 @@ def get(name: str = "config", **more: Any) -> Any:
 def meant(word: str) -> str:
   """Returns the end of a message about a flag that is none: the field or the flag that has its
   name, here or in other libraries, or ""."""
+  from dpjax.experiments.config import elsewhere  # a mistake alone needs it
+
   for name, kind in _KINDS.items():
     place = fields.place_of(kind.config(), word)
     if place is not None:

@@ -11,7 +11,7 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.proved import ADD
-from dpjax.accounting.trade_off import TradeOff, all_pairs_of
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.accounting.trade_off import TradeOff
 
 # Share of a plan's delta that is reserved for draws above the capacity. At a delta below that of
 # the plan, `set_aside` may reserve a larger share.
@@ -284,6 +286,8 @@ class MayAbort(abc.ABC):
   def trade_off(self, steps: Any = None) -> TradeOff:
     """Returns pairs (epsilon, delta) at many epsilons, after `steps` (default: all) steps. All
     pairs hold at once. Each includes the cost of the abort on a draw above the capacity."""
+    from dpjax.accounting.trade_off import all_pairs_of  # no run needs a curve
+
     return all_pairs_of(self.privacy_profile(steps))
 
   def privacy_profile(self, steps: Any = None) -> Profile:

@@ -109,7 +109,8 @@ def test_sound_losses_of_every_library_pass(make):
   assert table.ok and not table.failed, table
   assert len(table) == len(table.rows) > 15 and len(repr(table).splitlines()) == len(table)
   names = {row.name for row in table if row.passed is None}
-  assert {"no key serves twice", "stated as charged"} <= names
+  # What a run states, and its keys, are checks of a config: `launch.check`.
+  assert not {"no key serves twice", "stated as charged"} & {row.name for row in table}
   assert "step is its parts" not in names
 
 

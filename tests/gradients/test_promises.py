@@ -137,7 +137,7 @@ def test_the_count_of_adaptive_clipping_leaves_out_what_the_sum_leaves_out():
   real = jnp.array([True, False, False, False])
   summed = _sum(_LINEAR, jnp.ones(2), jnp.ones((4, 2)) * 5, real)
   scales = [
-    float(tx.update(summed, tx.init(None), mask=mask)[1].scale)
+    float(tx.update(summed, tx.init(None), mask=mask)[1].inner.scale)
     for mask in (None, real, True)
   ]
   assert len(set(scales)) == 1  # the padding is not counted, whatever is said beside it

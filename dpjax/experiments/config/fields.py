@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dpjax import names, validate
-from dpjax.experiments.config import elsewhere
 from dpjax.experiments.config.choices import Choice as Choice
 from dpjax.experiments.config.choices import Setting as Setting
 from dpjax.experiments.config.choices import choice_at, choice_of, hints_of
@@ -397,6 +396,8 @@ def place_of(config: Any, word: str) -> tuple[str, str] | None:
 
 
 def _place_among(paths: list[str], word: str) -> tuple[str, str] | None:
+  from dpjax.experiments.config import elsewhere  # a mistake alone needs it
+
   theirs = elsewhere.find(word, paths)
   if theirs is not None:
     return theirs
@@ -415,6 +416,8 @@ def _meant(word: str, paths: Iterable[str], known: list[str]) -> str:
   >>> _meant("epochs", ["num_steps"], ["num_steps"])
   " (did you mean 'num_steps'? epochs * number of examples / batch size)"
   """
+  from dpjax.experiments.config import elsewhere  # a mistake alone needs it
+
   place = _place_among(list(paths), word)
   if place is not None:
     return validate.question(repr(place[0]), place[1])

@@ -24,9 +24,8 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.names import is_path
-from dpjax.zoo import networks
+from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets import published
-from dpjax.zoo.datasets.registry import takes_declaration
 
 # Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
@@ -94,7 +93,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
-  declared = takes_declaration(data.name) and not of_leaf
+  declared = datasets.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
   # Published data are images, tables, or texts of a length that their loader fixes, so none of them

@@ -12,9 +12,8 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import of_model, of_options
 from dpjax.relevance.settings import Rigorous
-from dpjax.zoo import networks
+from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets.published import is_embedded
-from dpjax.zoo.datasets.registry import takes_declaration
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -89,7 +88,7 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  declared = takes_declaration(data.name)
+  declared = datasets.takes_declaration(data.name)
   is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
   return (
