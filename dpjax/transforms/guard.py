@@ -153,8 +153,12 @@ def _no_state(state: Any) -> UserError:
   )
 
 
+def _whole(inner: Any) -> Any:
+  return inner
+
+
 def changed_bits(
-  state: Any, mark: int = 0, *, covered: Callable[[Any], Any] | None = None
+  state: Any, mark: int = 0, *, covered: Callable[[Any], Any] = _whole
 ) -> jax.Array:
   """Returns 0 for a state that `with_guard` made, else the bits in which its checksum is wrong.
 
@@ -190,7 +194,7 @@ def changed_bits(
   dtype = getattr(state.checksum, "dtype", None)
   if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
     raise changed()
-  seen = digest(state.inner if covered is None else covered(state.inner))
+  seen = digest(covered(state.inner))
   off = jnp.asarray(state.checksum).astype(jnp.uint32) ^ seen ^ jnp.uint32(mark)
   trees.require(off == 0, changed)
   return off
@@ -202,7 +206,7 @@ def with_guard(
   mark: int = 0,
   rows: int | None = None,
   slices: int | None = None,
-  covered: Callable[[Any], Any] | None = None,
+  covered: Callable[[Any], Any] = _whole,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a mechanism as a private transform, whose state is guarded between updates.
 
@@ -210,14 +214,13 @@ def with_guard(
     mechanism: what opens gradients and adds noise.
     mark: mark of the plan that accounts for the noise; 0 without a plan.
     rows, slices: as for `inputs.Conditions`.
-    covered: function from the mechanism's state to the parts that nobody may change; None for all.
+    covered: function from the mechanism's state to the parts that nobody may change; default: all.
   """
 
   def init_fn(params: Any) -> Guarded:
     check_start(params)
     inner = mechanism.init(params)
-    seen = digest(inner if covered is None else covered(inner))
-    return Guarded(inner, seen ^ jnp.uint32(mark))
+    return Guarded(inner, digest(covered(inner)) ^ jnp.uint32(mark))
 
   def update_fn(
     updates: Any,
@@ -241,8 +244,7 @@ def with_guard(
     )
     # A wrong checksum stays wrong. If it became right, a caller who skips NaN updates would go on
     # with repeated noise.
-    seen = digest(inner if covered is None else covered(inner))
-    return noisy, Guarded(inner, seen ^ jnp.uint32(mark) ^ off)
+    return noisy, Guarded(inner, digest(covered(inner)) ^ jnp.uint32(mark) ^ off)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
