@@ -10,7 +10,7 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   EventKind,
-  check_events,
+  check_is_list,
   kind_of,
 )
 from dpjax.accounting.proved import RELATIONS
@@ -65,7 +65,7 @@ class ComposedKind(EventKind[dpa.ComposedDpEvent]):
   event = dpa.ComposedDpEvent
 
   def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    check_events(event.events)
+    check_is_list(event.events)
     for inner in event.events:
       yield from kind_of(inner).elements(inner)
 

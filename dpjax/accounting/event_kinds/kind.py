@@ -241,12 +241,12 @@ def _own(field: str, value: Any) -> Any:
   if field == "event":
     return own_copy(value)
   if field == "events":
-    check_events(value)
+    check_is_list(value)
     return type(value)(map(own_copy, value))
   return plain_number(value)
 
 
-def check_events(events: Any) -> None:
+def check_is_list(events: Any) -> None:
   """Raises UserError unless the events are in a list or a tuple.
 
   A generator is empty when it is read again, and a mapping's counts would be left out.
@@ -279,7 +279,7 @@ def _to_json(field: str, value: Any) -> Any:
   if field == "event":
     return event_to_json(value)
   if field == "events":
-    check_events(value)
+    check_is_list(value)
     return [event_to_json(inner) for inner in value]
   # Strict JSON has no infinity, so a string stands for it.
   return "inf" if value == math.inf else plain_number(value)
