@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   )
   from dpjax.sampling.cyclic import CyclicSampler as CyclicSampler
   from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler as CyclicPoissonSampler
+  from dpjax.sampling.draws import generator as generator
   from dpjax.sampling.fixed_size import FixedSizeSampler as FixedSizeSampler
   from dpjax.sampling.k_out_of_t import KOutOfTSampler as KOutOfTSampler
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
   from dpjax.sampling.samplers import Sizing as Sizing
   from dpjax.sampling.samplers import UnamplifiedSampler as UnamplifiedSampler
   from dpjax.sampling.samplers import assumption as assumption
-  from dpjax.sampling.samplers import generator as generator
   from dpjax.sampling.shuffled import ShuffledSampler as ShuffledSampler
   from dpjax.sampling.truncated_poisson import (
     TruncatedPoissonSampler as TruncatedPoissonSampler,

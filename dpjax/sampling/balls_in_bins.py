@@ -10,12 +10,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
 from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.draws import RUN, assigned
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
   Sizing,
   UnamplifiedSampler,
-  once,
 )
 
 
@@ -63,6 +63,6 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # All bins come from one draw per run, so step t does not need the steps before it.
-    bins = once(seed).integers(self.num_bins, size=num_examples)
+    bins = assigned(seed, *RUN, count=self.num_bins, num_examples=num_examples)
     # A bin may exceed the capacity. Then `checked` raises: a cut batch would be another scheme.
-    return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
+    return self.checked(bins.of(step % self.num_bins), step)

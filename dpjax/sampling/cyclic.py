@@ -10,12 +10,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.draws import RUN, permutation
 from dpjax.sampling.samplers import (
   Participation,
   SizedSampler,
   Sizing,
   UnamplifiedSampler,
-  once,
 )
 from dpjax.validate import UserError
 
@@ -82,6 +82,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
-    order = once(seed).permutation(num_examples)
+    order = permutation(seed, *RUN, num_examples=num_examples)
     # Strides partition the permutation into batches whose sizes differ by at most one.
-    return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])
+    rows = np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])
+    return rows.astype(np.int64)

@@ -10,14 +10,13 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD, ZERO
+from dpjax.sampling.draws import RUN, assigned, generator, successes
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   Participation,
   Sizing,
   check_apart,
-  generator,
-  once,
 )
 
 
@@ -87,9 +86,9 @@ class CyclicPoissonSampler(PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # The proof needs one group per example for the whole run, and independent draws in each step.
-    groups = once(seed).integers(self.num_groups, size=num_examples)
-    taken = generator(seed, step).random(num_examples) < self.prob
-    taken &= groups == step % self.num_groups
+    groups = assigned(seed, *RUN, count=self.num_groups, num_examples=num_examples)
+    group = groups.of(step % self.num_groups)
+    rows = group[successes(generator(seed, step), len(group), self.prob)]
     # A draw above the capacity raises, since the proof covers no cut batch. Delta covers the chance
     # of such a draw.
-    return self.checked(np.flatnonzero(taken), step)
+    return self.checked(rows, step)

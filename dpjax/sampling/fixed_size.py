@@ -12,7 +12,8 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
 from dpjax.accounting.proved import ADD, REPLACE
 from dpjax.sampling.batch_sizes import whole_batch_size
-from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
+from dpjax.sampling.draws import generator
+from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing
 from dpjax.validate import UserError
 
 

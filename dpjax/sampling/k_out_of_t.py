@@ -12,12 +12,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.draws import assigned, generator
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   PassSampler,
   Sizing,
-  generator,
 )
 from dpjax.validate import UserError
 
@@ -107,8 +107,8 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
     turn, place = divmod(step, self.steps_per_pass)
     if self.selected == 1:
       # These draws are the same as in `RandomAllocationSampler`.
-      places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
-      return self.checked(np.flatnonzero(places == place), step)
+      rows = assigned(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
+      return self.checked(rows.of(place), step)
     sets = _pass_of(self.steps_per_pass, self.selected, num_examples, seed, turn)
     return self.checked(sets.at(place), step)
 

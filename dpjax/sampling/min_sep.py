@@ -10,13 +10,13 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO
+from dpjax.sampling.draws import RUN, Groups, generator, groups
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
   Sizing,
   UnamplifiedSampler,
   check_apart,
-  once,
 )
 from dpjax.validate import UserError
 
@@ -28,15 +28,13 @@ def _rate(prob: float, min_sep: int) -> float:
   return prob / (1 + (min_sep - 1) * prob)
 
 
-# All steps of all examples are one array. It is cached, since each `draw` of a run reads it.
+# The examples of all steps are drawn at once, and kept: each `draw` of a run reads them.
 @functools.lru_cache(maxsize=2)
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
-) -> np.ndarray:
-  """Draws the steps of each example, rising, [ceil(num_steps / min_sep), num_examples].
-
-  Steps from `num_steps` on do not happen."""
-  rng = once(seed)
+) -> Groups:
+  """Draws the examples of each step, in groups by step."""
+  rng = generator(seed, *RUN)
   # More than `times` participations are impossible, since steps of one example are min_sep or more
   # apart.
   times = -(-num_steps // min_sep)
@@ -48,9 +46,11 @@ def _renewals(
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
   steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
-  # The cache returns this array itself, so a write would change later draws.
-  steps.flags.writeable = False
-  return steps
+  # Columns are examples. Steps from `num_steps` on do not happen, and count as one more group.
+  by_example = np.minimum(steps, num_steps).T
+  order, starts = groups(by_example.ravel(), num_steps + 1)
+  kept = order[: starts[num_steps]] // times
+  return Groups(kept, starts[: num_steps + 1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,5 +126,4 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
-    taken = np.flatnonzero((steps == step).any(axis=0))
-    return self.checked(taken, step)
+    return self.checked(steps.of(step), step)

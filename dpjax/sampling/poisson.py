@@ -10,7 +10,8 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.noisy_sum import PoissonSampledKind
-from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
+from dpjax.sampling.draws import generator, successes
+from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,5 +53,5 @@ class PoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
-    return self.checked(taken, step)
+    rows = successes(generator(seed, step), num_examples, self.prob)
+    return self.checked(rows, step)

@@ -10,12 +10,12 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.draws import assigned
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
   PassSampler,
   Sizing,
-  generator,
 )
 
 
@@ -75,5 +75,5 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
     # The generator belongs to the pass, so all steps of the pass read the same allocation.
-    places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
-    return self.checked(np.flatnonzero(places == place), step)
+    rows = assigned(seed, turn, count=self.steps_per_pass, num_examples=num_examples)
+    return self.checked(rows.of(place), step)

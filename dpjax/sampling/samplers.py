@@ -300,7 +300,7 @@ def assumption(part: object) -> str:
   An object is of dpjax itself if its class is in a dpjax module, and no method was replaced.
 
   >>> from dpjax.sampling import PoissonSampler
-  >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
+  >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(np.random.default_rng(0))
   ('', "Generator: its event is its author's word")
   """
   kind = type(part)
@@ -457,21 +457,3 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   absent = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
   # The factor makes the bound larger by more than its rounding error.
   return min(0.0, -n * (share * math.log(share / rate) + absent) * (1 - 1e-12))
-
-
-def generator(seed: int, *place: int) -> np.random.Generator:
-  """Returns the random generator for a seed and a place, such as the number of a step.
-
-  Generators of different places or seeds are independent of each other.
-
-  >>> generator(0, 5).random() == generator(0, 5).random()
-  True
-  """
-  # Each place has its own spawn key, so step t needs no earlier draws and can be repeated.
-  sequence = np.random.SeedSequence(seed, spawn_key=place)
-  return np.random.Generator(np.random.Philox(sequence))
-
-
-def once(seed: int) -> np.random.Generator:
-  """Returns the generator for draws made once per run, independent of the generators of steps."""
-  return generator(seed, 0, 0)

@@ -10,7 +10,8 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.proved import REPLACE, ZERO
 from dpjax.sampling.batch_sizes import whole_batch_size
-from dpjax.sampling.samplers import DpEvent, PassSampler, Sizing, generator
+from dpjax.sampling.draws import permutation
+from dpjax.sampling.samplers import DpEvent, PassSampler, Sizing
 from dpjax.validate import UserError
 
 
@@ -110,5 +111,6 @@ class ShuffledSampler(PassSampler):
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
     # The permutation belongs to the epoch, so any step of the epoch can be drawn alone.
-    order = generator(seed, epoch).permutation(num_examples)
-    return order[position * self.batch_size : (position + 1) * self.batch_size]
+    order = permutation(seed, epoch, num_examples=num_examples)
+    rows = order[position * self.batch_size : (position + 1) * self.batch_size]
+    return rows.astype(np.int64)

@@ -11,7 +11,8 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
-from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
+from dpjax.sampling.draws import generator, successes
+from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing
 from dpjax.validate import UserError, Verbatim
 
 
@@ -90,8 +91,8 @@ class TruncatedPoissonSampler(SizedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
     rng = generator(seed, step)
-    taken = np.flatnonzero(rng.random(num_examples) < self.prob)
-    if taken.size <= self.capacity:
-      return taken
+    rows = successes(rng, num_examples, self.prob)
+    if rows.size <= self.capacity:
+      return rows
     # The proof needs a uniform choice that does not depend on the data.
-    return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))
+    return np.sort(rng.choice(rows, self.capacity, replace=False, shuffle=False))

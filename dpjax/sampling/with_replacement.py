@@ -11,8 +11,9 @@ from dpjax.accounting.event_kinds.with_replacement import (
   WithReplacementKind,
   with_replacement_event,
 )
+from dpjax.sampling.draws import generator
 from dpjax.sampling.fixed_size import FixedSizeSampler
-from dpjax.sampling.samplers import DpEvent, generator
+from dpjax.sampling.samplers import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpjax.sampling import samplers
+from dpjax.sampling import draws, samplers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class HalvesSampler(samplers.Sampler):
     return inner
 
   def draw(self, num_examples, *, seed, step):
-    second = samplers.generator(seed, step).random() < 0.5
+    second = draws.generator(seed, step).random() < 0.5
     return np.arange(self.padded_batch_size) + second * self.padded_batch_size
 
 '''
