@@ -1,6 +1,11 @@
 """Commands: `python -m launch.NAME`."""
 
+import contextlib
+import hashlib
+import os
+import pathlib
 import sys
+import warnings
 
 # Smallest limit of the address space, in bytes, with which JAX's native code can start its threads.
 _LEAST_BYTES = 2_500_000_000
@@ -22,5 +27,37 @@ def _check_memory() -> None:
     sys.exit(1)
 
 
-# The limit is checked before any launcher imports JAX.
+def _keep_programs() -> None:
+  """Makes JAX keep what it compiles in a folder of the user's cache, for later runs.
+
+  JAX's own variables go before this: `JAX_COMPILATION_CACHE_DIR` names another folder, and
+  `JAX_ENABLE_COMPILATION_CACHE=false` keeps nothing. Programs hold no keys and no examples.
+  """
+  if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    return
+  with contextlib.suppress(OSError, RuntimeError):  # no home, or one that cannot be written
+    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(caches) / "dpjax" / "programs" / _processor()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+      os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+      # A run has about 40 small programs beside its step. They take as long as the step.
+      os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+  # Another process may be writing a program, or the disk be full: then JAX compiles as usual.
+  warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+
+
+def _processor() -> str:
+  """Returns a name for the instructions of this processor; a home may be shared by several."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+      if line.startswith(("flags", "Features")):
+        return hashlib.sha256(line.encode()).hexdigest()[:12]
+  import platform
+
+  return platform.machine() or "any"
+
+
+# Both come before any launcher imports JAX.
 _check_memory()
+_keep_programs()

@@ -1,5 +1,7 @@
-"""No noise key is a constant of a compiled program, which JAX may keep in a cache on disk."""
+"""No key and no example is a constant of a compiled program, which JAX keeps in a cache on disk."""
 
+import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -7,8 +9,11 @@ import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
+
+from dpjax.experiments.run import loop
 
 _RUN = """
 import json, pathlib, sys
@@ -53,3 +58,30 @@ def test_compiled_programs_hold_no_noise_key(tmp_path):
     if re.search(r",\s*".join(map(str, words)), text):
       found.append(name)
   assert not found
+
+
+@pytest.mark.cases(slow=["quickstart"], long=...)
+@pytest.mark.parametrize("config", ["quickstart", "fed.quickstart", "pate.quickstart"])
+def test_compiled_programs_hold_no_examples(config, tmp_path, captured_constants):
+  config = importlib.import_module(f"configs.{config}").get_config()
+  short = {"num_steps": 2, "num_rounds": 2}
+  names = {field.name for field in dataclasses.fields(config)}
+  loop.train(
+    dataclasses.replace(config, **{k: v for k, v in short.items() if k in names}),
+    tmp_path,
+  )
+
+
+@pytest.fixture
+def captured_constants():
+  """Makes a program with a constant of more than 4 kB an error; a hundred digits are 25."""
+  before = jax.config.jax_captured_constants_warn_bytes
+  jax.config.update("jax_captured_constants_warn_bytes", 4096)
+  yield
+  jax.config.update("jax_captured_constants_warn_bytes", before)
+
+
+def test_a_program_that_holds_examples_is_seen(captured_constants):
+  examples = jax.random.normal(jax.random.key(0), (100, 64))
+  with pytest.warns(UserWarning, match="constants were captured"):
+    jax.jit(lambda w: (examples @ w).sum())(jax.numpy.ones(64))
