@@ -11,8 +11,8 @@
 404, 405: no such path or method. 413: the body is too large, or has too many rows. 422: the content
 of the JSON is refused, such as rows that are no input of the model. 429: the queue is full. 500: an
 error of the service. 503: no body or no answer by the deadline, a failed model, or a stopping
-service. Nothing is decompressed, so a small body cannot grow. Heads and bodies of requests have
-deadlines, and so has the reading of an answer.
+service. Nothing is decompressed, so a small body cannot grow. Clients that send or read slowly are
+the work of the proxy in front (docs/serve.md has one); only a body has a deadline here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ MISSING = [
   if importlib.util.find_spec(name) is None
 ]
 if TYPE_CHECKING or not MISSING:
-  import h11
   import prometheus_client
   import uvicorn
   from starlette.applications import Starlette
@@ -53,12 +52,12 @@ if TYPE_CHECKING or not MISSING:
   from starlette.requests import ClientDisconnect, Request
   from starlette.responses import Response
   from starlette.routing import Route
-  from uvicorn.protocols.http.h11_impl import H11Protocol
 else:
   ClientDisconnect = ConnectionError
-  H11Protocol = object
 
 _TICK_SECONDS = 1.0
+# Beyond these, uvicorn answers 503.
+_MOST_CONNECTIONS = 2048
 _MOST_KEY = 256
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -435,182 +434,17 @@ def _only_numbers(value: Any) -> bool:
   return type(value) in (int, float)
 
 
-class _LingeringTransport:
-  """asyncio's transport, whose `close` lets the other side read the last answer first.
-
-  A socket that is closed while bytes of the request are still on their way resets the connection.
-  Then the other side may lose the answer (RFC 9112, section 9.6).
-  """
-
-  def __init__(self, transport: Any, protocol: PatientProtocol):
-    self._transport = transport
-    self._protocol = protocol
-    self.lingers = False
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._transport, name)
-
-  def is_closing(self) -> bool:
-    return self.lingers or self._transport.is_closing()
-
-  def close(self) -> None:
-    if self.is_closing():
-      return
-    # A connection that waits for its next request has no answer to lose. After its end the other
-    # side sends nothing more.
-    nothing_lost = self._protocol.conn.our_state is h11.IDLE or self._protocol.has_ended
-    if nothing_lost or not self._transport.can_write_eof():
-      self._transport.close()
-      return
-    self.lingers = True
-    self._protocol.drop_answer()
-    try:
-      self._transport.write_eof()
-    except OSError:
-      # The other side has reset the connection already.
-      self._transport.abort()
-      return
-    # uvicorn stops reading while a long body waits. Then the rest of the request would stay unread.
-    self._transport.resume_reading()
-    self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
-
-
-class PatientProtocol(H11Protocol):
-  """uvicorn's HTTP protocol with five repairs.
-
-  It closes a connection that does not send the whole head of its next request within
-  `head_seconds`. uvicorn would wait for ever for a client that sends one byte at a time, and for
-  one that does not read its answer: that connection is reset after as many seconds. A client
-  that closes its side of the connection after a request still gets the answer. So does a client
-  whose connection the service closes, whatever it still sends: that is thrown away, for
-  `linger_seconds` at most. What is no HTTP, and a connection beyond `most_connections`, are refused
-  by a line of JSON.
-  """
-
-  head_seconds = 10.0
-  linger_seconds = 1.0
-  most_connections = 2048
-  has_ended = False  # whether the client has closed its side
-  _timer: asyncio.TimerHandle | None = None
-  _unread: asyncio.TimerHandle | None = None
-
-  def __init__(self, *args: Any, **options: Any):
-    super().__init__(*args, **options)
-    self._answer = self.app
-    self.app = self._limited
-
-  async def _limited(self, scope: Any, receive: Any, send: Any) -> None:
-    app = self._answer
-    # The request of a connection that was lost may still be computed.
-    if max(len(self.connections), len(self.tasks)) > self.most_connections:
-      app = _refusal(503, "too many connections; send it again later")
-      app.headers["connection"] = "close"
-    await cast(Any, app)(scope, receive, send)
-
-  def connection_made(self, transport: Any) -> None:
-    # Then the two functions below are called whenever bytes wait for the client, or no longer do.
-    transport.set_write_buffer_limits(high=0)
-    super().connection_made(cast(Any, _LingeringTransport(transport, self)))
-    self._watch()
-
-  def pause_writing(self) -> None:
-    super().pause_writing()
-    # A transport that is closed would wait for the reader, too.
-    self._unread = self.loop.call_later(self.head_seconds, self.transport.abort)
-
-  def resume_writing(self) -> None:
-    self._stop_unread()
-    super().resume_writing()
-
-  def _stop_unread(self) -> None:
-    if self._unread is not None:
-      self._unread.cancel()
-      self._unread = None
-
-  def data_received(self, data: bytes) -> None:
-    if self._lingers:
-      return
-    super().data_received(data)
-    self._watch()
-
-  def on_response_complete(self) -> None:
-    super().on_response_complete()
-    self._watch()
-
-  def connection_lost(self, exc: Exception | None) -> None:
-    if self._timer is not None:
-      self._timer.cancel()
-    self._stop_unread()
-    super().connection_lost(exc)
-
-  def send_400_response(self, msg: str) -> None:
-    # After the beginning of an answer, HTTP has no place for another one.
-    if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-      refusal = _refusal(400, msg)
-      headers = [*refusal.raw_headers, (b"connection", b"close")]
-      for event in (
-        h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-        h11.Data(data=bytes(refusal.body)),
-        h11.EndOfMessage(),
-      ):
-        self.transport.write(self.conn.send(event))
-    self.transport.close()
-
-  def drop_answer(self) -> None:
-    """Tells the request that is under way that nobody will read its answer."""
-    if self._busy:
-      self.cycle.disconnected = True
-      self.cycle.message_event.set()
-
-  def eof_received(self) -> bool:
-    self.has_ended = True
-    self._refuse_half_a_head()
-    # True keeps the other direction of the connection open until the answer is written.
-    return self._busy and not self._lingers
-
-  @property
-  def _lingers(self) -> bool:
-    return cast(Any, self.transport).lingers
-
-  @property
-  def _busy(self) -> bool:
-    """Whether a request has come whose answer is not complete."""
-    return self.cycle is not None and not self.cycle.response_complete
-
-  def _watch(self) -> None:
-    """Starts the timer of the next request, or stops it while a request is under way."""
-    if self._busy and self._timer is not None:
-      self._timer.cancel()
-      self._timer = None
-    # Bytes that arrive one by one do not restart the timer.
-    if not self._busy and self._timer is None:
-      self._timer = self.loop.call_later(self.head_seconds, self._expired)
-
-  def _expired(self) -> None:
-    self._timer = None
-    self._refuse_half_a_head()
-    if not self._busy and not self.transport.is_closing():
-      self.transport.close()
-
-  def _refuse_half_a_head(self) -> None:
-    """Refuses bytes that were no whole head before the deadline, or before the client's end."""
-    if not self._busy and not self.transport.is_closing() and self.conn.trailing_data[0]:
-      self.send_400_response("the head of the request did not arrive whole")
-
-
 def server(
   web: Web,
   *,
   host: str,
   port: int,
-  head_seconds: float = 10.0,
   ready: Callable[[str, int], None] = lambda host, port: None,
 ) -> tuple[uvicorn.Server, socket.socket]:
   """Returns (uvicorn server, bound socket that the server is to be run with).
 
   Args:
     host, port: address to listen at; port 0: any free port.
-    head_seconds: seconds within which a connection must send the whole head of its next request.
     ready: function that is called with host and port once the server listens.
 
   Raises:
@@ -628,36 +462,33 @@ def server(
     ) from None
   config = uvicorn.Config(
     web.app,
-    http=type("Protocol", (PatientProtocol,), {"head_seconds": head_seconds}),
+    http="h11",
     ws="none",
     lifespan="on",
     access_log=False,
     log_level="warning",
     server_header=False,
-    backlog=PatientProtocol.most_connections,
-    timeout_keep_alive=max(1, round(head_seconds)),
-    # A body may take the whole deadline, and its connection may linger after that.
-    timeout_graceful_shutdown=1
-    + math.ceil(web.service.settings.deadline + PatientProtocol.linger_seconds),
+    limit_concurrency=_MOST_CONNECTIONS,
+    # A body may take the whole deadline.
+    timeout_graceful_shutdown=1 + math.ceil(web.service.settings.deadline),
     h11_max_incomplete_event_size=2**14,
   )
 
-  uvicorn_server = uvicorn.Server(config)
-  start = uvicorn_server.startup
+  class Server(uvicorn.Server):
+    """uvicorn's server, which says when it listens."""
 
-  async def startup(sockets: list[socket.socket] | None = None) -> None:
-    await start(sockets)
-    ready(host, listening.getsockname()[1])
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+      await super().startup(sockets)
+      ready(host, listening.getsockname()[1])
 
-  uvicorn_server.startup = startup
-  return uvicorn_server, listening
+  return Server(config), listening
 
 
 def serve(web: Web, **where: Any) -> None:
   """Serves until SIGINT or SIGTERM. Requests that are under way are still answered.
 
   Args:
-    where: arguments host, port, head_seconds and ready of `server`.
+    where: arguments host, port and ready of `server`.
   """
   uvicorn_server, listening = server(web, **where)
   with listening, contextlib.suppress(KeyboardInterrupt):
