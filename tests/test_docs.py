@@ -410,7 +410,7 @@ def test_examples_run(page):
       compile(textwrap.dedent(block), page, "exec")
 
 
-_SLOW_PAGES = ("attacks", "federated", "finetune", "pate", "sampling")
+_SLOW_PAGES = ("attacks", "curves", "federated", "finetune", "pate", "sampling")
 
 
 def _blocks(page: str) -> str:

@@ -75,6 +75,7 @@ def test_a_refusal_names_the_argument_that_was_given(door, name):
       assert "\n" not in text and len(text) < 400
 
 
+@pytest.mark.slow
 def test_a_clip_norm_without_a_bound_is_named():
   for door in (_plan, _for_data, _transform):
     with pytest.raises(UserError) as refused:

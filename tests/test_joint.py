@@ -72,6 +72,7 @@ def test_the_tightest_accountant_is_taken_and_agrees_with_dp_accounting():
   assert exact * (1 - 1e-9) <= joint.epsilon() == pytest.approx(exact, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_the_composition_by_dp_accounting_alone(joint):
   z = joint["first"].noise_multiplier
   accountant = RdpAccountant()

@@ -22,9 +22,7 @@ _TRACES = (  # of a machine, of an error
 
 
 @pytest.mark.cases(
-  quick=["formulas_of_tutorials"],
-  slow=["privacy_utility_curve", "several_networks"],
-  long=...,
+  slow=["formulas_of_tutorials", "privacy_utility_curve", "several_networks"], long=...
 )
 @_EACH
 @pytest.mark.filterwarnings("ignore")  # of the Jupyter machinery, in this process

@@ -76,6 +76,7 @@ def test_under_add_or_remove_no_number_follows_from_the_rows():
   assert _made(_Declared(5), num_examples=2000).sampler.prob == 0.05
 
 
+@pytest.mark.cases(slow=["None"])
 @pytest.mark.parametrize("declared", [None, 1000, 900])
 def test_a_capacity_is_refused_without_telling_how_many_rows_there_are(declared):
   plan = _made(None, num_examples=1000)

@@ -123,6 +123,7 @@ def _loss_of(params, example):
   return _loss(params, example.x)
 
 
+@pytest.mark.slow
 def test_clip_and_noise_by_itself_has_no_limit_but_one_that_is_given():
   numbers = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "normalize_by": 4, "key": _KEY}
   grads = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
@@ -208,6 +209,7 @@ def test_another_delta_is_charged_as_the_plan_does():
   assert "80 examples" in spent.statement and "delta 0.0001" in spent.statement
 
 
+@pytest.mark.slow
 def test_several_models_under_vmap_need_as_many_keys():
   """Under one key they would have one noise, and the difference of their sums no noise."""
   plan, tx, _ = _started("white")

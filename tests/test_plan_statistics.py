@@ -249,7 +249,7 @@ _IN_PASSES = {
 }
 
 
-@pytest.mark.cases(long=[0, 6, 8])
+@pytest.mark.cases(slow=["cyclic, bands-pld", "groups in turn-rdp"], long=[0, 6, 8])
 @pytest.mark.parametrize("by", ["pld", "rdp"])
 @pytest.mark.parametrize("name", _IN_PASSES)
 def test_p25_dp_ftrl_composes_with_them(name, by):

@@ -42,6 +42,7 @@ def test_flags_of_a_program_are_those():
   ]
 
 
+@pytest.mark.slow
 def test_a_program_of_its_own_takes_the_flags():
   """XLA ends a process whose XLA_FLAGS it does not know."""
   program = "import jax; print(len(jax.devices()))"

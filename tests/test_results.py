@@ -24,6 +24,7 @@ def _read(page: str) -> str:
   return (ROOT / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.cases(slow=["docs/correlated.md: strategy"])
 @pytest.mark.parametrize("table", _TABLES)
 def test_a_table_is_made_of_the_results(table):
   rows = table.rows()

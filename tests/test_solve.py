@@ -41,6 +41,7 @@ def test_an_epsilon_is_that_of_the_accountant_and_in_training_of_less_delta():
   assert solve.epsilon_in_training(everybody, "rdp") == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.cases(slow=["noise_multiplier-<lambda>", "sampling_prob-<lambda>"])
 @pytest.mark.parametrize(
   ("unknown", "worse"),
   [

@@ -78,6 +78,7 @@ def test_lines_come_back_exactly_whatever_the_clipping_factors(
   assert all(any(row == truth[: len(row)] for truth in truths) for row in found)
 
 
+@pytest.mark.slow
 def test_the_first_block_alone_gives_a_line_that_is_alone(kernels, params, attack):
   lines = _draw(7, [8])
   gradients = kernels(lines, jnp.array([1.0, 0.0, 0.0, 0.0]))

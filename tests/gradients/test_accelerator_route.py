@@ -60,6 +60,7 @@ def _net():
   return loss, params, batch
 
 
+@pytest.mark.slow
 @on_each_chip
 def test_sums_are_those_of_the_other_route(chip):
   loss, params, batch = _net()
@@ -85,6 +86,7 @@ def test_an_example_that_is_not_finite_takes_nobody_with_it():
     np.testing.assert_array_equal(np.isfinite(slow.norms), np.isfinite(fast.norms))
 
 
+@pytest.mark.cases(slow=["nan-tpu:v5e:1x1"])
 @pytest.mark.parametrize("chip", [_TPU], indirect=True)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_on_a_tpu_an_example_that_is_not_finite_is_as_one_that_is_masked(chip, value):
@@ -148,6 +150,7 @@ def test_one_example_is_read_as_it_was_recorded(chip):
           assert x.dtype == whole.dtype
 
 
+@pytest.mark.cases(slow=["nan-tpu:v5e:1x1", "nan-gpu:h100:1"])
 @on_each_chip
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
 def test_a_held_gradient_is_that_of_the_recording(chip, value):

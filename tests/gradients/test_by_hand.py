@@ -72,6 +72,7 @@ def test_p7_p11_padding_adds_nothing_and_each_example_is_clipped_by_itself(micro
   )
 
 
+@pytest.mark.cases(slow=["ghost"])
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_rows_of_every_chosen_matrix_count_the_first_too(method):
   """Row t of an example meets matrix index[t]: its gradient is x_t in each column, there alone."""

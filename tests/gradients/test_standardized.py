@@ -107,6 +107,9 @@ _UNUSUAL = [
 class TestInDouble:
   """In float64 both routes agree to ten digits."""
 
+  @pytest.mark.cases(
+    slow=["_loss-options0", "_strided-options3", "_loss-options2", "_loss-options4"]
+  )
   @pytest.mark.parametrize(
     "loss, options",
     [
@@ -124,6 +127,7 @@ class TestInDouble:
     assert unit.layer is not None
     oracle.check(loss, params, batch)
 
+  @pytest.mark.cases(slow=["gram-tpu:v5e:1x1", "gram-gpu:h100:1", "gram-", "product-"])
   @pytest.mark.parametrize(("rule", "target"), _RULES)
   def test_agrees_by_each_rule_on_each_machine(self, rule, target):
     params, batch = _problem(**_BY_RULE[rule])
@@ -133,11 +137,13 @@ class TestInDouble:
       assert unit.layer is not None
       oracle.check(_loss, params, batch)
 
+  @pytest.mark.cases(slow=["<lambda>1", "<lambda>9"])
   @pytest.mark.parametrize("change", _UNUSUAL)
   def test_agrees_at_unusual_values(self, change):
     params, batch = _problem()
     oracle.check(_loss, change(params), batch, bound=1e-8)
 
+  @pytest.mark.slow
   def test_agrees_where_the_size_equals_epsilon(self):
     params, batch = _problem(size=1, side=3, channels=64, features=64)
     column = jnp.tile(jnp.array([1.0, -1.0]), 32) / 8  # of length 1
@@ -150,6 +156,7 @@ class TestInDouble:
     assert _unit(loss, params, batch).layer is not None
     oracle.check(loss, params, batch)
 
+  @pytest.mark.slow
   def test_drops_masked_and_broken_examples(self):
     params, batch = _problem()
     mask = jnp.array([True, False, True, True, True])
@@ -158,6 +165,7 @@ class TestInDouble:
       slow, fast = oracle.both(_loss, params, batch.at[2, 0, 0, 0].set(broken))
       assert oracle.relative_error(slow.total, fast.total) < 1e-8
 
+  @pytest.mark.cases(slow=["options0"])
   @pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"clip_norm": 1e9}])
   def test_agrees_with_options(self, options):
     params, batch = _problem()
@@ -225,6 +233,7 @@ def test_no_gradient_of_an_example_is_formed():
   assert "7,3,3,32,40" not in text
 
 
+@pytest.mark.cases(slow=["gram-gpu:h100:1", "product-tpu:v5e:1x1", "gram-", "product-"])
 @pytest.mark.parametrize(("rule", "target"), _RULES)
 def test_norms_bound_the_gradient_and_are_near_it(rule, target, x64):
   del x64
@@ -243,6 +252,7 @@ def test_norms_bound_the_gradient_and_are_near_it(rule, target, x64):
     assert (seen <= exact * (1 + allowed)).all()
 
 
+@pytest.mark.cases(slow=["<lambda>0"])
 @pytest.mark.parametrize("change", _UNUSUAL)
 def test_unusual_norms_bound_the_gradient_in_float32(change, x64):
   """Beside the other route: a gain of 1e9 under a sine is chaos, so double has another gradient."""
@@ -256,6 +266,7 @@ def test_unusual_norms_bound_the_gradient_in_float32(change, x64):
   assert oracle.relative_error(slow.total, fast.total) < 0.01
 
 
+@pytest.mark.cases(slow=["0.0009765625"])
 @pytest.mark.parametrize("rounding", [2.0**-10, -(2.0**-10)])
 def test_rounded_results_of_the_forward_pass_do_not_shorten_a_norm(rounding, x64):
   """The card's TF32 rounds the convolution's result, from which the gains' gradients come."""
@@ -300,6 +311,7 @@ def _one_place(params, example):
   return jnp.sum(out[0] * example["cotangent"]) + beside
 
 
+@pytest.mark.cases(slow=["2e-06-2e-29-1.5e+18-1e-11", "0.0001-1e-32-1e+18-1e-14"])
 @pytest.mark.parametrize(
   "gain, length, cotangent, clip_norm",
   [
@@ -356,6 +368,7 @@ def test_rounded_parameters_take_the_general_rule(cast):
   assert _unit(rounded_result, *single).layer is None
 
 
+@pytest.mark.slow
 def test_a_gain_or_kernel_that_is_broadcast_takes_the_general_rule():
   params, batch = _single(_problem())
   one_gain = params | {"gain": jnp.ones(1)}

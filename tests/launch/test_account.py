@@ -52,6 +52,7 @@ def _dp_sgd(z, q, steps):
   )
 
 
+@pytest.mark.slow
 def test_the_command_gives_epsilon_and_the_statement():
   done = _run(
     "--noise_multiplier=1.5",

@@ -108,6 +108,7 @@ def test_two_processes_have_the_keys_that_the_first_drew(tmp_path):
   assert len(ids) == 2
 
 
+@pytest.mark.slow
 def test_only_process_0_writes_and_prints(whole_runs):
   folder, (_, first, second) = whole_runs
   assert not (folder / "two" / "1").exists()

@@ -43,7 +43,7 @@ def test_p17_keys_decide_and_coordinates_are_independent(mechanism):
 
 
 @pytest.mark.cases(
-  slow=["float16-mechanism1"],
+  slow=["float16-mechanism1", "int32-mechanism0"],
   long=["bfloat16-mechanism0", "bfloat16-mechanism1", "float16-mechanism0"],
 )
 @pytest.mark.parametrize("mechanism", [_LAPLACE, _GAUSSIAN])

@@ -20,6 +20,7 @@ from tests.refuses import refuses
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_tempered_sigmoid_is_tanh_by_default():
   x = jnp.linspace(-8, 8, 101)
   np.testing.assert_array_equal(models.tempered_sigmoid(x), jnp.tanh(x))

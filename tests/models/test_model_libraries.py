@@ -145,7 +145,7 @@ def _model_without(name, params):
   return plain.apply(params, _X[:1])
 
 
-@pytest.mark.cases(quick=["NnxRecurrent", "pair"], slow=...)
+@pytest.mark.cases(quick=["pair"], slow=...)
 @pytest.mark.parametrize("name", ["Nnx", "NnxRecurrent", "Equinox", "Functions", "pair"])
 def test_without_dropout_examples_have_no_keys(name):
   task, _, _ = _started(name)
@@ -182,6 +182,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.cases(slow=["EquinoxAlways", "NnxWrites"])
 @pytest.mark.parametrize("name", _REFUSED)
 def test_what_no_run_can_train_is_one_line(name):
   with refuses("model.name") as refused:

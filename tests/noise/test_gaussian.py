@@ -23,6 +23,7 @@ def test_the_law_is_normal_with_the_right_std_and_no_other():
     assert stats.kstest(sample / (1.7 * wrong), "norm").pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_p17_leaves_steps_and_keys_are_uncorrelated():
   first, second = _draw(1.0)
   other_key = _draw(1.0, key=1)[0]

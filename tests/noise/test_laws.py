@@ -162,6 +162,15 @@ _RECORDED = [
 ]
 
 
+@pytest.mark.cases(
+  slow=[
+    "laplace-law1-float32-seed",
+    "gaussian-law0-float64-ordinary",
+    "gaussian-law0-float32-ordinary",
+    "gaussian-law0-float32-seed",
+    "gaussian-law0-float64-seed",
+  ]
+)
 @pytest.mark.parametrize("key", [jax.random.key(1), _ORDINARY], ids=["seed", "ordinary"])
 @pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize(
@@ -192,6 +201,7 @@ def test_noise_of_an_ordinary_key_is_a_function_of_its_words():
   assert not np.allclose(drawn, radius * sign * sine(low), atol=0.5)
 
 
+@pytest.mark.slow
 def test_noise_of_an_ordinary_key_keeps_its_numbers():
   """Numbers recorded when ordinary keys came: a run goes on with the noise that it had."""
   drawn = [draw(_ORDINARY, jnp.zeros(2), 2.0) for draw in (source.gaussian, source.laplace)]
@@ -393,7 +403,7 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
       assert np.isfinite(drawn).all() and np.unique(drawn).size > 4900
 
 
-@pytest.mark.cases(slow=["65536"], long=["1", "2", "3"])
+@pytest.mark.cases(slow=["65536", "65537"], long=["1", "2", "3"])
 @pytest.mark.parametrize("span", [1, 2, 3, 65536, 65537, 8388607, 3 * 2**29, 2**31 - 1])
 def test_integers_are_the_whole_number_modulo_the_span(span):
   """All 128 bits, against Python's integers, in eager and in compiled code."""
@@ -444,6 +454,7 @@ def test_integers_above_two_to_the_sixteenth_are_uniform():
   assert below(jax.random.randint(jax.random.key(0), (draws,), 0, span)) < 1e-9
 
 
+@pytest.mark.cases(slow=["seed"])
 @pytest.mark.parametrize("key", [jax.random.key(1), _ORDINARY], ids=["seed", "ordinary"])
 def test_every_program_draws_the_same_noise_to_the_last_bit(key):
   """Compilers may round a product and a sum once; then two machines, or a resume, would differ."""

@@ -26,7 +26,7 @@ _CONVOLUTIONS = {
 }
 
 
-@pytest.mark.cases(slow=[0])
+@pytest.mark.cases(slow=[0, "padded and strided"])
 @pytest.mark.parametrize("name", _CONVOLUTIONS)
 def test_flops_of_a_convolution_are_twice_the_pairs_that_meet(name):
   shape, kernel, strides, padding, holes, dilation, groups = _CONVOLUTIONS[name]

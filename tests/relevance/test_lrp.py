@@ -167,6 +167,7 @@ def test_t4_the_box_rule_by_hand():
   np.testing.assert_allclose(found.scores, expected, rtol=1e-6)
 
 
+@pytest.mark.cases(slow=["0.00392156862745098"])
 @pytest.mark.parametrize("factor", [1 / 255, -2.0])
 def test_the_box_of_a_scaled_input_is_that_of_the_input(factor):
   """The same network with the factor in its weights has the same relevance."""

@@ -107,6 +107,8 @@ def test_a_registered_model_is_told_by_what_it_is(name):
     "untrained-ilm-paper",
     "untrained-dpsgd-paper",
     "untrained-radp-rigorous",
+    "untrained-tempered-paper",
+    "public-radp-rigorous",
   ],
   long=[
     "none-radp-rigorous",

@@ -74,6 +74,19 @@ _NATURAL = {
 }
 
 
+@pytest.mark.cases(
+  slow=[
+    "federated natural",
+    "federated release",
+    "least squares",
+    "federated",
+    "central without diagnostics",
+    "central release",
+    "pate",
+    "central",
+    "relevance",
+  ]
+)
 @pytest.mark.parametrize(
   "make, shown",
   [
@@ -101,6 +114,7 @@ def test_a_result_counts_by_column(make, shown, table, tmp_path):
   assert (KEY in text) == shown
 
 
+@pytest.mark.slow
 def test_data_that_are_no_table_have_no_counts(tmp_path):
   config = small_configs.central(diagnostics=True)[0]
   assert KEY not in loop.train(config, tmp_path / "run")

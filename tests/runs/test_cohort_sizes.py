@@ -135,6 +135,7 @@ def test_every_aggregator_of_configs_is_walked():
   assert set(_MADE) >= set(AGGREGATORS)
 
 
+@pytest.mark.cases(slow=["krum", "krum of 3", "multi-krum"])
 @pytest.mark.parametrize("name", _MADE)
 def test_the_fewest_clients_are_enough_and_one_fewer_moves_nothing(name):
   """Where a round is refused, the next one goes on."""

@@ -231,6 +231,7 @@ def _every_number(meta: dict[str, Any]) -> None:
     holder[key] *= 9
 
 
+@pytest.mark.cases(slow=["_every_number-False"])
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
   "change",

@@ -174,6 +174,7 @@ def test_training_and_test_data_are_normalised_by_the_same(run, loaded):
     assert np.abs(mine.x).max() > 1.1 * np.abs(raw.x).max()
 
 
+@pytest.mark.slow
 def test_p17_their_noise_is_that_of_the_run(loaded):
   config = _config()
   assert not np.array_equal(_means(config, loaded), _means(config, loaded))

@@ -325,6 +325,7 @@ def _played(config):
   assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.cases(slow=["with_replacement-alone"])
 @pytest.mark.parametrize(("sampler", "changes"), _cells(_CENTRAL, _SAMPLERS))
 def test_a_record_more_or_less_changes_no_plan_of_any_sampler(sampler, changes):
   base = {"privacy.sampling_prob": 0.25, "privacy.epsilon": None, "num_steps": 8}

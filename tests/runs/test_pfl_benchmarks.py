@@ -54,6 +54,7 @@ def _sentences(folder):
   }
 
 
+@pytest.mark.slow
 def test_flair_trains_over_its_photographers(tmp_path):
   config = fields.replace_all(flair.get_config(), _photographs(tmp_path))
   result = loop.train(config, tmp_path / "run")
@@ -67,6 +68,7 @@ def test_flair_trains_over_its_photographers(tmp_path):
   assert len(test) == sum(1 for _ in test.x)
 
 
+@pytest.mark.slow
 def test_stackoverflow_trains_over_its_users(tmp_path):
   config = fields.replace_all(stackoverflow.get_config(), _sentences(tmp_path))
   result = loop.train(config, tmp_path / "run")
@@ -74,6 +76,7 @@ def test_stackoverflow_trains_over_its_users(tmp_path):
   assert result["num_clients"] == 12 and result["epsilon_kind"] == "simulated"
 
 
+@pytest.mark.cases(slow=["blt", "tree"])
 @pytest.mark.parametrize("strategy", ["blt", "tree", "identity"])
 def test_stackoverflow_trains_with_correlated_noise(tmp_path, strategy):
   """Its users take turns, and the epsilon is proved without sampling."""
@@ -84,6 +87,7 @@ def test_stackoverflow_trains_with_correlated_noise(tmp_path, strategy):
   assert result["method"] == "dp_ftrl_fed_avg" and result["unit"] == "user"
 
 
+@pytest.mark.slow
 def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
   """Without the simulation: few users leave little, and the statement says it of them."""
   own = {"privacy.simulated_cohort": None, "privacy.simulated_clients": None}
@@ -98,6 +102,7 @@ def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
   assert result["epsilon_kind"] == "proved" and "12 users" in result["privacy_statement"]
 
 
+@pytest.mark.cases(slow=["overrides5-model.name"])
 @pytest.mark.parametrize(
   ("overrides", "field"),
   [

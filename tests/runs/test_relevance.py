@@ -89,6 +89,7 @@ def test_noise_comes_from_a_seed_only_where_it_is_said():
   assert same(_config(method="no_dp"))
 
 
+@pytest.mark.slow
 def test_a_proof_with_a_noise_seed_is_a_claim(tmp_path):
   (result,) = experiment.run_all(_config(mode="rigorous", noise_seed=1), tmp_path)
   assert result["epsilon_kind"] == "claimed" and result["proved_epsilon"] is None

@@ -240,6 +240,7 @@ def test_a_norm_that_leaves_a_party_zeros_alone_is_refused():
     aligned_columns.clipped_apart(parts, 1e-6, frac_bits=18)
 
 
+@pytest.mark.cases(slow=["changes0"])
 @pytest.mark.parametrize("changes", [{"learning_rate": 1e30}, {"alignment": 1e38}])
 def test_a_transfer_that_diverges_is_no_result(changes, tmp_path, intersection):
   config = _point(task=_TRANSFER | changes | {"num_steps": 3})

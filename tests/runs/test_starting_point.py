@@ -125,6 +125,7 @@ def test_an_example_may_be_a_role_and_the_promise_says_so(weights):
 _LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("basic", "hugging_face")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bert", *_LONG])
 def test_published_weights_are_tuned_by_flag(layout, tmp_path):
   save_file = pytest.importorskip("safetensors.numpy").save_file

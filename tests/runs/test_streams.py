@@ -355,6 +355,7 @@ def test_nothing_but_noisy_parameters_tells_two_data_sets_apart(kind, tmp_path):
   assert "noise_key_id" in json.dumps(left[0])
 
 
+@pytest.mark.cases(slow=["federated"])
 @pytest.mark.parametrize("kind", ["central", "federated"])
 def test_a_run_whose_keys_are_gone_is_not_gone_on_with(kind, tmp_path, monkeypatch):
   make, *_ = _KINDS[kind]
@@ -366,6 +367,7 @@ def test_a_run_whose_keys_are_gone_is_not_gone_on_with(kind, tmp_path, monkeypat
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_experiment_whose_keys_are_gone_gets_no_more_points(tmp_path):
   _write(tmp_path)
   config = _relevance(curves={"a": {}, "b": {"num_epochs": 2}})

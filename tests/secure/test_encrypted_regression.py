@@ -34,6 +34,7 @@ def _plan(n=50, d=3, **numbers):
   return RegressionPlan(n, d, **given | numbers)
 
 
+@pytest.mark.slow
 def test_the_closed_form_and_predictions_through_refreshes():
   x, y = _data()
   plan = _plan()
@@ -50,6 +51,7 @@ def test_the_closed_form_and_predictions_through_refreshes():
   np.testing.assert_allclose(found.predictions, predicted, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_wrong_sign_would_be_seen(monkeypatch):
   lane = RegressionServer._lane
   monkeypatch.setattr(RegressionServer, "_lane", lambda self, value: lane(self, abs(value)))
@@ -57,6 +59,7 @@ def test_a_wrong_sign_would_be_seen(monkeypatch):
   assert regress(x, y, x[:1], _plan(most_refreshes=4)).error > 1e-2
 
 
+@pytest.mark.slow
 def test_the_server_sees_sizes_alone():
   """Every message to it is keys or ciphertexts, of a length that follows from the plan."""
   x, y = _data()

@@ -155,6 +155,7 @@ class _Frame(dict):
   columns = property(lambda self: list(self.keys()))
 
 
+@pytest.mark.slow
 def test_a_table_of_every_kind_is_taken_and_its_other_columns_are_not_read(of_table):
   wanted = of_table([{"age": 30, "sex": "m"}, {"age": None, "sex": "f"}])
   columns = {"ill": ["no", "?"], "sex": ["m", "f"], "age": [30, None], "id": [1, "x"]}

@@ -177,6 +177,7 @@ def test_augmentations_keep_shape_and_range_and_one_copy_is_the_loss_itself():
     identity(_PARAMS, example._replace(key=None))
 
 
+@pytest.mark.slow
 def test_each_example_of_each_step_gets_its_own_key():
   seen = lambda p, e: p["w"][0] * jax.random.normal(e.key)
   plan = _plan(noise_multiplier=0.0, l2_clip_norm=float("inf"))

@@ -125,6 +125,7 @@ def test_p15_a_plan_of_slices_refuses_one_slice_as_a_step():
   assert all(leaf.any() for leaf in jax.tree.leaves(update))
 
 
+@pytest.mark.cases(slow=["<lambda>-4_0"])
 @pytest.mark.parametrize(
   ("made", "planned"),
   [
@@ -147,7 +148,7 @@ def test_p15_noise_falls_on_the_slices_of_the_plan_and_on_no_others(made, planne
     tx.update(_grads(0, 3), tx.init(_PARAMS), _PARAMS, mask=jnp.ones(3, bool))
 
 
-@pytest.mark.cases(slow=[32], long=[0, 19, 20, 21, 26, 27])
+@pytest.mark.cases(slow=[32, "<lambda>-1-before4"], long=[0, 19, 20, 21, 26, 27])
 @pytest.mark.parametrize(
   "before",
   [

@@ -29,6 +29,7 @@ def _tx(**changes):
   return dpjax.clip_and_noise(**{**options, **changes})
 
 
+@pytest.mark.slow
 def test_each_group_gets_its_own_noise_and_a_frozen_one_none():
   params = {name: jnp.zeros(20_000) for name in _BOUNDS}
   grads = jax.tree.map(lambda leaf: jnp.ones((1, *leaf.shape)), params)

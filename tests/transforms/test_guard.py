@@ -171,6 +171,7 @@ _ALL = [(kind, program) for kind in _KINDS for program in ("jit", "vmap", "scan"
 _QUICK = [("white", "jit"), ("scaled", "scan"), ("correlated", "vmap"), ("sliced", "jit")]
 
 
+@pytest.mark.cases(slow=["sliced-jit", "scaled-scan", "correlated-vmap"])
 @pytest.mark.parametrize(
   ("kind", "program"),
   [pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow) for case in _ALL],

@@ -63,7 +63,7 @@ def _after_one_step(plan):
   return tx, summed, tx.update(summed, tx.init(_PARAMS), _PARAMS)[1]
 
 
-@pytest.mark.cases(quick=[2, 5, 6], slow=[1], long=...)
+@pytest.mark.cases(quick=[5], slow=[1, 2, 6], long=...)
 @pytest.mark.parametrize("name", sorted(_OTHERS))
 def test_the_state_of_another_plan_is_one_line(name):
   plan, other = _plan(), _OTHERS[name]
@@ -107,7 +107,7 @@ def test_a_plan_of_the_same_mechanism_goes_on(name):
   assert same.spent(tx.update(summed, state, _PARAMS)[1]).steps == 2
 
 
-@pytest.mark.cases(slow=[3], long=[1, 5])
+@pytest.mark.cases(slow=[3, "stacked, mask apart-jit", "sum-jit"], long=[1, 5])
 @pytest.mark.parametrize("wrapped", [jax.jit, lambda fn: fn], ids=["jit", "eager"])
 @pytest.mark.parametrize("kind", ["sum", "stacked", "stacked, mask apart"])
 def test_more_examples_than_a_draw_has_are_one_line_or_nan(kind, wrapped):

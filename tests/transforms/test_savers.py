@@ -169,6 +169,7 @@ def test_a_federated_state_goes_through_every_saver(saver, key, tmp_path):
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.cases(slow=["scaled coordinates", "correlated", "sparse vector"])
 @pytest.mark.parametrize("name", sorted(_STATES))
 def test_no_state_holds_a_typed_key(name):
   """Savers of arrays write arrays; a typed key is none."""

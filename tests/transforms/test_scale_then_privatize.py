@@ -43,6 +43,7 @@ def _stacked(tree):
   return gradients.stacked(jax.tree.map(lambda g: jnp.asarray(g, jnp.float32), tree))
 
 
+@pytest.mark.slow
 def test_one_step_by_hand():
   """One row of length 0.25 in its units is not clipped, so the output is half of it."""
   tx = _tx(b2=0.6, floor=0.2)
@@ -81,6 +82,7 @@ def test_steps_are_those_of_a_loop_in_float64():
   assert scales.max() / scales.min() > 4
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_the_inner_transform_times_the_scale():
   """No record: the output is noise, whose size by coordinate follows the state alone."""
   past = jnp.array([4.0, 1.0, 0.0])
@@ -211,7 +213,7 @@ def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
   assert training.noise_state(state).draws == _PLAN.num_steps
 
 
-@pytest.mark.cases(slow=["past0-inf"], long=["past0-10000.0", "past0-1e+30"])
+@pytest.mark.cases(slow=["past0-inf", "past0-nan"], long=["past0-10000.0", "past0-1e+30"])
 @pytest.mark.parametrize("far", [1e4, 1e30, np.inf, np.nan])
 @pytest.mark.parametrize("past", [[1e-30, 1e30], [0.0, 0.0], [np.inf, 1.0], [1.0, 1e-12]])
 def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far, past):
@@ -273,6 +275,7 @@ def test_what_is_not_proved_beside_scaling_is_refused(changes, field):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
   params, _ = _network()
   with refuses("loss_fn"):
@@ -395,6 +398,7 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
   assert float(optax.global_norm(late)) > rows_of_record * _PLAN.l2_bound
 
 
+@pytest.mark.cases(slow=["sampler1"])
 @pytest.mark.parametrize(
   "sampler",
   [

@@ -169,7 +169,10 @@ def test_the_generator_finds_optax():
   }
 
 
-@pytest.mark.cases(slow=[38], long=[1, 3, 37, 84, 90])
+@pytest.mark.cases(
+  slow=[38, "dog-stacked", "identity-stacked", "apply_every-stacked", "apply_every-sum"],
+  long=[1, 3, 37, 84, 90],
+)
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("name", sorted(_of_optax()))
 def test_optax_before_or_around_the_private_transform_is_right_or_one_line(name, kind):
@@ -454,7 +457,7 @@ def _programs():
   yield "opened inside", jax.jit(lambda g: dpjax.stacked(g.arrays))
 
 
-@pytest.mark.cases(long=[0, 1])
+@pytest.mark.cases(slow=["jit-float16"], long=[0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 @pytest.mark.parametrize("program", [pytest.param(p, id=n) for n, p in _programs()])
 def test_every_program_hands_them_on_bit_for_bit(program, dtype):

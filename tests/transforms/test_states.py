@@ -60,7 +60,7 @@ _CHANGES = {
 }
 
 
-@pytest.mark.cases(slow=[50, 61, 64], long=[0, 60])
+@pytest.mark.cases(slow=[50, 61, 64, "scaled coordinates-doubled"], long=[0, 60])
 @pytest.mark.parametrize("change", sorted(_CHANGES))
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_changed_state_is_refused_by_spent_and_gives_nan_for_good(name, change):
@@ -365,7 +365,7 @@ _KEPT = {
 }
 
 
-@pytest.mark.cases(slow=[21], long=[39, 42, 43])
+@pytest.mark.cases(slow=[21, "adaptive-count=0"], long=[39, 42, 43])
 @pytest.mark.parametrize("change", sorted(_KEPT))
 @pytest.mark.parametrize("name", _NAMES)
 def test_what_resets_an_optimizer_leaves_the_noise_as_it_is(name, change):
@@ -412,6 +412,7 @@ def test_optax_has_none_of_the_names_that_private_states_have():
   assert shared <= {"key", "scale"}
 
 
+@pytest.mark.slow
 def test_no_two_counts_share_a_checksum():
   counts = jnp.arange(100_000, dtype=jnp.int32)
   for key in (jax.random.key(3), noise.new_key(), noise.new_key(release=True)):

@@ -69,6 +69,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
     np.testing.assert_allclose(state.generator, generator, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_generator_is_a_function_of_released_critics():
   """Other records with the same critic leave the same generator, bit for bit."""
   both = _both(plans.of_three(noise_multiplier=1.0))
@@ -93,6 +94,7 @@ def test_both_networks_cost_the_critic_s_steps():
   assert plan.spent(state.critic).epsilon == plan.epsilon(steps=3)
 
 
+@pytest.mark.slow
 def test_steps_beyond_the_plan_leave_no_generator():
   both = _both(plans.of_three(noise_multiplier=1.0))
   state = both.init(_CRITIC, _GENERATOR)

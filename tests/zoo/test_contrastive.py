@@ -49,6 +49,7 @@ def test_equal_views_are_aligned_and_opposite_ones_are_not():
   assert float(recipes.alignment(u, -u, mask)) == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_three_points_by_hand():
   """Squared distances 2, 2, 4 of the pairs; rows of padding are in no pair."""
   u = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]])
@@ -175,6 +176,7 @@ def test_steps_lower_the_loss_and_an_empty_batch_changes_nothing():
 # --- its views
 
 
+@pytest.mark.slow
 def test_sides_of_crops_have_the_documented_ratio_and_area():
   """Two ramps: a side of the part, as a share of the image's, is the slope that is left of them."""
   down, along = np.meshgrid(np.arange(16.0), np.arange(16.0), indexing="ij")

@@ -89,6 +89,7 @@ def _close(params, tensors):
   return np.abs(ours - wanted).max() / np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_a_file_gives_the_logits_of_gpt2(tmp_path):
   tensors = _tensors()
   error = _close(networks.load_gpt2(_written(tmp_path, tensors), _MODEL), tensors)

@@ -222,6 +222,7 @@ def _leaf(folder, **changed):
   return client_files.leaf(folder, train | test | changed)
 
 
+@pytest.mark.slow
 def test_leaf_joins_a_writer_who_is_in_two_files(tmp_path):
   root = _leaf(tmp_path / "femnist")
   train, test = datasets.leaf_federation(root, num_classes=3, shape=(2, 2, 1))

@@ -67,6 +67,7 @@ def _oracle(image, network):
   return values / np.sqrt(np.square(values).mean() + 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 9, 11, 3), (3, 8, 8, 1)])
 def test_features_are_those_of_the_definition(shape):
   network = _network(*shape[1:])
@@ -81,6 +82,7 @@ def test_features_are_those_of_the_definition(shape):
   assert np.abs(seen[1] - wanted[2]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_record_moves_its_own_features_alone_wherever_it_stands():
   """Bit for bit: one record less moves the others to another place of another chunk."""
   network = _network()
@@ -108,6 +110,7 @@ def test_mirror_images_have_the_same_mirrored_features():
   assert np.abs(seen[0] - networks.patch_features(x, network)).max() > 0.01
 
 
+@pytest.mark.slow
 def test_what_is_learnt_evens_out_random_images_and_repeats():
   images = _random_images((60, 9, 11, 3))
   network = _network()
@@ -166,6 +169,7 @@ def test_an_error_does_not_tell_the_number_of_records():
   assert "4321" not in str(error.value)
 
 
+@pytest.mark.cases(slow=["<lambda>-images2"])
 @pytest.mark.parametrize(
   ("call", "field"),
   [
@@ -189,6 +193,7 @@ def test_a_wrong_argument_is_one_line(call, field):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_double_precision_and_other_types_change_nothing():
   network = _network()
   x = (_random_images((3, 9, 11, 3)) * 4).round().clip(0, 4) / 4

@@ -113,6 +113,7 @@ def _oracle(image):
   return np.concatenate(parts)
 
 
+@pytest.mark.cases(slow=["4"])
 def test_features_are_those_of_the_definition(tiny):
   x = np.random.default_rng(0).random((3, 16, 16, 3), np.float32)
   assert public_trunks.trunk_shape("vgg16", x.shape) == (3, 32)
@@ -122,6 +123,7 @@ def test_features_are_those_of_the_definition(tiny):
   np.testing.assert_allclose(seen, wanted, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.cases(slow=["4"])
 def test_a_record_moves_its_own_features_alone(tiny):
   x = np.random.default_rng(0).random((3, 9, 9, 1), np.float32)
   neighbour = x.copy()
@@ -134,6 +136,7 @@ def test_a_record_moves_its_own_features_alone(tiny):
   assert np.isfinite(black).all()
 
 
+@pytest.mark.cases(slow=["4"])
 def test_mirror_images_have_the_same_mirrored_features(tiny):
   x = np.random.default_rng(0).random((2, 16, 16, 3), np.float32)
   seen = [
@@ -201,6 +204,7 @@ def _config(**data):
   )
 
 
+@pytest.mark.cases(slow=["4"])
 def test_a_run_says_what_its_features_know(tiny):
   config = _config()
   loaded = build.with_features(config, (_dataset("train"), _dataset("test")))

@@ -363,6 +363,7 @@ def test_a_file_gives_the_logits_of_its_architecture(name, tmp_path):
   assert np.ptp(case.logits, axis=0).min() > 0.01 * scale
 
 
+@pytest.mark.cases(slow=["bert", "timm", "basic", "bottleneck"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_of_other_classes_or_none_begins_afresh(name, tmp_path):
   case = CASES[name]
@@ -389,6 +390,7 @@ _ODD = {
 }
 
 
+@pytest.mark.cases(slow=["bert", "hugging_face", "timm"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_of_another_model_is_refused_in_one_line(name, tmp_path):
   case = CASES[name]
@@ -432,6 +434,7 @@ def test_names_of_earlier_files_of_bert(tmp_path):
     _loaded(case, tmp_path, case.tensors | earlier)
 
 
+@pytest.mark.slow
 def test_padding_and_what_follows_it_moves_nothing():
   params = jax.tree.map(
     lambda leaf: jnp.asarray(_draw(*leaf.shape)), _begun(_BERT, _TOKENS)

@@ -195,7 +195,7 @@ def test_features_move_less_than_pixels_under_a_shift():
   assert features > 1e-3
 
 
-@pytest.mark.cases(long=["noise"])
+@pytest.mark.cases(slow=["stroke"], long=["noise"])
 @pytest.mark.parametrize("kind", ["noise", "stroke", "difference"])
 def test_energy_does_not_grow(kind):
   a, b = {

@@ -90,6 +90,7 @@ def _oracle(line):
 _LINES = ["", "a", "bad", "cafe", "hh", "bad", "decade"]
 
 
+@pytest.mark.slow
 def test_an_embedding_is_the_mean_of_the_last_layer_at_norm_one(tiny):
   got = networks.sentence_features(_LINES)
   wanted = np.stack([_oracle(line) for line in _LINES])

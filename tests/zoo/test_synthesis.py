@@ -49,6 +49,7 @@ def test_inner_products_are_the_kernels():
   assert abs(wider[0] @ wider[1] - wanted) > 0.05
 
 
+@pytest.mark.slow
 def test_targets_are_the_means_and_a_class_without_records_is_empty():
   images = _images(400)
   labels = np.zeros(400, np.int32)

@@ -38,6 +38,7 @@ def test_a_prefix_has_the_logits_of_the_whole(network):
   np.testing.assert_allclose(network(TOKENS[:, :4]), network(TOKENS)[:, :4], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_order_matters(network):
   swapped = TOKENS[:, jnp.array([1, 0, 2, 3, 4, 5])]
   assert float(jnp.abs(network(swapped)[0, -1] - network(TOKENS)[0, -1]).max()) > 1e-6

@@ -92,6 +92,7 @@ def test_its_cost_is_that_of_its_matrix():
   assert plan.assumptions  # nobody proved that `next` is the inverse of `multiply`
 
 
+@pytest.mark.slow
 def test_a_training_loop_takes_it():
   plan = _plan(LastStep())
   x = np.ones((12, 2), np.float32)

@@ -64,6 +64,19 @@ def test_every_program_accepts_its_own_memory_and_that_of_others(name):
     assert _all_finite(updates)
 
 
+@pytest.mark.cases(
+  slow=[
+    "-1.0-tree",
+    "0.5-tree",
+    "-1.0-buffered",
+    "-1.0-banded",
+    "2.0-banded",
+    "2.0-buffered",
+    "0.0-buffered",
+    "0.0-tree",
+    "0.0-banded",
+  ]
+)
 @pytest.mark.parametrize("name", _STRATEGIES)
 @pytest.mark.parametrize("factor", [0.0, 0.5, -1.0, 2.0])
 def test_earlier_noise_that_is_scaled_is_refused(name, factor):

@@ -56,6 +56,7 @@ def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):
   assert programs.looks_uniform(seen[: len(seen) // 8 * 8])
 
 
+@pytest.mark.slow
 def test_a_value_sent_in_the_clear_would_be_seen(ran):
   _, seen = ran[0].outputs[0]
   x = ran[2][1]

@@ -134,6 +134,7 @@ def test_who_is_silent_before_its_message_is_not_in_the_sum():
   )
 
 
+@pytest.mark.cases(slow=["forwarded"])
 @pytest.mark.parametrize("when", ["forwarded", "sums"])
 def test_a_member_that_leaves_after_its_shares_is_not_needed(when):
   terms = _terms()
@@ -174,6 +175,7 @@ def test_members_that_never_come_are_not_on_the_roster():
   assert reports == [f"client {absent} did not come in time"]
 
 
+@pytest.mark.slow
 def test_a_member_that_reads_slowly_stays():
   """It takes 100 kB a second all the time, of 1.2 MB that it is sent."""
   length = 100_000
@@ -227,6 +229,7 @@ _LIES = {
 }
 
 
+@pytest.mark.cases(slow=["garbage", "the keys of another", "half a message"])
 @pytest.mark.parametrize("name", list(_LIES))
 def test_a_member_that_says_something_else_is_left_out(name):
   says, line = _LIES[name]

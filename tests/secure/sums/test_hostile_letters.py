@@ -445,6 +445,7 @@ def _damaged(data, kind, field, terms):
   return bytes(changed)
 
 
+@pytest.mark.cases(slow=["plain"])
 @pytest.mark.parametrize(
   "name", ["plain", "graph", pytest.param("signed", marks=pytest.mark.slow)]
 )

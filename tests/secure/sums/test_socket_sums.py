@@ -102,6 +102,7 @@ def _is_sum_of(summed, survivors):
   np.testing.assert_array_equal(summed.total, sums.PlainSum().sum(vectors).total)
 
 
+@pytest.mark.slow
 def test_processes_add_what_none_of_them_shows():
   summed, reports, _ = _serve(_terms())
   _is_sum_of(summed, range(_N))
@@ -161,6 +162,7 @@ def test_a_client_that_hangs_times_out():
   assert reports == ["masked: client 1 is silent"] and seconds < 10
 
 
+@pytest.mark.slow
 def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
   summed, _, _ = _serve(_terms(), those=(0, 2, 4), connect_timeout=1.5)
   _is_sum_of(summed, (0, 2, 4))
