@@ -476,7 +476,13 @@ GAMES: dict[str, Games] = {
 NO_CLAIM = {
   **{row.make.__name__: row.no_claim for row in described.aggregators().values()},
   "fine_tune": "what it makes is sent to nobody",
-  "local_training": "the client inside every algorithm, played with it",
+  **dict.fromkeys(
+    ("local_training", "full_gradient", "apfl_client", "mean_grad", "batch_loss"),
+    "the client inside an algorithm, played with it",
+  ),
+  **dict.fromkeys(
+    ("summed", "robust"), "what an aggregator is made of, played with each aggregator"
+  ),
   "compressed": "changes what a client sends, before the clip that is played",
   "clipped_grad": "a client's gradient under its own plan, played as a plan",
 }

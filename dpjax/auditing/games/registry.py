@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def _returns(candidate: Any, *words: str) -> bool:
   if not inspect.isfunction(candidate):
     return False
   annotation = str(inspect.signature(candidate).return_annotation)
-  return any(word in annotation for word in words)
+  return any(re.search(rf"\b{word}(ExtraArgs)?\b", annotation) for word in words)
 
 
 def is_transform(candidate: object) -> bool:
@@ -154,11 +155,6 @@ def _only(kind: Callable[[Any], bool], candidates: Mapping[str, Any]) -> dict[st
   }
 
 
-def _exported(package: ModuleType) -> dict[str, Any]:
-  # `getattr` is needed: a package imports a name only on access (`_lazy`).
-  return {n: getattr(package, n) for n in dir(package) if not n.startswith("_")}
-
-
 def _accountants() -> dict[str, Any]:
   """Returns budget ledgers, `amplified_delta`, and what states epsilons or events in accounting."""
   accountants = _only(states_epsilon, public(dpjax.accounting))
@@ -182,19 +178,19 @@ PACKAGES: dict[str, Package] = {
     {},
   ),
   "transforms": Package(
-    lambda: _only(is_transform, _exported(dpjax.transforms)),
+    lambda: _only(is_transform, public(dpjax.transforms)),
     transforms.games,
     transforms.GAMES,
-    {},
+    transforms.NO_CLAIM,
   ),
   "federated": Package(
-    lambda: _only(is_federated, _exported(dpjax.federated)),
+    lambda: _only(is_federated, public(dpjax.federated)),
     federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
   ),
   "secure": Package(
-    lambda: _only(is_federated, _exported(dpjax.secure)),
+    lambda: _only(is_federated, public(dpjax.secure)),
     lambda name, kind: secure.GAMES[name](kind),
     secure.GAMES,
     secure.NO_CLAIM,
@@ -206,9 +202,7 @@ PACKAGES: dict[str, Package] = {
     plans.NO_CLAIM,
   ),
   "training": Package(
-    lambda: _only(
-      inspect.isfunction, _exported(dpjax.training) | _exported(dpjax.zoo.recipes)
-    ),
+    lambda: _only(inspect.isfunction, public(dpjax.training) | public(dpjax.zoo.recipes)),
     lambda name, _: training.GAMES[name](),
     training.GAMES,
     training.NO_CLAIM,

@@ -288,6 +288,8 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
   ),
 }
 
+NO_CLAIM = {"with_guard": "refuses a changed state, and adds nothing"}
+
 
 def games(subject: str, tx: Callable, base: Callable | None = None) -> list[Game]:
   """Returns the games of one transform; `base` is the private transform inside of it."""
