@@ -116,7 +116,8 @@ ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
     "confidence rule", _MEMBER, "answers", _OWNER,
-    f"{_DP}; less overfitting", "dpjax.attacks.confidence_rule", "folklore: surer than .8",
+    f"{_DP}; less overfitting", "dpjax.attacks.membership.confidence_rule",
+    "folklore: surer than .8",
   ),
   Attack(
     "loss threshold", _MEMBER, "answers", _OWNER,
@@ -139,30 +140,30 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "RMIA, tuned on shadows", _MEMBER, "answers",
     f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.rmia_tuned", "Zarifzadeh et al. 2024",
+    "dpjax.attacks.rmia_tuning.rmia_tuned", "Zarifzadeh et al. 2024",
   ),
   Attack(
     "InfoRMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.informia", "Tao and Shokri 2025",
+    "dpjax.attacks.information.informia", "Tao and Shokri 2025",
   ),
   Attack(
     "BaVarIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.bavaria", "Brännvall 2026",
+    "dpjax.attacks.student_t.bavaria", "Brännvall 2026",
   ),
   Attack(
     "augmented queries", _MEMBER, "answers",
     f"{_OWNER}, flips and shifts records, and has data like the training's", _DP,
-    "dpjax.attacks.mean_score", "Carlini et al. 2022, section 6.C",
+    "dpjax.attacks.queries.mean_score", "Carlini et al. 2022, section 6.C",
   ),
   Attack(
     "quantile regression", _MEMBER, "answers",
     f"{_OWNER} and has records that are certainly no members", _DP,
-    "dpjax.attacks.quantile_regression", "Bertran et al. 2023",
+    "dpjax.attacks.difficulty.quantile_regression", "Bertran et al. 2023",
   ),
   Attack(
     "loss tail", "how many members LiRA would find, without shadow models", "answers",
     f"{_OWNER} and knows members and non-members: an estimate for owners, no attack", _DP,
-    "dpjax.attacks.loss_tail", "Dodd et al. 2025",
+    "dpjax.attacks.roc.loss_tail", "Dodd et al. 2025",
   ),
   Attack(
     "canary audit of one run", "a lower bound on epsilon", "two models",
@@ -249,7 +250,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
   Attack(
     "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
-    "answers by label alone", "dpjax.attacks.solve_softmax", "Tramer et al. 2016",
+    "answers by label alone", "dpjax.attacks.extraction.solve_softmax", "Tramer et al. 2016",
   ),
   Attack(
     "property inference", "a fact about all training records together", "model",
@@ -261,7 +262,8 @@ ATTACKS: tuple[Attack, ...] = (
     "attribute inference", "a missing field of a known record", "answers",
     f"{_OWNER} and knows the rest of the record",
     f"{_DP}, against what is more than a guess from others' records",
-    "dpjax.attacks.attribute_advantage", "Fredrikson et al. 2014; Yeom et al. 2018",
+    "dpjax.attacks.attribute_inference.attribute_advantage",
+    "Fredrikson et al. 2014; Yeom et al. 2018",
   ),
   # --- poisoned rounds
   Attack(

@@ -9,6 +9,7 @@ from scipy import stats
 
 from dpjax import attacks, federated
 from dpjax.attacks import collusion
+from dpjax.attacks.poisoning import poisoned_training
 from tests.attacks import test_poisoning as rounds
 from tests.refuses import refuses
 
@@ -29,7 +30,7 @@ def _told(attack, messages, mask):
   every = federated.weighted_mean()._replace(
     init=lambda message: (), update=lambda sent, mask, state, weights=None: (sent, state)
   )
-  lied = attacks.colluding(every, attack)
+  lied = collusion.colluding(every, attack)
   found, _ = lied.update(messages, jnp.asarray(mask), lied.init(None))
   return np.concatenate([np.asarray(leaf) for leaf in jax.tree.leaves(found)], axis=1)
 
@@ -98,7 +99,7 @@ def _after(rows, aggregator, attack, attackers):
     **lies,
   )
   return np.asarray(
-    attacks.poisoned_training(
+    poisoned_training(
       algorithm,
       attack,
       attackers,
@@ -118,7 +119,7 @@ _HONEST = np.delete(_ROWS, [2, 5], axis=0)
 def test_a_round_takes_the_lie():
   """Eight clients, two of whom agree: the mean is exactly theirs and the others'."""
   attack = attacks.alie(1.5)
-  found = _after(_ROWS, attacks.colluding(rounds._mean(), attack), attack, [2, 5])
+  found = _after(_ROWS, collusion.colluding(rounds._mean(), attack), attack, [2, 5])
   lie = _HONEST.mean(0) - 1.5 * _HONEST.std(0)
   np.testing.assert_allclose(found, (_HONEST.sum(0) + 2 * lie) / 8, rtol=1e-5)
 
@@ -129,7 +130,7 @@ def test_a_lie_that_keeps_to_honest_distances_moves_multi_krum_further():
   krum = federated.krum(2, num_selected=5).drawn_by(rounds._plan())
   off = []
   for attack in (attacks.scaled_update(-5.0), attacks.min_max()):
-    moved = _after(_ROWS, attacks.colluding(krum, attack), attack, [2, 5])
+    moved = _after(_ROWS, collusion.colluding(krum, attack), attack, [2, 5])
     off.append(np.linalg.norm(moved - _HONEST.mean(0)))
   assert off[1] > 1.5 * off[0]
 
@@ -142,7 +143,7 @@ def test_privacy_bounds_colluders_by_its_clip():
   quiet = _after(rows, private, attacks.scaled_update(1.0), [])
   rows[3:, 0] = 50.0
   attack = attacks.alie(1e6)
-  moved = _after(rows, attacks.colluding(private, attack), attack, [0, 1]) - quiet
+  moved = _after(rows, collusion.colluding(private, attack), attack, [0, 1]) - quiet
   assert np.linalg.norm(moved) <= 8 * 0.5 / 8 + 1e-5
 
 
@@ -153,7 +154,7 @@ def test_an_aggregator_that_is_not_told_is_refused():
   assert "\n" not in str(caught.value)
   hidden = rounds._mean()._replace(through=lambda run: run)
   with refuses("aggregator"):
-    attacks.colluding(hidden, attacks.alie())
+    collusion.colluding(hidden, attacks.alie())
   for call, words in (
     (lambda: attacks.alie(0.0), "z"),
     (lambda: attacks.min_max("up"), "direction"),

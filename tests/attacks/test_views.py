@@ -8,6 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import attacks, federated
+from dpjax.attacks.views import gradient_view
 from dpjax.federated import execution
 from dpjax.federated.client import Received
 from dpjax.types import Example
@@ -44,24 +45,24 @@ def test_one_full_step_of_sgd_is_the_gradient(net):
   truth = net.records(3)
   client = federated.local_training(net.loss, optax.sgd(0.5))
   sent = attacks.client_view(client, net.params, attacks.all_at_once(3))(truth)
-  gradient = attacks.gradient_view(net.loss, net.params)(truth)
+  gradient = gradient_view(net.loss, net.params)(truth)
   _same(attacks.as_gradient(sent["delta"], learning_rate=0.5), gradient, atol=1e-6)
 
 
 def test_soft_labels_of_one_class_are_that_label(net):
   truth = net.records(4)
   soft = truth._replace(y=jax.nn.one_hot(truth.y, net.classes))
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   _same(view(soft), view(truth), atol=1e-6)
 
 
 @pytest.mark.long
 def test_each_example_is_clipped_as_training_clips_it(net):
   truth = net.records(4)
-  view = attacks.gradient_view(net.loss, net.params, l2_clip_norm=0.5)
+  view = gradient_view(net.loss, net.params, l2_clip_norm=0.5)
   summed = dpjax.clipped_grad(net.loss, l2_clip_norm=0.5)(net.params, truth, True)
   _same(view(truth), jax.tree.map(lambda leaf: leaf / 4, summed.total), atol=1e-6)
-  free = attacks.gradient_view(net.loss, net.params)(truth)
+  free = gradient_view(net.loss, net.params)(truth)
   largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(free))
   assert largest > max(
     float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(view(truth))
