@@ -22,7 +22,8 @@ from configs.fed import quickstart
 from dpjax import accounting, data, models
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
-from dpjax.auditing.games import play, registry
+from dpjax.auditing.games import registry
+from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.central.config import DataConfig

@@ -14,10 +14,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import accounting, auditing, models, names, sampling, training
+from dpjax import accounting, models, names, sampling, training
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
+from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -241,7 +242,7 @@ _RADP = {
   "radp, mode=rigorous": rigorous_method.radp_rigorous,
 }
 
-_BOUNDS = {name: method.bound for name, method in auditing.METHODS.items()}
+_BOUNDS = {name: method.bound for name, method in METHODS.items()}
 
 TOPICS: dict[str, tuple[Section, ...]] = {
   "data": (Section("--config.data.name of every launcher", _data_sets),),

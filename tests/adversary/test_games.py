@@ -13,12 +13,12 @@ import pytest
 import dpjax.federated
 from dpjax import mechanisms, secure
 from dpjax.accounting.discrete import DistributedNoise
-from dpjax.auditing.games import CONFIDENCE, Claim, Game, play, registry
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import game as game_module
 from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import registry
 from dpjax.auditing.games import secure as secure_games
-from dpjax.auditing.games.game import linear
+from dpjax.auditing.games.game import CONFIDENCE, Claim, Game, linear, play
 from dpjax.validate import UserError
 from tests.adversary import plants, twins
 

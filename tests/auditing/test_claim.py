@@ -5,7 +5,7 @@ import pytest
 from scipy import special
 
 from dpjax import accounting, auditing
-from dpjax.auditing import lower_bounds
+from dpjax.auditing import lower_bounds, verdict
 
 
 def _gaussian_claim(mu):
@@ -54,8 +54,8 @@ def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, g
 def test_what_keeps_its_claim_is_refuted_as_seldom_as_the_p_values_say(mu, num_canaries):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
   runs = [_scores(mu, num_canaries, rng) for _ in range(200)]
-  proved = np.array([auditing.claim_p_value(scores, claim) for scores in runs])
-  alarms = np.array([auditing.alarm_p_value(scores, claim) for scores in runs])
+  proved = np.array([lower_bounds.claim_p_value(scores, claim) for scores in runs])
+  alarms = np.array([lower_bounds.alarm_p_value(scores, claim) for scores in runs])
   for level in (0.01, 0.05, 0.2):
     chance = 3 * np.sqrt(level * (1 - level) / len(runs))
     assert (proved <= level).mean() <= level + chance
@@ -71,7 +71,7 @@ def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refut
     leaked = rng.random() < 0.05
     scores = coins.astype(float) if leaked else rng.random(40)
     parted = auditing.CanaryScores.parted(scores, coins)
-    refuted += auditing.claim_p_value(parted, claim) <= 0.05
+    refuted += lower_bounds.claim_p_value(parted, claim) <= 0.05
   assert refuted <= 20 + 3 * np.sqrt(19)
 
 
@@ -80,10 +80,10 @@ def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refut
 def test_a_mechanism_of_a_tenth_of_the_noise_is_refuted(mu):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
   scores = _scores(10 * mu, 400, rng)
-  assert auditing.claim_p_value(scores, claim) < 0.005
-  assert auditing.alarm_p_value(scores, claim) < 1e-12
+  assert lower_bounds.claim_p_value(scores, claim) < 0.005
+  assert lower_bounds.alarm_p_value(scores, claim) < 1e-12
   halved = auditing.Scores(scores.outside, scores.inside)  # low where it should be high
-  assert auditing.claim_p_value(halved, claim) == 1.0
+  assert lower_bounds.claim_p_value(halved, claim) == 1.0
 
 
 def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
@@ -109,11 +109,11 @@ def test_the_ceiling_is_of_the_coins_that_fell(num_inside):
   report = auditing.audit(perfect, delta=1e-3, epsilon_claimed=4.0)
   assert report.ceiling is not None
   assert report.ceiling.epsilon_lower == report.epsilon_lower
-  even = auditing.ceiling(40, delta=1e-3, method="one_run")
+  even = verdict.ceiling(40, delta=1e-3, method="one_run")
   assert report.ceiling.epsilon_lower <= even.epsilon_lower
 
 
 @pytest.mark.parametrize("num_inside", [0, 40, -1])
 def test_coins_that_fell_on_one_side_have_no_ceiling(num_inside):
   with pytest.raises(ValueError, match="must be an integer >= 1"):
-    auditing.ceiling(40, num_inside=num_inside, delta=1e-3, method="one_run")
+    verdict.ceiling(40, num_inside=num_inside, delta=1e-3, method="one_run")

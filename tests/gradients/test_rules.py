@@ -14,7 +14,8 @@ import pytest
 
 import dpjax
 from dpjax import gradients, sampling
-from dpjax.auditing.games import play, transforms
+from dpjax.auditing.games import transforms
+from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig

@@ -11,7 +11,8 @@ import pytest
 import dpjax
 from dpjax import accounting
 from dpjax.accounting import Ledger
-from dpjax.auditing.games import play, registry, samplers
+from dpjax.auditing.games import registry, samplers
+from dpjax.auditing.games.game import play
 from dpjax.validate import UserError
 from tests.refuses import refuses
 

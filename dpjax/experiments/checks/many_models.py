@@ -23,6 +23,10 @@ import optax
 
 from dpjax import auditing, data, losses, validate
 from dpjax.accounting import lower, upper
+from dpjax.auditing import bootstrap
+from dpjax.auditing.final_model import blank_target, fitted_params
+from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.verdict import check_method
 from dpjax.experiments.run import provenance, writers
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
@@ -90,12 +94,12 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   loss_fn = losses.softmax_cross_entropy(model.apply)
   params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
   if settings.initial == "worst_case":
-    params = auditing.fitted_params(loss_fn, params, members, **_FIT)
-  target = auditing.blank_target(model.apply, params, records)
+    params = fitted_params(loss_fn, params, members, **_FIT)
+  target = blank_target(model.apply, params, records)
   plan = _plan(settings)
   scores = _scores(settings, plan, loss_fn, params, records, target)
   level = {"delta": settings.delta, "confidence": settings.confidence}
-  bounds = {name: auditing.METHODS[name](scores, **level) for name in _SHOWN}
+  bounds = {name: METHODS[name](scores, **level) for name in _SHOWN}
   guesses = np.argmax(np.asarray(model.apply(params, jnp.asarray(test.x))), axis=-1)
   result = {
     **dataclasses.asdict(settings),
@@ -144,7 +148,7 @@ def _plan(settings: FinalModels) -> Plan:
     l2_clip_norm=1.0,
     normalize_by=settings.num_records,
   )
-  auditing.check_method("gdp", plan)
+  check_method("gdp", plan)
   return plan
 
 
@@ -195,8 +199,8 @@ def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
-    "auc": auditing.auc,
-    "epsilon": functools.partial(auditing.estimated_epsilon, delta=settings.delta),
+    "auc": bootstrap.auc,
+    "epsilon": functools.partial(bootstrap.estimated_epsilon, delta=settings.delta),
   }
   interval = functools.partial(
     auditing.bootstrap_interval, seed=settings.seed, confidence=settings.confidence

@@ -13,7 +13,9 @@ import numpy as np
 from dpjax import accounting, auditing, validate
 from dpjax.accounting import lower, upper
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.auditing import Scores
+from dpjax.auditing import Scores, verdict
+from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.verdict import check_event
 from dpjax.data import Dataset, needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
@@ -56,7 +58,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
   validate.one_of(kinds, **{"audit.kind": config.kind})
   validate.one_of(scores, **{"audit.score": config.score})
-  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
+  validate.one_of(METHODS, **{"audit.method": config.method})
   validate.open_unit(**{"audit.confidence": config.confidence})
 
 
@@ -126,7 +128,7 @@ def insert(
     return held, None
   # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
   needs_classes(held, "audit.enabled=True")
-  auditing.check_event(config.audit.method, claim.event())
+  check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
   changed, canaries = make(
     held,
@@ -144,14 +146,14 @@ def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
-  best = auditing.ceiling(
+  best = verdict.ceiling(
     config.num_canaries,
     delta=claim.delta,
     method=config.method,
     confidence=config.confidence,
     claim=claim.trade_off(),
   )
-  refutes = auditing.reason(
+  refutes = verdict.reason(
     best,
     epsilon_claimed=epsilon,
     method=config.method,

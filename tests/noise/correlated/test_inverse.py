@@ -14,7 +14,8 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling, transforms
-from dpjax.auditing.games import plans, play, registry
+from dpjax.auditing.games import plans, registry
+from dpjax.auditing.games.game import play
 from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
 from dpjax.noise.correlated.toeplitz import BandState

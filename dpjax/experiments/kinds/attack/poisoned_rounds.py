@@ -66,7 +66,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
   attack = settings.method()
   if not isinstance(attack, Poisoning):
     name = name_of(config, "attack")
-    raise user_code.wrong("attack", name, "of method() an attacks.poisoning.Poisoning", attack)
+    raise user_code.wrong(
+      "attack", name, "of method() an attacks.poisoning.Poisoning", attack
+    )
   try:  # before anything is trained
     poisoning.poisoned(run.federation, attack, attackers)
     _measured(run, attack, run.params)

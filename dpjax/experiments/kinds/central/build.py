@@ -27,6 +27,7 @@ from dpjax import (
 from dpjax import (
   parallel as processes,
 )
+from dpjax.auditing.canaries import Canaries
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -120,7 +121,7 @@ class Run(NamedTuple):
   # Loss of ONE example, augmentation included. Its gradient is clipped. A contrastive loss is no
   # loss of one example, so this function then refuses every call.
   loss_fn: LossFn
-  canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
+  canaries: Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
   # Algorithm of the first steps if they train fewer parameters. It uses the same states as
   # `algorithm`. None: all steps are alike.

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import auditing, data, mechanisms, sampling
+from dpjax import data, mechanisms, sampling
+from dpjax.auditing.canaries import Canaries
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.central.config import (
@@ -154,9 +155,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   return dataclasses.replace(dataset, x=x)
 
 
-def of_canaries(
-  canaries: auditing.Canaries | None, statistics: Released
-) -> auditing.Canaries | None:
+def of_canaries(canaries: Canaries | None, statistics: Released) -> Canaries | None:
   """Returns the canaries, normalised like all inputs of the model; None without canaries."""
   if canaries is None:
     return None

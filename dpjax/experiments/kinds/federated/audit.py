@@ -47,7 +47,7 @@ class AuditTarget(NamedTuple):
 class Audited(NamedTuple):
   """Holds the canaries of a run. `directions` is None if canaries train on rows, as clients do."""
 
-  canaries: auditing.CanaryClients
+  canaries: canary_clients.CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
   prob: float  # probability that a client takes part in a round
   target: AuditTarget
@@ -102,7 +102,7 @@ def check(config: FedConfig) -> None:
   Args:
     config: config with the audit's settings `resolved`.
   """
-  audits.check(config.audit, auditing.CLIENT_KINDS, auditing.CLIENT_SCORES)
+  audits.check(config.audit, canary_clients.CLIENT_KINDS, canary_clients.CLIENT_SCORES)
   if config.audit.enabled:
     _check_claim(config)
     _check_kind(config)
@@ -133,7 +133,7 @@ def _check_kind(config: FedConfig) -> None:
     )
   sends = kind in canary_clients.SENDERS
   if sends and not config.is_private:
-    trained = set(auditing.CLIENT_KINDS) - set(canary_clients.SENDERS)
+    trained = set(canary_clients.CLIENT_KINDS) - set(canary_clients.SENDERS)
     others = " or ".join(repr(k) for k in sorted(trained))
     raise UserError(
       f"needs a privacy.method with a clip norm, not 'none'; use {others}",
@@ -199,7 +199,7 @@ def target_of(
 
 def prepared(
   config: FedConfig,
-  canaries: auditing.CanaryClients | None,
+  canaries: canary_clients.CanaryClients | None,
   target: AuditTarget,
   params: Params,
   num_clients: int,
