@@ -33,7 +33,10 @@ from dpjax import (
 from dpjax.accounting import overflow
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
+from dpjax.sampling.batches import rows_of_slice
+from dpjax.sampling.samplers import PaddedSampler
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
@@ -102,7 +105,7 @@ class Plan(overflow.MayAbort):
     slices: number of physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
-      example (`dpjax.sampling.Participation`), since the cost depends on that bound.
+      example (`dpjax.sampling.samplers.Participation`), since the cost depends on that bound.
     statistics: private statistics, computed once on the same data before the first step. What
       a run costs includes them, also at 0 steps: `epsilon(steps=0)` is their cost alone. In the
       events of single steps they are part of the first one. They may use the key of `transform`,
@@ -753,9 +756,7 @@ class Plan(overflow.MayAbort):
     """
     if self.slices == 1:
       return tx
-    padded_batch_size = rows or sampling.rows_of_slice(
-      self.sampler.padded_batch_size, self.slices
-    )
+    padded_batch_size = rows or rows_of_slice(self.sampler.padded_batch_size, self.slices)
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
@@ -865,7 +866,7 @@ class Plan(overflow.MayAbort):
     read = indexed.reader(data, num_examples)
     self._warn_of_divisor(num_examples, declared)
 
-    return sampling.batches(
+    return batches_lib.batches(
       self.sampler,
       read,
       num_examples,
@@ -884,7 +885,7 @@ class Plan(overflow.MayAbort):
       return
     if isinstance(sampler, sampling.FixedSizeSampler):
       least = most = sampler.padded_batch_size
-    elif not isinstance(sampler, sampling.PaddedSampler):
+    elif not isinstance(sampler, PaddedSampler):
       return
     elif self.neighboring_relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
       # The divisor may fit the size of a subset, or that of the whole, which is declared.

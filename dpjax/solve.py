@@ -16,13 +16,15 @@ import numpy as np
 from dpjax import accounting, sampling, validate
 from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import without_share
+from dpjax.sampling import registry
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
 # Value of `sampler` for a run without sampling: every record is in every step.
 EVERYBODY = "none"
-SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
+SAMPLERS = (*registry.answered("exact"), EVERYBODY)
 # Samplers that bound how often an example takes part, and whose epsilon `bounded_rows` simulates.
-BOUNDED = sampling.answered("simulated")
+BOUNDED = registry.answered("simulated")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -35,7 +37,7 @@ def proved_for(sampler: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """
   if sampler == EVERYBODY:
     return accounting.RELATIONS, accounting.ACCOUNTANTS
-  kind = sampling.SAMPLERS[sampler]
+  kind = registry.SAMPLERS[sampler]
   made: Any = kind(**kind.small[0])
   return kind.relations, made.accountants(made.proved_under[0])
 
@@ -66,7 +68,7 @@ class Question(NamedTuple):
   @property
   def kind(self) -> type[sampling.Sampler] | None:
     """Returns the class of the sampler; None if every record is in every step."""
-    return None if self.sampler == EVERYBODY else sampling.SAMPLERS[self.sampler]
+    return None if self.sampler == EVERYBODY else registry.SAMPLERS[self.sampler]
 
   @property
   def can_overflow(self) -> bool:
@@ -81,12 +83,12 @@ class Question(NamedTuple):
     return 1 if drawn is None else drawn.steps_per_event
 
   @property
-  def size(self) -> sampling.Sizing:
+  def size(self) -> Sizing:
     """Returns the numbers that fix the sampler's size; see `size_of`."""
     return size_of(self)
 
 
-def size_of(numbers: Any) -> sampling.Sizing:
+def size_of(numbers: Any) -> Sizing:
   """Returns the known numbers that fix a sampler's size.
 
   Args:
@@ -97,7 +99,7 @@ def size_of(numbers: Any) -> sampling.Sizing:
   >>> size_of(asked).sampling_prob, size_of(asked._replace(num_examples=9)).num_examples
   (0.0, 9)
   """
-  return sampling.Sizing(
+  return Sizing(
     sampling_prob=numbers.sampling_prob or 0.0,
     num_examples=numbers.num_examples or 0,
     capacity=numbers.capacity,

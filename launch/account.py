@@ -83,6 +83,8 @@ from absl import flags
 
 from dpjax import accounting, sampling, solve, validate
 from dpjax.accounting import overflow, trade_off_files
+from dpjax.sampling import registry
+from dpjax.sampling.samplers import SizedSampler
 from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
@@ -233,8 +235,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
   value = getattr(values, name)
   readers = [
     sampler
-    for sampler in sampling.answered("exact")
-    if _decides_cost(sampling.SAMPLERS[sampler], name)
+    for sampler in registry.answered("exact")
+    if _decides_cost(registry.SAMPLERS[sampler], name)
   ]
   if values.sampler in readers:
     validate.integer_at_least(1, **{name: value})
@@ -287,18 +289,18 @@ def _sampling_prob(values: Any) -> float | None:
   n = values.num_examples
   batch = values.batch_size
   prob = values.sampling_prob
-  kind = sampling.SAMPLERS.get(values.sampler)
+  kind = registry.SAMPLERS.get(values.sampler)
   if kind is None:
     if (batch, prob) != (None, None):
       raise UserError(
         "takes no sampling_prob and no batch_size", field="sampler", value="none"
       )
     return 1.0
-  if n is None and (batch is not None or issubclass(kind, sampling.SizedSampler)):
+  if n is None and (batch is not None or issubclass(kind, SizedSampler)):
     sized = [
       name
-      for name in sampling.answered("exact")
-      if issubclass(sampling.SAMPLERS[name], sampling.SizedSampler)
+      for name in registry.answered("exact")
+      if issubclass(registry.SAMPLERS[name], SizedSampler)
     ]
     raise UserError(
       f"must be given with batch_size, and with sampler={' or '.join(map(repr, sized))}",
@@ -324,7 +326,7 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   Without the flag, the result for a sampler in passes is the probability that makes the run one
   pass, and for other samplers None.
   """
-  kind = sampling.SAMPLERS[values.sampler]
+  kind = registry.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import sampling, transforms, trees
+from dpjax import transforms, trees
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.sampling.batches import rows_of_slice
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
@@ -41,7 +42,7 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
   """Yields the slices of each step, padded to the size of the run's slices. In turn a slice holds
   many examples, none, the last row alone, all, and all with one that is not finite."""
   slices = subject.plan.slices
-  size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
+  size = rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
   for step in range(_num_steps(subject)):
     parts = []

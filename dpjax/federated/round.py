@@ -25,13 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import noise, sampling, trees
+from dpjax import noise, trees
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.parallel.client_states import ClientStates
+from dpjax.sampling import batches
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
@@ -282,7 +283,7 @@ def federated(
     check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
-    places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
+    places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(noise.source.from_words(state.key), state.round)
     context = execution.Context(
       received=Received(state.params, server.extra(state.server)),

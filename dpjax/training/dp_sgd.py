@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dpjax import gradients, sampling, transforms, trees, validate
+from dpjax import gradients, transforms, trees, validate
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
+from dpjax.sampling.batches import rows_of_slice
 from dpjax.training import schedule_free
 from dpjax.transforms import accumulation, guard
 from dpjax.types import (
@@ -232,7 +233,7 @@ def dp_sgd(
     memory_budget=memory_budget,
     mesh=mesh,
   )
-  padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
+  padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.

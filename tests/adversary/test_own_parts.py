@@ -16,6 +16,7 @@ from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
+from dpjax.sampling import batches, samplers
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
@@ -158,12 +159,12 @@ class _Everybody(dpjax.PoissonSampler):
 
 
 def test_a_sampler_that_takes_the_name_of_our_module_is_still_its_authors(monkeypatch):
-  assert not sampling.assumption(_POISSON)
+  assert not samplers.assumption(_POISSON)
   monkeypatch.setattr(_Everybody, "__module__", "dpjax.sampling.samplers")
-  assert sampling.assumption(_Everybody(prob=0.1, capacity=64))
+  assert samplers.assumption(_Everybody(prob=0.1, capacity=64))
   patched = dpjax.PoissonSampler(prob=0.1, capacity=64)
   object.__setattr__(patched, "draw", lambda n, *, seed, step: np.arange(n))
-  assert sampling.assumption(patched)
+  assert samplers.assumption(patched)
 
 
 def test_the_statement_of_a_claim_says_so():
@@ -209,7 +210,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
 def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
   made = _Drawn(prob=0.1, capacity=64, drawn=drawn)
   with pytest.raises(UserError, match="must return a vector of distinct integers"):
-    sampling.taken(made, 100, seed=0, step=3)
+    batches.taken(made, 100, seed=0, step=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +224,7 @@ class _Drawn(dpjax.PoissonSampler):
 def test_rows_that_are_examples_are_no_users():
   with refuses("privacy.sampler"):
     user_code.sampler(
-      f"{__name__}:_users", "privacy.sampler", sampling.Sizing(0.5, num_examples=9)
+      f"{__name__}:_users", "privacy.sampler", samplers.Sizing(0.5, num_examples=9)
     )
 
 

@@ -19,6 +19,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
+from dpjax.sampling import registry
 from tests.refuses import refuses
 
 _N, _STEPS = 120, 6
@@ -41,7 +42,7 @@ def _value(kind, field):
 def _every_sampler():
   """All of `dpjax.sampling`, found by what they can do, and every row of its registry."""
   named = inspect.getmembers(sampling, inspect.isclass)
-  every = dict.fromkeys([*(kind for _, kind in named), *sampling.SAMPLERS.values()])
+  every = dict.fromkeys([*(kind for _, kind in named), *registry.SAMPLERS.values()])
   kinds = [k for k in every if hasattr(k, "draw") and dataclasses.is_dataclass(k)]
   assert len(kinds) >= 9
   for kind in kinds:

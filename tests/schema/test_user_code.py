@@ -24,6 +24,7 @@ from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.plan import Plan
+from dpjax.sampling import samplers
 from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import own_folder
@@ -152,7 +153,7 @@ def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
 def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
   subject = of_config.subject(config)
-  assert sampling.assumption(subject.plan.sampler)
+  assert samplers.assumption(subject.plan.sampler)
   assert batches.sampler_law(subject).passed is False
 
 

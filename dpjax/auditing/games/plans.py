@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, mechanisms, sampling
+from dpjax import gradients, mechanisms
 from dpjax.auditing.games.game import (
   DELTAS,
   Claim,
@@ -34,6 +34,7 @@ from dpjax.noise import NoiseShape, correlated
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
+from dpjax.sampling.batches import pad
 
 # Number of draws of the sampler from which the adversary learns its mixtures.
 _SIMULATED = 1500
@@ -55,7 +56,7 @@ def batches(
   for run in range(n):
     for step in range(num_steps):
       drawn = sampler.draw(num_examples, seed=(seed << 32) + run, step=step)
-      rows[run, step], mask[run, step] = sampling.pad(drawn, shape[2])
+      rows[run, step], mask[run, step] = pad(drawn, shape[2])
   return rows, mask
 
 

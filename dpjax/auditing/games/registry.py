@@ -42,6 +42,7 @@ from dpjax.auditing.games import (
   vertical,
 )
 from dpjax.auditing.games.game import Game
+from dpjax.sampling import registry
 from dpjax.validate import UserError
 
 
@@ -101,7 +102,7 @@ def is_sampler(candidate: object) -> bool:
 
 def _samplers() -> dict[str, Any]:
   """Returns every sampler that a config may name, by the name of its class."""
-  return {kind.__name__: kind for kind in dpjax.sampling.SAMPLERS.values()}
+  return {kind.__name__: kind for kind in registry.SAMPLERS.values()}
 
 
 def _returns(candidate: Any, *words: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dpjax import sampling
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -24,6 +23,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.names import is_path
+from dpjax.sampling import registry
 from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets import published
 
@@ -140,7 +140,7 @@ def of_dataset(dataset: Any) -> Unused:
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
-  kind = sampling.SAMPLERS.get(sampler)  # None: a user's own
+  kind = registry.SAMPLERS.get(sampler)  # None: a user's own
   fixed = kind is not None and "capacity" not in kind.options
   selects = kind is not None and "num_selected" in kind.options
   return (
@@ -161,7 +161,7 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
 def of_ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   if method != "dp_ftrl":
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
-  kind = sampling.SAMPLERS.get(ftrl.sampler)
+  kind = registry.SAMPLERS.get(ftrl.sampler)
   free = is_path(ftrl.sampler) or (kind is not None and "separation" in kind.options)
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 

@@ -66,7 +66,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, sampling, trees, validate
+from dpjax import noise, trees, validate
 from dpjax.accounting import Ledger
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
@@ -75,6 +75,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
+from dpjax.sampling import batches
 from dpjax.types import Params
 from dpjax.validate import UserError, Verbatim
 
@@ -275,7 +276,7 @@ class _Server:
         field="num_rounds",
         value=step + 1,
       )
-    drawn = sampling.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
+    drawn = batches.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:

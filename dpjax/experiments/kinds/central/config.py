@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import (
   gradients,
-  sampling,
   training,
   transforms,
   validate,
@@ -25,6 +24,7 @@ from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
+from dpjax.sampling.registry import used_for
 from dpjax.zoo import networks
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
@@ -179,7 +179,7 @@ class FtrlConfig(WithChoices):
 
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("correlated noise"), user_defined=True),
+    rules.among(used_for("correlated noise"), user_defined=True),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
   separation: Annotated[
@@ -249,7 +249,7 @@ class PrivacyConfig(WithChoices):
   ] = 0.1
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("examples"), user_defined=True),
+    rules.among(used_for("examples"), user_defined=True),
     "who is in a batch; launch.list samplers says what is proved of each; or "
     "package.module:name",
   ] = "poisson"

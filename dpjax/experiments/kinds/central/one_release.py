@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, data, gradients, mechanisms, metrics, sampling, validate
+from dpjax import accounting, data, gradients, mechanisms, metrics, validate
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
@@ -33,6 +33,7 @@ from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
+from dpjax.sampling.samplers import UnamplifiedSampler
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -50,7 +51,7 @@ _OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeData(sampling.UnamplifiedSampler):
+class WholeData(UnamplifiedSampler):
   """Sampler that draws every example in every step, without amplification.
 
   Args:

@@ -17,6 +17,8 @@ from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
+from dpjax.sampling.registry import used_for
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError, Verbatim
 
 PRIVATE_METHODS = {
@@ -25,7 +27,7 @@ PRIVATE_METHODS = {
   "least_squares": "noisy second moments of clipped inputs, one release and no steps",
 }
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
-SAMPLERS = sampling.used_for("examples")
+SAMPLERS = used_for("examples")
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
@@ -64,7 +66,7 @@ def check(config: TrainConfig) -> None:
 
 def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
   """Raises UserError for a sampling probability that the sampler does not support."""
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
     num_selected=privacy.num_selected,
@@ -227,7 +229,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
 def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
   privacy = config.privacy
   relation = privacy.neighboring_relation if config.is_private else ""
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
     num_steps=config.num_steps,

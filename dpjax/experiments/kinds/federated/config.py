@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from dpjax import federated, gradients, sampling, transforms
+from dpjax import federated, gradients, transforms
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
+from dpjax.sampling.registry import used_for
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
@@ -188,7 +189,7 @@ class FedPrivacyConfig(WithChoices):
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("clients"), user_defined=True),
+    rules.among(used_for("clients"), user_defined=True),
     "which clients are in a round; dp_ftrl has its own; or package.module:name",
   ] = "poisson"
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)

@@ -23,6 +23,9 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
+from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
+from dpjax.sampling.registry import used_for
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
@@ -39,7 +42,7 @@ METHODS = {
   "dp_ftrl": "as central, with noise that is correlated over the rounds",
   distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
 }
-SAMPLERS = sampling.used_for("clients")
+SAMPLERS = used_for("clients")
 CENTRAL = ("central", "both", "dp_ftrl")
 # Methods that fit a secure sum, since the server adds no noise.
 SUMMED = ("none", "local", distributed.METHOD)
@@ -204,7 +207,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   prob = config.clients_per_round / num_clients
   num_canaries = audit_settings(config).num_canaries if config.audit.enabled else 0
   joining = num_canaries if num_canaries and canaries_join(config) else 0
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
@@ -257,11 +260,11 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     ftrl=config.privacy.ftrl,
   )
   prob = privacy.sampling_prob
-  if ftrl.cyclic(privacy) and not sampling.whole_passes(prob):
+  if ftrl.cyclic(privacy) and not whole_passes(prob):
     raise UserError(
       f"must be num_clients={num_clients} / a whole number, the rounds of a "
       f"pass, for privacy.ftrl.sampler={privacy.ftrl.sampler!r}; "
-      f"{num_clients / sampling.steps_per_pass(prob)!r} is near",
+      f"{num_clients / steps_per_pass(prob)!r} is near",
       field="clients_per_round",
       value=config.clients_per_round,
     )
