@@ -30,9 +30,14 @@ from dpjax import (
   trees,
   validate,
 )
-from dpjax.accounting import overflow
+from dpjax.accounting import calibration, matrix, overflow
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.event_kinds.elements import check_accountant
+from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
@@ -184,7 +189,7 @@ class Plan(overflow.MayAbort):
     object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
     object.__setattr__(self, "accountant", self.accountant or known[0])
-    accounting.check_accountant(self.accountant)
+    check_accountant(self.accountant)
     if self.accountant not in known:
       raise UserError(
         f"has no analysis of {type(self.sampler).__name__}; use "
@@ -214,7 +219,7 @@ class Plan(overflow.MayAbort):
     """Returns the event of each step. Read it only if the sampler bounds participation."""
     participation = self.sampler.participation
     assert participation is not None
-    return accounting.correlated_events(
+    return correlated_events(
       self.noise_shape.strategy,
       noise_multiplier=self.noise_multiplier,
       num_steps=self.num_steps,
@@ -227,7 +232,7 @@ class Plan(overflow.MayAbort):
     cls,
     *,
     epsilon: float | None = None,
-    attack: accounting.AttackBound | None = None,
+    attack: AttackBound | None = None,
     delta: float,
     sampler: sampling.Sampler,
     num_steps: int,
@@ -297,16 +302,16 @@ class Plan(overflow.MayAbort):
       object.__setattr__(plan, field.name, value)
     return plan
 
-  def _kept_from(self, attack: accounting.AttackBound) -> Plan:
+  def _kept_from(self, attack: AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
-    def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
+    def make_profile(noise_multiplier: float, accountant: str) -> Profile:
       # The search asks a faster accountant where to start. If that accountant does not know the
       # sampler, UserError is raised, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       return self._changed(noise_multiplier=noise_multiplier, **changed).privacy_profile()
 
-    noise_multiplier = accounting.calibration.noise_of_profile(
+    noise_multiplier = calibration.noise_of_profile(
       make_profile, attack, delta=self.delta, accountant=self.accountant
     )
     return self._changed(noise_multiplier=noise_multiplier)
@@ -319,7 +324,7 @@ class Plan(overflow.MayAbort):
     batch_size: int,
     epochs: float,
     epsilon: float | None = None,
-    attack: accounting.AttackBound | None = None,
+    attack: AttackBound | None = None,
     delta: float,
     l2_clip_norm: gradients.Clip | ArrayTree,
     num_examples: int | None = None,
@@ -404,7 +409,7 @@ class Plan(overflow.MayAbort):
       normalize_by=batch_size,
       **options,
     )
-    warning = accounting.delta_warning(delta, size)
+    warning = delta_warning(delta, size)
     if warning:
       warnings.warn(warning, stacklevel=2)
     fitted = plan._changed(sampler=plan.fitted_sampler(size))
@@ -457,7 +462,7 @@ class Plan(overflow.MayAbort):
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
-    return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
+    return matrix.joined([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
     """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
@@ -486,7 +491,7 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.composed(self._event_at(0), len(steps))
-    return accounting.joined([self._event_at(step) for step in steps])
+    return matrix.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
@@ -499,7 +504,7 @@ class Plan(overflow.MayAbort):
       return self.event(steps)
     if participation.sampling_prob < 1:
       return self.event(steps)
-    costs = accounting.participation_costs(
+    costs = matrix.participation_costs(
       self.noise_shape.strategy,
       num_steps=self.num_steps,
       min_sep=participation.min_sep,
@@ -921,7 +926,7 @@ class Plan(overflow.MayAbort):
     """
     unit = unit or self.unit
     if not self.is_private:
-      return accounting.NOTHING
+      return NOTHING
     return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,

@@ -14,8 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import accounting, sampling, validate
+from dpjax.accounting import matrix
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.matrix import Strategy
+from dpjax.accounting.monte_carlo import MOST_APART, min_sep_epsilon
 from dpjax.accounting.overflow import without_share
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.sampling import registry
 from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
@@ -36,7 +43,7 @@ def proved_for(sampler: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
   ((('replace_special',), ('pld',)), ('replace_one', 'add_or_remove_one'))
   """
   if sampler == EVERYBODY:
-    return accounting.RELATIONS, accounting.ACCOUNTANTS
+    return RELATIONS, ACCOUNTANTS
   kind = registry.SAMPLERS[sampler]
   made: Any = kind(**kind.small[0])
   return kind.relations, made.accountants(made.proved_under[0])
@@ -62,7 +69,7 @@ class Question(NamedTuple):
   num_examples: int | None = None  # for samplers that need it
   capacity: int | None = None  # for truncated_poisson
   # A bound on attackers in place of epsilon, to solve for the noise.
-  attack: accounting.AttackBound | None = None
+  attack: AttackBound | None = None
   num_selected: int | None = None  # of k_out_of_t
 
   @property
@@ -111,7 +118,7 @@ def _sampler(question: Question) -> sampling.Sampler | None:
   return None if question.kind is None else question.kind.sized(question.size)
 
 
-def event(question: Question) -> accounting.DpEvent:
+def event(question: Question) -> DpEvent:
   """Returns the event of one step, or of one pass if passes are accounted as a whole."""
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   drawn = _sampler(question)
@@ -121,7 +128,7 @@ def event(question: Question) -> accounting.DpEvent:
   return sampled
 
 
-def run_event(question: Question) -> accounting.DpEvent:
+def run_event(question: Question) -> DpEvent:
   """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
   # The two minus signs make the division round up, to whole passes.
@@ -203,9 +210,9 @@ def epsilon_of(question: Question, accountant: str) -> float:
   )
 
 
-def profile_of(question: Question) -> accounting.Profile:
+def profile_of(question: Question) -> Profile:
   """Returns the privacy profile epsilon -> delta of the whole run, by the first accountant."""
-  return accounting.privacy_profile(
+  return privacy_profile(
     run_event(question),
     neighboring_relation=question.neighboring_relation,
     accountant=question.accountants[0],
@@ -248,7 +255,7 @@ class Bounded(NamedTuple):
 def check_bounded(run: Bounded) -> None:
   """Raises UserError for settings that `bounded_rows` refuses. It simulates nothing."""
   validate.one_of(BOUNDED, sampler=run.sampler)
-  validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
+  validate.integer_in(1, MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
   turn = run.sampling_prob * run.min_sep
@@ -288,7 +295,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     estimate = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
   else:
     prob = sampling.MinSepSampler.prob_of(run.sampling_prob, run.min_sep)
-    estimate = accounting.min_sep_epsilon(
+    estimate = min_sep_epsilon(
       strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
     )
   share = f"{100 * estimate.confidence:g} %"
@@ -296,7 +303,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     ("Monte Carlo estimate, NOT a bound", estimate.estimate),
     (f"Monte Carlo, {share} confidence, NOT a proof", estimate.upper),
   ]
-  for by in accounting.ACCOUNTANTS if bins else ():
+  for by in ACCOUNTANTS if bins else ():
     proved = accounting.balls_in_bins_proved(
       strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
     )
@@ -306,8 +313,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   if not bins and run.bands <= run.min_sep and turn < 1:
     schemes["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
   for scheme, more in schemes.items():
-    event = accounting.joined(
-      accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
+    event = matrix.joined(
+      matrix.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
     )
     deltas = {"pld": run.delta, "launch.train, pld": without_share(run.delta)}
     rows += [

@@ -104,7 +104,7 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process with one line and exit code 1 if an audit refuted the claim of a run."""
-  from dpjax.accounting import lower
+  from dpjax.accounting.text import lower
 
   refuted = [row for row in rows if row.get("refuted")]
   if refuted:

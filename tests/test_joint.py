@@ -15,6 +15,10 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 import dpjax
 from dpjax import JointPlan, Plan, accounting, mechanisms, sampling
 from dpjax.accounting import overflow
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -190,8 +194,8 @@ def test_a_pass_of_random_allocation_beside_a_mean_is_charged_at_its_start():
     _DELTA,
   )
   ledger = joint.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=5)
-  counts = accounting.parts(ledger.event())
-  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  counts = elements.parts(ledger.event())
+  once = random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
   assert counts == {once: 2}
   ledger = joint.charge(ledger, "mean", noise_key_id="b")
   # Five of eight steps overflow less often than eight, which leaves more of delta.
@@ -202,7 +206,7 @@ class _Stopped(mechanisms.Gaussian):
   """A selection of the best of several runs, which only Renyi DP knows."""
 
   def event(self, neighboring_relation=_ADD):
-    return accounting.repeat_and_select_event(
+    return repeat_and_select_event(
       super().event(neighboring_relation), mean_trials=2.0, shape=1.0
     )
 
@@ -405,7 +409,7 @@ _G = dpa.GaussianDpEvent
   [
     (lambda real, whole: _G(real(300.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.LaplaceDpEvent(real(300.0)), _ADD, "rdp"),
-    (lambda real, whole: accounting.KOutOfTDpEvent(9, whole(3), real(300.0)), _ADD, "rdp"),
+    (lambda real, whole: KOutOfTDpEvent(9, whole(3), real(300.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.PoissonSampledDpEvent(real(0.125), _G(4.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.RandomizedResponseDpEvent(real(0.75), whole(3)), _ADD, "rdp"),
     (

@@ -24,7 +24,10 @@ import numpy as np
 from scipy import special
 
 from dpjax import accounting, validate
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import all_pairs
 from dpjax.attacks import roc, signals
 from dpjax.plan import Plan
 from dpjax.types import HostArray
@@ -79,7 +82,7 @@ def by_mu(mu: float) -> AllowedRoc:
 
 
 def by_event(
-  event: accounting.DpEvent,
+  event: DpEvent,
   *,
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
@@ -92,9 +95,7 @@ def by_event(
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
   True
   """
-  pairs = accounting.all_pairs(
-    event, neighboring_relation=neighboring_relation, accountant=accountant
-  )
+  pairs = all_pairs(event, neighboring_relation=neighboring_relation, accountant=accountant)
   return _by_pairs("event", pairs, accountant, neighboring_relation)
 
 

@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import accounting, models, names, sampling, training
+from dpjax import models, names, sampling, training
+from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
@@ -164,7 +165,7 @@ def _accountants() -> Rows:
     events = (name for name, kind in kinds.items() if by in kind.accountants)
     return f"proves: {', '.join(events)}"
 
-  return {by: line(by) for by in accounting.ACCOUNTANTS}
+  return {by: line(by) for by in proved.ACCOUNTANTS}
 
 
 def _data_sets() -> Rows:

@@ -36,7 +36,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import accounting, gradients, noise, trees, validate
+from dpjax import gradients, noise, trees, validate
+from dpjax.accounting import text
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -170,7 +171,7 @@ class AdaptiveClipping(AdaptingClip):
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
     stds = (noise_multiplier, self.count_std(normalize_by), combined)
-    of_sum, of_count, of_both = (accounting.lower(std, digits=6) for std in stds)
+    of_sum, of_count, of_both = (text.lower(std, digits=6) for std in stds)
     return (
       f"Adaptive clipping. Every step releases a sum with noise multiplier {of_sum} and a "
       f"count with noise of standard deviation {of_count} and sensitivity 1/2, charged "

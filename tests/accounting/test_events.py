@@ -7,7 +7,8 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import merged_parts, parts
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.elements import merged_parts, parts
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -42,7 +43,7 @@ def test_p12_an_unknown_event_is_refused_everywhere(event):
   """What has no proof here has no reading either (truncation: test_truncated)."""
   with refuses("event"):
     accounting.event_to_json(event)
-  for accountant in accounting.ACCOUNTANTS:
+  for accountant in proved.ACCOUNTANTS:
     with refuses("event"):
       accounting.epsilon(event, delta=1e-5, accountant=accountant)
   with refuses("event"):

@@ -11,6 +11,10 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling
+from dpjax.accounting.epsilon import zcdp
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from tests import pages
 from tests.refuses import refuses
 
@@ -136,7 +140,7 @@ def test_blocks_of_any_size_are_what_the_proof_says():
 
 def test_k_equal_to_one_is_random_allocation_exactly():
   noise = accounting.gaussian_event(2.0)
-  once = accounting.random_allocation_event(noise, num_steps=6)
+  once = random_allocation_event(noise, num_steps=6)
   assert _event(6, 1, 2.0) == once
   ours = sampling.KOutOfTSampler(steps_per_pass=6, selected=1, capacity=50)
   theirs = sampling.RandomAllocationSampler(steps_per_pass=6, capacity=50)
@@ -150,7 +154,7 @@ def test_k_equal_to_one_is_random_allocation_exactly():
 def test_it_is_accounted_as_passes_of_unequal_length():
   noise = accounting.gaussian_event(2.0)
   parts = [
-    accounting.composed(accounting.random_allocation_event(noise, num_steps=size), times)
+    accounting.composed(random_allocation_event(noise, num_steps=size), times)
     for size, times in ((3, 2), (4, 1))
   ]
   # The reduction stands before the choice of the accountant, so one suffices.
@@ -163,8 +167,8 @@ def test_it_is_accounted_as_passes_of_unequal_length():
   assert every == pytest.approx(
     accounting.epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5), rel=1e-3
   )
-  assert accounting.zcdp(_event(10, 3, 2.0)) == pytest.approx(3 / 8)
-  best = accounting.repeat_and_select_event(_event(10, 3, 2.0), mean_trials=2.0, shape=1.0)
+  assert zcdp(_event(10, 3, 2.0)) == pytest.approx(3 / 8)
+  best = repeat_and_select_event(_event(10, 3, 2.0), mean_trials=2.0, shape=1.0)
   assert accounting.epsilon(best, delta=1e-4, accountant="rdp") > accounting.epsilon(
     _event(10, 3, 2.0), delta=1e-4, accountant="rdp"
   )
@@ -223,8 +227,8 @@ def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():
     noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=30.0, num_steps=15, delta=1e-3,
     accountant="rdp",
   )  # fmt: skip
-  assert accounting.parts(plan.event()) == {_event(10, 3, 2.0): 2}
-  assert accounting.parts(plan.event(1)) == accounting.parts(plan.event(10))
+  assert elements.parts(plan.event()) == {_event(10, 3, 2.0): 2}
+  assert elements.parts(plan.event(1)) == elements.parts(plan.event(10))
   said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"rdp": 1.0})
   assert "in 3 steps of the pass, drawn uniformly" in " ".join(said.split())
   event = plan.step_event(0)

@@ -10,7 +10,9 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon, parts, truncated_poisson_event
+from dpjax.accounting import composed, epsilon
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
 from tests.refuses import refuses
 
 _ZEROED = {"neighboring_relation": "replace_special"}

@@ -5,11 +5,12 @@ import pytest
 from scipy import special
 
 from dpjax import accounting, auditing
+from dpjax.accounting.trade_off import all_pairs
 from dpjax.auditing import lower_bounds, verdict
 
 
 def _gaussian_claim(mu):
-  return accounting.all_pairs(accounting.gaussian_event(1 / mu))
+  return all_pairs(accounting.gaussian_event(1 / mu))
 
 
 def _scores(mu, num_canaries, rng):

@@ -125,7 +125,7 @@ class HalfDpEvent(dp_accounting.DpEvent):
   noise_multiplier: float
 
 
-class HalfKind(accounting.EventKind):
+class HalfKind(kind.EventKind):
   name = "half"
   event = HalfDpEvent
   relations = ("replace_special",)
@@ -194,7 +194,7 @@ class RoundRobinSampler(SizedSampler):
 def round_robin():
   tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
-  accounting.register(HalfKind())
+  kind.register(HalfKind())
   yield RoundRobinSampler()
   for table, before in zip(tables, held):
     table.clear()

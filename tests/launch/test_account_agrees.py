@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import accounting, solve
+from dpjax.accounting.event_kinds import elements
 from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
@@ -124,7 +125,7 @@ def test_k_out_of_t_in_training_is_what_account_says():
     "--noise_multiplier=2",
   )  # fmt: skip
   # The parts, since a plan composes step by step.
-  assert accounting.parts(solve.run_event(question)) == accounting.parts(plan.event())
+  assert elements.parts(solve.run_event(question)) == elements.parts(plan.event())
   assert solve.epsilon_in_training(question, "rdp") == plan.epsilon()
 
 

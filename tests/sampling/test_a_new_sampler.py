@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting
-from dpjax.accounting import Ledger
+from dpjax.accounting import Ledger, proved
 from dpjax.auditing.games import registry, samplers
 from dpjax.auditing.games.game import play
 from dpjax.sampling.registry import SAMPLERS
@@ -122,7 +122,7 @@ def test_without_relations_nothing_is_proved(halves, monkeypatch):
 def test_relations_that_are_set_on_an_object_are_the_word_of_who_set_them():
   sampler = dpjax.ShuffledSampler(2, 4)
   assert not assumption(sampler)
-  vars(sampler)["relations"] = accounting.RELATIONS
+  vars(sampler)["relations"] = proved.RELATIONS
   assert assumption(sampler)
   without = dpjax.ShuffledSampler(2)
   assert without.proved_under == () and not assumption(without)

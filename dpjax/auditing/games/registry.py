@@ -28,6 +28,7 @@ import dpjax.training
 import dpjax.transforms
 import dpjax.zoo.recipes
 from dpjax import validate
+from dpjax.accounting import shuffle
 from dpjax.auditing.games import (
   accounting,
   federated,
@@ -162,7 +163,7 @@ def _accountants() -> dict[str, Any]:
   accountants |= _only(
     lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)
   )
-  return accountants | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
+  return accountants | {"amplified_delta": shuffle.amplified_delta}
 
 
 PACKAGES: dict[str, Package] = {

@@ -22,7 +22,8 @@ import numpy as np
 import optax
 
 from dpjax import auditing, data, losses, validate
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
+from dpjax.accounting.text import lower
 from dpjax.auditing import bootstrap
 from dpjax.auditing.final_model import blank_target, fitted_params
 from dpjax.auditing.lower_bounds import METHODS

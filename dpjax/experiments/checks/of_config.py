@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import accounting, gradients, noise
+from dpjax.accounting import matrix
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
 from dpjax.checks.subject import Row, Subject, not_applicable, row
@@ -129,7 +130,7 @@ def _stated_epsilons(subject: RunSubject) -> Iterator[tuple[float, str]]:
       ]
       if len(events) == config.num_steps:
         yield (
-          accounting.epsilon(accounting.joined(events), delta=left, **options),
+          accounting.epsilon(matrix.joined(events), delta=left, **options),
           "of a ledger",
         )
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from dpjax import accounting, auditing, validate
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import all_pairs
 from dpjax.auditing import Scores, verdict
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.verdict import check_event
@@ -88,7 +90,7 @@ class AuditClaim:
     noise to its message, or a share of the noise of a sum."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
-      accounting.all_pairs,
+      all_pairs,
       event,
       neighboring_relation=guarantee.relation,
       accountant=guarantee.accountant,

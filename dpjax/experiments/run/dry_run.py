@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from dpjax import trees
-from dpjax.accounting import Ledger, by_name
+from dpjax.accounting import Ledger
+from dpjax.accounting.text import by_name
 from dpjax.columns import Columns
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (

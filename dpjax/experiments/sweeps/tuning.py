@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import accounting, validate
-from dpjax.accounting import upper
+from dpjax.accounting import tuning, upper
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -153,7 +154,7 @@ def selection_cost(
   One run sets aside (1 + e^epsilon_run) B.
   """
   selection = config.selection
-  event = accounting.repeat_and_select_event(
+  event = repeat_and_select_event(
     plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
   options = {"neighboring_relation": plan.neighboring_relation, "accountant": "rdp"}
@@ -296,9 +297,7 @@ def _trials(
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = config.selection
-  number = accounting.tuning.draw_trials(
-    rng, mean_trials=selection.mean_trials, shape=selection.shape
-  )
+  number = tuning.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(

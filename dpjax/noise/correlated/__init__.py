@@ -3,7 +3,7 @@
 A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white noise
 z, the steps get C^{-1} z. The noisy sums x + C^{-1} z are post-processing of the Gaussian mechanism
 C x + z. The cost depends on the columns of C for the steps in which ONE example takes part, namely
-on their sum (`dpjax.accounting.participation_costs`).
+on their sum (`dpjax.accounting.matrix.participation_costs`).
 
 | strategy         | C                                 | memory / size of the parameters  |
 | ---------------- | --------------------------------- | -------------------------------- |

@@ -29,6 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, mechanisms, noise, validate
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.validate import UserError
 
 
@@ -175,7 +177,7 @@ class PrivateStatistics:
     validate.positive(
       noise_multiplier=self.noise_multiplier, x_bound=self.x_bound, y_bound=self.y_bound
     )
-    validate.one_of(accounting.RELATIONS, neighboring_relation=self.neighboring_relation)
+    validate.one_of(proved.RELATIONS, neighboring_relation=self.neighboring_relation)
 
   @classmethod
   def calibrated(
@@ -205,7 +207,7 @@ class PrivateStatistics:
     return self.noise_multiplier * self.l2_sensitivity
 
   @property
-  def event(self) -> accounting.DpEvent:
+  def event(self) -> DpEvent:
     """Event of one Gaussian release. Its noise multiplier is relative to `l2_sensitivity`."""
     return accounting.gaussian_event(self.noise_multiplier)
 

@@ -14,6 +14,8 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling, transforms
+from dpjax.accounting.matrix import participation_costs
+from dpjax.accounting.monte_carlo import min_sep_epsilon
 from dpjax.auditing.games import plans, registry
 from dpjax.auditing.games.game import play
 from dpjax.noise import NoiseShape, correlated, source
@@ -313,13 +315,13 @@ def test_sensitivities_agree_with_jax_privacys(strategy):
   column = chosen.multiply(np.eye(60, 1))[:, 0]
   expected = float(toeplitz.minsep_sensitivity_squared(column, 7, None, n=60))
   for cyclic in (True, False):
-    costs = accounting.participation_costs(chosen, num_steps=60, min_sep=7, cyclic=cyclic)
+    costs = participation_costs(chosen, num_steps=60, min_sep=7, cyclic=cyclic)
     assert costs[-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white_noise():
   def error(strategy):
-    costs = accounting.participation_costs(strategy, num_steps=300, min_sep=15, cyclic=True)
+    costs = participation_costs(strategy, num_steps=300, min_sep=15, cyclic=True)
     column = strategy.multiply(np.eye(300, 1))[:, 0]
     return np.sqrt(series.prefix_error(column, 300) * costs[-1])
 
@@ -404,7 +406,7 @@ def test_amplification_by_sampling_is_refused():
   with refuses("sampler"):
     _plan(sampling.PoissonSampler(prob=0.3, capacity=20))
   with refuses("correlation"):
-    accounting.min_sep_epsilon(
+    min_sep_epsilon(
       _REDRAWN, noise_multiplier=1.0, num_steps=8, sampling_prob=0.5, min_sep=4, delta=1e-2,
       num_samples=10**4,
     )  # fmt: skip
@@ -427,7 +429,7 @@ def test_balls_in_bins_are_proved_without_a_band():
   """The proof needs entries that are not negative, and sees what white noise would cost."""
   options = dict(noise_multiplier=2.0, num_steps=8, num_bins=4, delta=1e-5)
   proved = accounting.balls_in_bins_proved(_REDRAWN, **options)
-  costs = accounting.participation_costs(_REDRAWN, num_steps=8, min_sep=4, cyclic=True)
+  costs = participation_costs(_REDRAWN, num_steps=8, min_sep=4, cyclic=True)
   without = accounting.epsilon(
     accounting.gaussian_event(2.0 / np.sqrt(costs[-1])), delta=1e-5
   )

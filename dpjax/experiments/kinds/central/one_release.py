@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, data, gradients, mechanisms, metrics, validate
+from dpjax import data, gradients, mechanisms, metrics, validate
+from dpjax.accounting import proved
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
@@ -61,7 +62,7 @@ class WholeData(UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  relations: ClassVar[tuple[str, ...]] = accounting.RELATIONS
+  relations: ClassVar[tuple[str, ...]] = proved.RELATIONS
 
   capacity: int
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import accounting, data, gradients, names, sampling, transforms, validate
+from dpjax import data, gradients, names, sampling, transforms, validate
+from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
@@ -265,7 +266,7 @@ def _scaling(privacy: PrivacyConfig) -> transforms.CoordinateScaling | None:
 def maker(
   epsilon: float | None,
   noise_multiplier: float | None,
-  attack: accounting.AttackBound | None = None,
+  attack: AttackBound | None = None,
 ) -> Callable[..., Plan]:
   """Returns a function that makes a plan from all arguments except its noise.
 

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 from dpjax import accounting, secure
+from dpjax.accounting.calibration import Unreachable
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.attacker import attack_of
@@ -113,7 +115,7 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
     return of(privacy.noise_multiplier)
   try:
     return of(_calibrated(config, of))
-  except accounting.Unreachable as error:
+  except Unreachable as error:
     wanted = f"epsilon={privacy.epsilon!r}" if privacy.epsilon else "attacker"
     raise UserError(
       f"so coarse a grid cannot reach privacy.{wanted}: {error}",
@@ -129,7 +131,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
     "accountant": "rdp",
   }
 
-  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+  def run_event(noise_multiplier: float) -> DpEvent:
     # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
     # noise.
     return accounting.composed(of(noise_multiplier).event, config.num_rounds)

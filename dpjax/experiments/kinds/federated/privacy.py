@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
@@ -348,7 +349,7 @@ def local_noise(config: FedConfig) -> float | None:
     "neighboring_relation": NeighboringRelation.REPLACE_ONE,
   }
 
-  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+  def run_event(noise_multiplier: float) -> DpEvent:
     # Every round is counted: the server sees who sends, so sampling amplifies nothing.
     return placement.local_event(noise_multiplier, config.num_rounds)
 
