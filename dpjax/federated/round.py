@@ -26,10 +26,11 @@ import numpy as np
 import optax
 
 from dpjax import noise, trees
-from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
+from dpjax.federated.execution.context import Context, MapClients
+from dpjax.federated.execution.named import auto_clients
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.parallel.client_states import ClientStates
 from dpjax.sampling import batches
@@ -95,7 +96,7 @@ class Common(TypedDict, total=False):
 
   key: Required[Array]
   aggregator: Aggregator | None
-  map_clients: execution.MapClients | None
+  map_clients: MapClients | None
 
 
 def counted(info: ClientInfo) -> np.ndarray:
@@ -220,7 +221,7 @@ def federated(
   *,
   key: Array,
   aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
+  map_clients: MapClients | None = None,
   memory: Callable[[Params], Any] | None = None,
 ) -> FederatedAlgorithm:
   """Makes an algorithm from the one loop body that all algorithms here share.
@@ -251,7 +252,7 @@ def federated(
   trees.check_key(key=key)
   noise.source.to_words(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  map_clients = auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)
   combine = _combined(aggregator)
@@ -285,7 +286,7 @@ def federated(
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(noise.source.from_words(state.key), state.round)
-    context = execution.Context(
+    context = Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
       memories=None if state.memories is None else state.memories.rows(places),

@@ -42,7 +42,7 @@ from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import rotate, unrotate
-from dpjax.federated.execution import Context, Mapped, Run
+from dpjax.federated.execution.context import Context, Mapped, Run
 from dpjax.noise import discrete
 from dpjax.plan import Plan
 from dpjax.secure.encoding import BITS

@@ -27,12 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
+from dpjax.federated import FederatedAlgorithm, FederatedState
 from dpjax.federated.aggregation import Aggregator, summed
 from dpjax.federated.aggregation import RoundRefused as RoundRefused
 from dpjax.federated.client import ClientAlgorithm, ClientInfo
 from dpjax.federated.cohort import Cohort
-from dpjax.federated.execution import Context, MapClients, Mapped, Run
+from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
+from dpjax.federated.round import RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
 from dpjax.secure.sums import (

@@ -9,8 +9,9 @@ import pytest
 import dpjax
 from dpjax import attacks, federated
 from dpjax.attacks.views import gradient_view
-from dpjax.federated import execution
 from dpjax.federated.client import Received
+from dpjax.federated.cohort import Cohort, LocalBatches
+from dpjax.federated.execution.context import Context
 from dpjax.types import Example
 from tests.refuses import refuses
 
@@ -30,10 +31,10 @@ def test_a_client_sends_what_its_view_says(net):
   """Local steps, clipping, noise and compression, from a cohort as the executor runs it."""
   truth, work = net.records(5), federated.LocalWork(batch_size=2, epochs=2)
   batches = work.rows(5, np.random.default_rng(0))
-  cohort = federated.Cohort(np.array([3]), np.array([5]), (batches,), data=truth)
+  cohort = Cohort(np.array([3]), np.array([5]), (batches,), data=truth)
   key = jax.random.key(11)
   for name, client in _clients(net):
-    context = execution.Context(Received(net.params), truth, None, key, None)
+    context = Context(Received(net.params), truth, None, key, None)
     sent = federated.loop_clients()(client, None)(context, cohort).sent
     own = jax.random.fold_in(key, 3)
     seen = attacks.client_view(client, net.params, batches, key=own)(truth)
@@ -72,7 +73,7 @@ def test_each_example_is_clipped_as_training_clips_it(net):
 def test_bad_batches_are_one_line(net):
   client = federated.local_training(net.loss, optax.sgd(0.1))
   view = lambda rows, mask: attacks.client_view(
-    client, net.params, federated.LocalBatches(np.array(rows), np.array(mask))
+    client, net.params, LocalBatches(np.array(rows), np.array(mask))
   )
   with refuses("batches"):
     view([0, 1], [True, True])

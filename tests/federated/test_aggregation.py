@@ -15,12 +15,13 @@ from dpjax.federated import (
   central,
   client_noise,
   dp_mean,
-  execution,
   from_batches,
   local_training,
   weighted_mean,
 )
 from dpjax.federated.client import Received
+from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.context import Context
 from dpjax.gradients import Clip
 from dpjax.plan import Plan
 from tests.refuses import refuses
@@ -222,8 +223,8 @@ def _noisy_messages(ids, key=0, width=4_000, scale=100.0):
   cohort = from_batches([np.ones((1, width), np.float32)] * len(ids))
   cohort = cohort._replace(ids=np.array(ids))
   received = Received(jnp.zeros(width))
-  context = execution.Context(received, None, None, jax.random.key(key), None)
-  run = execution.loop_clients()(client, None)
+  context = Context(received, None, None, jax.random.key(key), None)
+  run = loop_clients()(client, None)
   return np.asarray(run(context, cohort).sent.message["delta"])
 
 

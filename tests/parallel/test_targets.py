@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, for_target
-from dpjax.federated import execution
+from dpjax.federated.execution.named import auto_clients
 from dpjax.parallel import programs, targets
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -113,7 +113,7 @@ def test_a_block_makes_its_programs_for_the_target(on_cpu):
   with targets.compiling_for(on_cpu):
     assert targets.platform() == "gpu"
     assert dpjax.gradients.explain(loss, jnp.ones(2), jnp.ones(2)).platform == "gpu"
-    assert execution.auto_clients()(None, None).__class__.__name__ == "Blocks"
+    assert auto_clients()(None, None).__class__.__name__ == "Blocks"
   assert targets.platform() == "cpu"
 
 

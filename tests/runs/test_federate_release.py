@@ -10,6 +10,7 @@ from dpjax import federated, noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
+from dpjax.federated.round import params_of
 from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
@@ -72,7 +73,7 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   step = noise.source.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
   moved = jax.tree.map(
     lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
-    federated.params_of(new), fed.params,
+    params_of(new), fed.params,
   )  # fmt: skip
   for leaf in jax.tree.leaves(moved):
     cells = leaf * fed.plan.normalize_by / step

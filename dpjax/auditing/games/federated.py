@@ -25,6 +25,7 @@ from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated import described
 from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.context import (
   Context,
@@ -35,6 +36,7 @@ from dpjax.federated.execution.context import (
   nobody,
   row,
 )
+from dpjax.federated.placement import local_epsilon
 from dpjax.federated.round import optimizing_server
 from dpjax.noise import source
 from dpjax.plan import Plan
@@ -174,7 +176,7 @@ def _one_block(
   program: Callable[..., Any],
   empty: Callable[[Context], Mapped],
   context: Context,
-  cohort: federated.Cohort,
+  cohort: Cohort,
 ) -> Mapped:
   """Runs a cohort whose results need not be known while tracing. Client states stay as the server's
   choice set them, since a HypCluster client returns its state unchanged."""
@@ -384,7 +386,7 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
 
-    claimed = claims(functools.partial(federated.local_epsilon, 2 * _Z))
+    claimed = claims(functools.partial(local_epsilon, 2 * _Z))
     return Game(PACKAGE, "client_noise", case, _REPLACE, claimed, outputs, linear)
 
   return [

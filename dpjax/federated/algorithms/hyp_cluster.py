@@ -14,10 +14,11 @@ import optax
 
 from dpjax import noise, trees, validate
 from dpjax.federated import client as clients
-from dpjax.federated import execution
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.described import algorithm
+from dpjax.federated.execution.context import Context
+from dpjax.federated.execution.named import auto_clients
 from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
@@ -134,7 +135,7 @@ def hyp_cluster(
     raise UserError(
       "must be a mean; clients send models in different places", field="aggregator"
     )
-  map_clients = common.get("map_clients") or execution.auto_clients()
+  map_clients = common.get("map_clients") or auto_clients()
   score = map_clients(_scores(loss_fn), None)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
@@ -166,7 +167,7 @@ def hyp_cluster(
     if not cohort.size:
       return training.round(state, cohort)
     key = noise.source.from_words(state.key)
-    context = execution.Context(Received(state.params), cohort.data, None, key, None)
+    context = Context(Received(state.params), cohort.data, None, key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     # A model with a NaN loss is chosen only if all losses are NaN or infinite.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)

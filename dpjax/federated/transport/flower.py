@@ -68,10 +68,11 @@ import numpy as np
 
 from dpjax import noise, trees, validate
 from dpjax.accounting import Ledger
-from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
@@ -185,7 +186,7 @@ class _Answers:
     self.answers: dict[int, Any] = {}
     self._client: Any = None
 
-  def __call__(self, client: ClientAlgorithm, partial: Any) -> execution.Run:
+  def __call__(self, client: ClientAlgorithm, partial: Any) -> Run:
     self._client = client
     self._partial = None if partial is None else jax.jit(partial)
     return self._run
@@ -199,13 +200,13 @@ class _Answers:
 
     return jax.eval_shape(client_message, received, key)
 
-  def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
+  def _run(self, context: Context, cohort: Cohort) -> Mapped:
     if context.received.extra is not None:
       raise UserError(
         "clients that get more than the parameters are not run over Flower", field="make"
       )
     if not cohort.size:
-      empty = execution.loop_clients()(self._client, self._partial)
+      empty = loop_clients()(self._client, self._partial)
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
@@ -217,11 +218,11 @@ class _Answers:
     each: Any = lambda number: np.full(len(norms), number, np.float32)
     info = ClientInfo(each(np.nan), unknown, unknown, norms, each(bits), sent.weight)
     if self._partial is None:
-      return execution.Mapped(None, sent, (), info)
+      return Mapped(None, sent, (), info)
     size = bucket(cohort.size)
     message, weight = padded(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
-    return execution.Mapped(sums, None, (), info)
+    return Mapped(sums, None, (), info)
 
 
 class _Server:
@@ -229,7 +230,7 @@ class _Server:
 
   def __init__(
     self,
-    make: Callable[[Aggregator, execution.MapClients], FederatedAlgorithm],
+    make: Callable[[Aggregator, MapClients], FederatedAlgorithm],
     params: Params,
     *,
     plan: Plan,

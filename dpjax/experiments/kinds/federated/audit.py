@@ -16,6 +16,8 @@ from dpjax.auditing import canary_clients
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.round import params_of
 from dpjax.plan import Plan
 from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
@@ -224,9 +226,7 @@ def prepared(
   return Audited(canaries, directions, prob, target)
 
 
-def marked(
-  audited: Audited | None, cohorts: Iterator[federated.Cohort]
-) -> Iterator[federated.Cohort]:
+def marked(audited: Audited | None, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
   """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
   canary's number."""
   return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
@@ -314,7 +314,7 @@ def seeing(
     return algorithm
   dropout = config.secure_sum.dropout(config.seed)
 
-  def in_sum(cohort: federated.Cohort, round: int) -> np.ndarray:
+  def in_sum(cohort: Cohort, round: int) -> np.ndarray:
     drops = dropout.drops(round, cohort.ids)
     return np.array(secure.uploading(cohort.ids, drops), np.int64)
 
@@ -339,7 +339,7 @@ def facts(
     epsilon: epsilon of the rounds that ran; None: nothing is claimed.
   """
   canaries = audited.canaries
-  after = federated.params_of(state)
+  after = params_of(state)
   directions = audited.directions
   target = audited.target
   if directions is None:

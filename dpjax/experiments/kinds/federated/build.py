@@ -48,14 +48,17 @@ from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.federated import execution
+from dpjax.federated.compression import error_memory
 from dpjax.federated.described import RunNumbers
+from dpjax.federated.execution import named
+from dpjax.federated.execution.client_processes import process_clients
+from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Fields that are passed to `execution.by_name`.
+# Fields that are passed to `named.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
@@ -94,7 +97,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   config = audit.resolved(config)
   fed_bounds.federation(config)
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
-  validate.one_of(execution.NAMES, execution=config.execution)
+  validate.one_of(named.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
@@ -330,7 +333,7 @@ def _wrapping(
       return client
     return federated.compressed(client, compressor, error_feedback=feedback)
 
-  memory = lambda params: federated.error_memory(None, {"delta": params})
+  memory = lambda params: error_memory(None, {"delta": params})
   wrapping = {"wrap": wrap, "memory": memory if feedback else None}
   return audit.heard(config, audited, wrapping)
 
@@ -385,12 +388,12 @@ def _algorithm(
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = audit.watched(config, audited, server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
-  inner = execution.by_name(config.execution, **how)
+  inner = named.by_name(config.execution, **how)
   aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
     "aggregator": aggregator,
-    "map_clients": execution.process_clients(audit.sending(audited, inner)),
+    "map_clients": process_clients(audit.sending(audited, inner)),
     "key": random.local,
   }
   if described.weighted:
@@ -537,10 +540,8 @@ def _phase(config: FedConfig, fed: FedRun) -> Phase:
       fed.audited,
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
-    released=lambda state: audit.of_model(fed.audited, federated.params_of(state)),
-    evaluate=lambda state: fed.task.evaluate(
-      fed.apply, federated.params_of(state), fed.test
-    ),
+    released=lambda state: audit.of_model(fed.audited, params_of(state)),
+    evaluate=lambda state: fed.task.evaluate(fed.apply, params_of(state), fed.test),
     write=lambda folder, state: write_inputs(folder),
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),

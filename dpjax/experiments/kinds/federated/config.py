@@ -25,7 +25,7 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
-from dpjax.federated import described
+from dpjax.federated import client, described
 from dpjax.sampling.registry import used_for
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
@@ -122,7 +122,7 @@ WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
   "examples": settings(lambda: federated.by_examples, federated.by_examples),
-  "capped": settings(federated.capped, cap=100),
+  "capped": settings(client.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
