@@ -23,7 +23,6 @@ from jax import core
 from dpjax import (
   accounting,
   gradients,
-  mechanisms,
   noise,
   sampling,
   transforms,
@@ -38,6 +37,8 @@ from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
+from dpjax.gradients.per_example import ClippedGrad
+from dpjax.mechanisms import noisy_means
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
@@ -142,7 +143,7 @@ class Plan(overflow.MayAbort):
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
-  statistics: mechanisms.noisy_means.NoisyMeans | None = None
+  statistics: noisy_means.NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
 
   def __post_init__(self):
@@ -162,7 +163,7 @@ class Plan(overflow.MayAbort):
       )
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None and not isinstance(
-      self.statistics, mechanisms.noisy_means.NoisyMeans
+      self.statistics, noisy_means.NoisyMeans
     ):
       shown = f"statistics={self.statistics!r:.60}"
       raise UserError(
@@ -728,7 +729,7 @@ class Plan(overflow.MayAbort):
       statement=at_delta.statement(num_examples, steps),
     )
 
-  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> gradients.ClippedGrad:
+  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
     """Returns `dpjax.clipped_grad` with this plan's clip norm; give its result to `transform`.
 
     If the clip norm changes from step to step, `loss_fn` must be the loss divided by

@@ -15,6 +15,7 @@ import optax
 from dpjax import gradients, noise, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.gradients.clip import sensitivity
 from dpjax.types import ArrayTree, LossFn, Params
 
 # Tolerance for rounding in float32, relative to the sensitivity.
@@ -149,7 +150,7 @@ def influence(subject: Subject) -> Row:
     for j in range(3)
     for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
   ]
-  bound = gradients.sensitivity(subject.plan.l2_bound, relation)
+  bound = sensitivity(subject.plan.l2_bound, relation)
   norms += _alike_moves(subject, exchange)
   return row(
     "influence of one example",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import models, names, sampling, training
+from dpjax import names, sampling, training
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
@@ -31,6 +31,7 @@ from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
+from dpjax.models import libraries
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import prepared
@@ -221,7 +222,7 @@ def user_defined(paths: Sequence[str]) -> Section:
 def _users(path: str) -> str:
   value = names.find(path, "topic")
   words = sentence(value.__doc__) or "without a docstring"
-  if models.libraries.is_model_class(value):
+  if libraries.is_model_class(value):
     options = ", ".join(networks.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):

@@ -28,6 +28,7 @@ import optax
 from dpjax import gradients, noise, transforms, trees, validate
 from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
+from dpjax.gradients.arguments import checked_mask
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
@@ -88,7 +89,7 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
   """Returns (mask [C], weights [C]) of C messages; weights default to 1. Raises UserError for other
   lengths."""
   size = jax.tree.leaves(messages)[0].shape[0]
-  mask = gradients.checked_mask(mask, size)
+  mask = checked_mask(mask, size)
   weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
   if weights.shape != (size,):
     raise UserError(
@@ -108,7 +109,7 @@ def at_least_one(stacked: ArrayTree) -> Any:
 def finite(messages: ArrayTree, mask: Array) -> Array:
   """Returns a mask [C] of the clients of `mask` whose message has a finite l2 norm."""
   lengths = trees.per_example_norms(messages)
-  return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
+  return checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
 
 @aggregator(

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import data, mechanisms, trees, validate
+from dpjax import data, trees, validate
 from dpjax.data import tables
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import (
@@ -45,6 +45,8 @@ from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import loop, model_inputs, provenance, saved, workdir, writers
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.mechanisms.channel_statistics import ChannelMoments
+from dpjax.mechanisms.whitening import Spread
 from dpjax.types import Params
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -427,9 +429,9 @@ def _rebuilt(
   arrays = saved.read(file, "params")
   statistics = None
   if normalization.releases_statistics(config):
-    kind: Any = mechanisms.ChannelMoments
+    kind: Any = ChannelMoments
     if isinstance(config.privacy.normalization, Whitened):
-      kind = mechanisms.Spread
+      kind = Spread
     prefix = f"{normalization.RELEASED}/"
     try:
       # `pop` removes the statistics, so that only the parameters of the model are left.

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dpjax import gradients, transforms, trees, validate
+from dpjax import transforms, trees, validate
+from dpjax.gradients import microbatch
+from dpjax.gradients.device_mesh import checked_mesh, laid_out, whole_rows
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.sampling.batches import rows_of_slice
@@ -134,7 +136,7 @@ def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
 def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   """Returns the mesh. Raises UserError for None with several processes: each would train alone."""
   if mesh is not None:
-    return gradients.checked_mesh(mesh)
+    return checked_mesh(mesh)
   if jax.process_count() == 1:
     return None
   raise UserError(
@@ -210,7 +212,7 @@ def dp_sgd(
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
     `plan.slices` calls for one step of the optimizer; `state.step` counts such steps. With a mesh,
-    place batches by `gradients.split_rows`, so that no device gets the whole batch.
+    place batches by `gradients.device_mesh.split_rows`, so that no device gets the whole batch.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
@@ -235,16 +237,14 @@ def dp_sgd(
   )
   padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
-  placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
+  placed = lambda tree: tree if mesh is None else laid_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
-  rows = (
-    padded_batch_size if mesh is None else gradients.whole_rows(padded_batch_size, mesh)
-  )
+  rows = padded_batch_size if mesh is None else whole_rows(padded_batch_size, mesh)
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
@@ -280,7 +280,7 @@ def dp_sgd(
       num_keys = padded_batch_size if size == rows else size
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
-      examples = _with_keys(examples, placed(gradients.filled(keys, size)))
+      examples = _with_keys(examples, placed(microbatch.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)

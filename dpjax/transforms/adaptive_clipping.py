@@ -38,6 +38,7 @@ import optax
 
 from dpjax import gradients, noise, trees, validate
 from dpjax.accounting import text
+from dpjax.gradients.arguments import checked_mask
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -194,9 +195,9 @@ def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
   """
   known = summed.mask
   if known is None:
-    return gradients.checked_mask(mask, summed.norms.shape[0])
+    return checked_mask(mask, summed.norms.shape[0])
   if mask is not None:
-    known = known & gradients.checked_mask(mask, known.shape[0])
+    known = known & checked_mask(mask, known.shape[0])
   return known
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import gradients, models, trees
+from dpjax.gradients.allocation import shares_from_sensitivity
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
 from tests.refuses import refuses
@@ -71,12 +72,12 @@ def test_p10_adversarial_gradients_saturate_the_bound_and_no_more(seed, scale):
 
 
 def test_more_sensitive_means_a_smaller_share_and_insensitive_means_frozen():
-  shares = gradients.shares_from_sensitivity(
+  shares = shares_from_sensitivity(
     {"conv": 4.0, "block": 1.0, "head": 0.01}, freeze_below=0.1
   )
   assert shares == {"conv": 0.25, "block": 1.0, "head": 0.0}
   with refuses("freeze_below", value=9):
-    gradients.shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
+    shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
 
 
 @pytest.mark.long

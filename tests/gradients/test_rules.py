@@ -22,7 +22,8 @@ from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedPrivacyConfig
 from dpjax.experiments.sweeps import grid
 from dpjax.federated import central
-from dpjax.gradients import RULES, Clip
+from dpjax.gradients import Clip
+from dpjax.gradients.clip import RULES
 from tests import commands
 from tests.refuses import refuses
 from tests.runs import leaf_walk

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dpjax import accounting, mechanisms
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
-from dpjax.mechanisms import BudgetLedger, OverlappingShards, Overspent, ShardCharge
+from dpjax.mechanisms import BudgetLedger, ShardCharge
+from dpjax.mechanisms.budget import OverlappingShards, Overspent
 from tests.refuses import refuses
 
 _amount = st.integers(1, 400).map(lambda i: i / 1000)

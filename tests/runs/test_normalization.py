@@ -29,6 +29,7 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
+from dpjax.mechanisms.whitening import Spread
 from dpjax.zoo import networks
 from tests.refuses import refuses
 
@@ -141,7 +142,7 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
   assert result["normalization"] == "private_whitening"
   held = dict(np.load(tmp_path / "whole" / "params.npz"))
   names = {name.removeprefix("statistics/") for name in held if "statistics" in name}
-  assert names == set(mechanisms.Spread._fields)
+  assert names == set(Spread._fields)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.sweeps import engine
+from dpjax.gradients.device_mesh import mesh_of, on_all, split_rows
 from dpjax.parallel import meeting
 from dpjax.validate import UserError
 from tests import pinned
@@ -49,9 +50,9 @@ def _rows(leaf):
 
 def _gathered():
   """Rows of a batch that this process holds, and what gathering them sends."""
-  mesh = gradients.mesh_of("data:8")
-  split = lambda tree: gradients.split_rows(mesh, tree)
-  everywhere = gradients.on_all(mesh)
+  mesh = mesh_of("data:8")
+  split = lambda tree: split_rows(mesh, tree)
+  everywhere = on_all(mesh)
   held = data.resident(mesh_program.dataset(), everywhere=everywhere, split=split)
   taken = held._take.lower(held._arrays, ROWS).compile()
   return {"rows": _rows(held[ROWS].x), "sent": mesh_program.exchanged(taken)}

@@ -25,6 +25,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
 from dpjax.gradients import per_example
+from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
 from dpjax.plan import Plan
@@ -261,12 +262,12 @@ def _loss(params, example):
 
 
 def _ran(layout, plan, **options):
-  mesh = None if layout is None else gradients.mesh_of(layout)
+  mesh = None if layout is None else mesh_of(layout)
   given = {"noise_key": jax.random.key(7), "example_key": jax.random.key(8), "mesh": mesh}
   init, step = training.dp_sgd(_loss, plan, optax.sgd(0.5, 0.9), **given | options)
   state, step = init(_params()), jax.jit(step, donate_argnums=0)
   for batch in plan.batches(dataset(), rng=3):
-    placed = batch if mesh is None else gradients.split_rows(mesh, batch)
+    placed = batch if mesh is None else split_rows(mesh, batch)
     state, info = step(state, placed)
   sent = exchanged(step.lower(state, placed).compile())
   facts = {"params": _told(state.params), "info": [float(value) for value in info]}

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import gradients
 from dpjax import parallel as processes
+from dpjax.gradients.device_mesh import mesh_of
 from tests.federated import programs
 from tests.refuses import refuses
 from tests.training import hosts_program, mesh_program
@@ -114,7 +114,7 @@ def test_a_host_with_fewer_devices_is_named(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "devices", lambda: [_Device(index) for index in (0, 0, 0, 1)])
   with refuses("mesh"):
-    gradients.mesh_of("data:4")
+    mesh_of("data:4")
 
 
 def test_what_is_compared_between_processes_tells_nothing_later(monkeypatch):

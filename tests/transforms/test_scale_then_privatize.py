@@ -10,6 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
+from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.transforms import guard
 from dpjax.transforms.scale_then_privatize import _scales
@@ -179,7 +180,7 @@ def _masks():
 
 
 @pytest.mark.cases(slow=["3-vmap"], long=...)
-@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("method", per_example.METHODS)
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
   """Against stacked gradients, each divided by its scales, which the transform does itself."""
@@ -365,7 +366,7 @@ _BESIDE = {
 
 
 @pytest.mark.cases(quick=[13], slow=[4, 5], long=...)
-@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("method", per_example.METHODS)
 @pytest.mark.parametrize("name", sorted(_BESIDE))
 def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, method):
   make, rows_of_record = _BESIDE[name]

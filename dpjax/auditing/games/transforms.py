@@ -19,7 +19,8 @@ import optax
 
 from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.gradients import RULES, Clip, stacked
+from dpjax.gradients import Clip, stacked
+from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix

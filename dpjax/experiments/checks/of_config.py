@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax import accounting, gradients, noise
+from dpjax import accounting, noise
 from dpjax.accounting import matrix
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.gradients.per_example import ClippedGrad
 from dpjax.types import LossFn
 from dpjax.validate import UserError
 
@@ -77,7 +78,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> RunSu
   # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
   unscaled = dataclasses.replace(plan, scaling=None)
 
-  def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
+  def clipped_grad(loss_fn: LossFn) -> ClippedGrad:
     return unscaled.clipped_grad(
       loss_fn,
       method=config.grad_method,

@@ -15,6 +15,7 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
   TrainConfig,
 )
+from dpjax.gradients.device_mesh import mesh_of
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
 
@@ -280,4 +281,4 @@ def training(config: TrainConfig) -> None:
   optimizer(config.optimizer)
   steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:
-    gradients.mesh_of(config.mesh)
+    mesh_of(config.mesh)

@@ -18,8 +18,6 @@ from jax.sharding import Mesh
 from dpjax import (
   auditing,
   data,
-  gradients,
-  models,
   names,
   training,
   trees,
@@ -63,6 +61,15 @@ from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.gradients import device_mesh
+from dpjax.gradients.device_mesh import (
+  mesh_of,
+  on_all,
+  row_sharding,
+  split_rows,
+  whole_rows,
+)
+from dpjax.models import libraries
 from dpjax.models.libraries import linen_modules
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
@@ -278,7 +285,7 @@ def init_params(
       shapes = jax.eval_shape(model.init, key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
-      models.libraries.check_collections(shapes, config.name)
+      libraries.check_collections(shapes, config.name)
     size = trees.size(shapes)
     memory = allocator.machine_memory()
     # A float32 takes four bytes.
@@ -346,7 +353,7 @@ def start(
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
-    check = models.libraries.draws if names.is_path(name) else linen_modules.draws
+    check = libraries.draws if names.is_path(name) else linen_modules.draws
     drawing = check(model, params, first, name)
     whole = task
     # With dropout, each example needs its own key in training.
@@ -355,7 +362,7 @@ def start(
     # Language models are those of dpjax, so a user's model must give one vector per example.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
+      libraries.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
@@ -409,7 +416,7 @@ def assemble(
     augment = training.AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
-  mesh = None if config.mesh is None else gradients.mesh_of(config.mesh)
+  mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
@@ -576,8 +583,8 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
   split = None
   placed = {}
   if run.mesh is not None:
-    split = functools.partial(gradients.split_rows, run.mesh)
-    placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
+    split = functools.partial(split_rows, run.mesh)
+    placed = {"everywhere": on_all(run.mesh), "split": split}
   train = data.resident(run.train, **placed)
   drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
   if run.train.in_memory:
@@ -599,12 +606,12 @@ def _program(run: Run, step: Any) -> StepProgram:
     state, batch = processes.made_for.on_device((state, batch))
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
-    apart = gradients.row_sharding(mesh)
-    rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
-    batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
+    apart = row_sharding(mesh)
+    rows = whole_rows(rows, mesh) // mesh.shape[device_mesh.DATA]
+    batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
     batch = processes.made_for.placed(batch, lambda leaf: apart)
     state = processes.made_for.placed(
-      state, functools.partial(gradients.leaf_sharding, mesh)
+      state, functools.partial(device_mesh.leaf_sharding, mesh)
     )
   return processes.made_for.StepProgram(
     step.lower(state, batch),
@@ -644,7 +651,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   def scores(state: Any) -> dict[str, float]:
     params = scored(state)
     if run.mesh is not None:
-      params = gradients.on_one(run.mesh, params)
+      params = device_mesh.on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
   return Phase(

@@ -23,6 +23,7 @@ from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.gradients import per_example
 from dpjax.noise import correlated
 from dpjax.sampling.registry import used_for
 from dpjax.zoo import networks
@@ -363,7 +364,7 @@ class TrainConfig(WithChoices):
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   grad_method: Annotated[
-    str, rules.among(gradients.METHODS), "how clipped gradients are computed"
+    str, rules.among(per_example.METHODS), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
     int | None, COUNT, "examples in memory at a time; none: the whole batch"

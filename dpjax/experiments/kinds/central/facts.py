@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import gradients, training, transforms
+from dpjax import training, transforms
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, writers
+from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
 from dpjax.types import ArrayLike
 
@@ -134,7 +135,7 @@ def of(
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   if run.task.name == "classification":
     params = training.eval_params(state)
-    params = params if run.mesh is None else gradients.on_one(run.mesh, params)
+    params = params if run.mesh is None else on_one(run.mesh, params)
     facts |= class_scores(run.apply, params, run.test)
   facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))

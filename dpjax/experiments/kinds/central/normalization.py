@@ -26,6 +26,8 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.mechanisms.channel_statistics import ChannelMoments
+from dpjax.mechanisms.whitening import Spread
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -33,7 +35,7 @@ from dpjax.validate import UserError
 if TYPE_CHECKING:
   from dpjax.mechanisms.noisy_means import NoisyMeans
 
-  Released = mechanisms.ChannelMoments | mechanisms.Spread
+  Released = ChannelMoments | Spread
 
 # Maps settings to the name of their mechanism. Runs without these settings import no mechanism.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import metrics, models, relevance
+from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds import bounds, data_section
@@ -47,6 +47,7 @@ from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.models import libraries
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 
@@ -328,7 +329,7 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   net = networks.build(model.name, num_classes=num_classes, **options)
   # Relevance is propagated only through layers of Flax linen, so other models are refused.
   if not isinstance(net, nn.Module):
-    raise models.libraries.not_linen(model.name, type(net))
+    raise libraries.not_linen(model.name, type(net))
   return net
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from dpjax import models, relevance
+from dpjax import relevance
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.models import activations
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -50,10 +51,10 @@ class RelevanceConfig:
     None
   )
   activation_1: Annotated[
-    str, rules.among(models.ACTIVATIONS), "of model 1, whose relevance is propagated"
+    str, rules.among(activations.ACTIVATIONS), "of model 1, whose relevance is propagated"
   ] = "relu"
   activation: Annotated[
-    str, rules.among(models.ACTIVATIONS), "of model 2, which is released"
+    str, rules.among(activations.ACTIVATIONS), "of model 2, which is released"
   ] = "tanh"
   method: Annotated[
     str, rules.among(relevance.NAMES), "launch.list methods says what each does"
