@@ -39,6 +39,8 @@ from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.gradients.per_example import ClippedGrad
 from dpjax.mechanisms import noisy_means
+from dpjax.noise import source
+from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
@@ -142,7 +144,7 @@ class Plan(overflow.MayAbort):
   neighboring_relation: NeighboringRelation | str = ""
   accountant: str = ""
   slices: int = 1
-  noise_shape: noise.NoiseShape = noise.WHITE
+  noise_shape: noise.NoiseShape = WHITE
   statistics: noisy_means.NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
 
@@ -640,7 +642,7 @@ class Plan(overflow.MayAbort):
     from dpjax.transforms.scale_then_privatize import scaled_noise
 
     trees.check_key(key=key)
-    noise.source.to_words(key)
+    source.to_words(key)
     shape = self.noise_shape
     numbers: Any = {
       "noise_multiplier": self.noise_multiplier,

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, transforms, trees
+from dpjax import transforms, trees
 from dpjax.checks.subject import SEED, Subject
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
@@ -88,7 +89,7 @@ def test_key(subject: Subject, number: int) -> jax.Array:
   """Returns a noise key of the run's type. The same `number` always gives the same key."""
   if not subject.release:
     return jax.random.key(SEED + number)
-  return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
+  return source.key_from_bytes(number.to_bytes(source.KEY_BYTES, "little"))
 
 
 def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
@@ -299,7 +300,7 @@ def _updater(subject: Subject, key: jax.Array):
   tx = subject.transform(key)
   plan = subject.plan
   # A sum is at least float32, for every type of parameters.
-  zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
+  zeros = jax.tree.map(jnp.zeros_like, source.as_floats(subject.params))
   empty = jnp.zeros(1)
   bounds = plan.l2_clip_norm.group_bounds()
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)

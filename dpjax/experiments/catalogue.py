@@ -31,7 +31,7 @@ from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
-from dpjax.models import libraries
+from dpjax.models.libraries.by_path import is_model_class
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import prepared
@@ -222,7 +222,7 @@ def user_defined(paths: Sequence[str]) -> Section:
 def _users(path: str) -> str:
   value = names.find(path, "topic")
   words = sentence(value.__doc__) or "without a docstring"
-  if libraries.is_model_class(value):
+  if is_model_class(value):
     options = ", ".join(networks.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):

@@ -30,6 +30,7 @@ from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.gradients.arguments import checked_mask
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import gaussian
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
@@ -293,7 +294,7 @@ def client_noise(
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     # The noise has a key of its own, so it shares no random stream with the optimizer or rounding.
-    state = noise.init(key_for(KeyUse.CLIENT_NOISE, local.key))
+    state = gaussian.init(key_for(KeyUse.CLIENT_NOISE, local.key))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
     # The message already contains the weight. A weight that is sent separately would reveal the

@@ -27,6 +27,7 @@ import numpy as np
 
 from dpjax import data, trees, validate
 from dpjax.data import tables
+from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import (
   audit,
@@ -396,7 +397,7 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"{at}: has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
-  data.needs_arrays(test, at)
+  needs_arrays(test, at)
   unit_range = networks.needs_unit_range(train.model.name)
   shape = tuple(test.x.shape[1:])
   known = model_inputs.of(train.data, test, shape, unit_range=unit_range)

@@ -39,6 +39,7 @@ import optax
 from dpjax import gradients, noise, trees, validate
 from dpjax.accounting import text
 from dpjax.gradients.arguments import checked_mask
+from dpjax.noise import gaussian
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -280,7 +281,7 @@ def adaptive_noise(
 
   def init_fn(params) -> ScaledState:
     check_drawn(std, params)
-    started = noise.init(key, params)
+    started = gaussian.init(key, params)
     return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import trees, validate
 from dpjax.gradients import Clip
-from dpjax.noise import NoiseShape
-from dpjax.noise.correlated import CorrelatedNoiseState
+from dpjax.noise import NoiseShape, gaussian
+from dpjax.noise.correlated import draw
+from dpjax.noise.correlated.draw import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -95,14 +96,14 @@ def correlated_noise(
   def init_fn(params) -> CorrelatedNoiseState:
     check_drawn(std, params)
     if is_placeholder(params):
-      started = noise.init(key)
+      started = gaussian.init(key)
       return CorrelatedNoiseState(started.key, started.draws, jnp.zeros(()))
-    return noise.correlated.init(key, correlation, params)
+    return draw.init(key, correlation, params)
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
     del count  # there is no query
     summed, sound = open_gradients(updates, params, mask, clip, conditions)
-    noisy, state = noise.correlated.add_correlated(
+    noisy, state = draw.add_correlated(
       state,
       summed.total,
       std,

@@ -30,7 +30,6 @@ from dpjax import (
   federated,
   gradients,
   mechanisms,
-  noise,
   sampling,
   secure,
   transforms,
@@ -50,6 +49,7 @@ from dpjax.auditing.games import transforms as transform_games
 from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
 from dpjax.secure.mpc.output_noise import OutputNoise
@@ -434,7 +434,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
     def init(message: Any) -> Any:
       # The honest state would be refused: its checksum is that of the noise that is accounted for.
-      key = noise.source.from_words(honest.init(message).inner.key)
+      key = source.from_words(honest.init(message).inner.key)
       return federated.central(quieter, key).init(message)
 
     return _in_rounds(init, federated.central(quieter, jax.random.key(0)), plan, plant)

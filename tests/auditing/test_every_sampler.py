@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import auditing, data, sampling
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -131,7 +132,7 @@ def test_canaries_leave_what_the_relation_says_and_every_batch_can_be_drawn(
   kept = _N - out if relation == NeighboringRelation.ADD_OR_REMOVE_ONE else _N
   assert len(mixed) == kept and (mixed.present is not None) == empty
   plan, full = _plan(sampler, relation), _plan(sampler, relation)
-  resident = data.resident(mixed)
+  resident = resident_lib.resident(mixed)
   taken = absent = 0
   for batch, whole in zip(plan.batches(resident, rng=3), full.batches(train, rng=3)):
     taken += int(batch.mask.sum())
@@ -213,6 +214,6 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
   )
   config.model.name, config.model.options = "linear", {}
   run = build.assemble(config, (train, train))
-  batches = list(run.plan.batches(data.resident(run.train), rng=run.random.sampler))
+  batches = list(run.plan.batches(resident_lib.resident(run.train), rng=run.random.sampler))
   assert len(batches) == _STEPS and any(batch.mask.any() for batch in batches)
   assert run.canaries is not None and run.canaries.included.sum() < 60

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import noise, sampling
+from dpjax import sampling
 from dpjax.federated import (
   client_noise,
   fed_avg,
@@ -25,6 +25,7 @@ from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution.context import Context
 from dpjax.federated.transport import flower, remote
 from dpjax.key_uses import KeyUse
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -59,7 +60,7 @@ def _noisy():
 
 def _key_of_round(state):
   """Of the clients in the round that comes next; each folds in its own number."""
-  return round_lib._of_round(noise.source.from_words(state.key), state.round)[0]
+  return round_lib._of_round(source.from_words(state.key), state.round)[0]
 
 
 class World:
@@ -113,7 +114,7 @@ class World:
     wrap = lambda data: jax.random.wrap_key_data(jnp.array(data, jnp.uint32))
     keys = [jax.random.key(number) for number in small] + [wrap(pair) for pair in pairs]
     as_bytes = [np.array(pair, np.uint32).tobytes() * 4 for pair in pairs]
-    keys += [noise.source.key_from_bytes(data) for data in as_bytes]
+    keys += [source.key_from_bytes(data) for data in as_bytes]
     fold = jax.random.fold_in
     once = [fold(key, n) for key in keys for n in (*range(3), np.uint32(KeyUse.CLIENTS))]
     twice = [

@@ -11,7 +11,7 @@ from dpjax import data, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run.run_keys import drawn
-from dpjax.models import libraries
+from dpjax.models.libraries.by_path import Model
 from dpjax.zoo import networks
 from tests.refuses import refuses
 
@@ -194,4 +194,4 @@ def test_what_no_run_can_train_is_one_line(name):
 def test_a_key_that_is_only_passed_on_counts_as_no_dropout():
   # Layers of Equinox take a key that most of them ignore.
   task, model, _ = _started("Equinox", rate=0.0)
-  assert not task.keyed and isinstance(model, libraries.Model)
+  assert not task.keyed and isinstance(model, Model)

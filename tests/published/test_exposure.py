@@ -29,6 +29,7 @@ import pytest
 import dpjax
 from dpjax import attacks, data, losses, training
 from dpjax.attacks import allowed
+from dpjax.data import resident
 from dpjax.validate import UserError
 from dpjax.zoo import datasets
 from dpjax.zoo.datasets import shakespeare_lines
@@ -97,7 +98,7 @@ def _trained(name):
   lines, others = _text()
   plan = _plan(_TRAININGS[name], len(lines))
   y = np.zeros(len(lines), np.int32)
-  records = data.resident(
+  records = resident.resident(
     data.from_arrays(lines, y, num_classes=datasets.shakespeare.VOCAB_SIZE)
   )
   algorithm = training.dp_sgd(_LOSS, plan, optax.adam(3e-3), noise_key=jax.random.key(1))

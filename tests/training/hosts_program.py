@@ -16,7 +16,8 @@ import sys
 import jax
 import numpy as np
 
-from dpjax import data, gradients
+from dpjax import gradients
+from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
@@ -53,7 +54,7 @@ def _gathered():
   mesh = mesh_of("data:8")
   split = lambda tree: split_rows(mesh, tree)
   everywhere = on_all(mesh)
-  held = data.resident(mesh_program.dataset(), everywhere=everywhere, split=split)
+  held = resident.resident(mesh_program.dataset(), everywhere=everywhere, split=split)
   taken = held._take.lower(held._arrays, ROWS).compile()
   return {"rows": _rows(held[ROWS].x), "sent": mesh_program.exchanged(taken)}
 

@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
 from dpjax.gradients import per_example
 from dpjax.gradients.device_mesh import mesh_of, split_rows
+from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
 from dpjax.plan import Plan
@@ -139,7 +140,7 @@ def _noisy(fn):
   def wrapped(params, batch, mask):
     out = fn(params, batch, mask)
     key = jax.random.fold_in(jax.random.key(7), lax.axis_index("data"))
-    extra = jax.tree.map(jnp.add, out.total, noise.gaussian(key, out.total, 0.5))
+    extra = jax.tree.map(jnp.add, out.total, gaussian.gaussian(key, out.total, 0.5))
     return _with_total(out, extra)
 
   return wrapped
@@ -277,7 +278,7 @@ def _ran(layout, plan, **options):
 def kinds(layouts=LAYOUTS):
   numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 0.5, "normalize_by": 8}
   numbers |= {"sampler": PoissonSampler(0.2, SLOTS), "num_steps": 3, "delta": 1e-1}
-  secret = noise.source.key_from_bytes(bytes(range(32)))
+  secret = source.key_from_bytes(bytes(range(32)))
   banded = noise.NoiseShape(correlation=BandedToeplitz.optimized(num_steps=3, bands=2))
   cyclic = {
     "sampler": CyclicSampler(steps_per_pass=4, num_examples=SIZE),

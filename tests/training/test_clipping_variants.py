@@ -11,9 +11,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpjax
-from dpjax import gradients, noise, sampling, training, transforms
+from dpjax import gradients, sampling, training, transforms
 from dpjax.gradients import Automatic, Clip
-from dpjax.noise import NoiseShape
+from dpjax.noise import NoiseShape, gaussian
 from dpjax.transforms import AdaptiveClipping
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
@@ -64,7 +64,7 @@ def _hand(scales, batches):
       norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
       factor = min(1.0, 0.5 * scale / norm)
       total = jax.tree.map(lambda a, g: a + factor * np.asarray(g), total, grads)
-    drawn = noise.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
+    drawn = gaussian.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
     params = jax.tree.map(
       lambda p, a, n: p - 0.3 * (a + 0.5 * scale * np.asarray(n)) / 6,
       params,

@@ -31,6 +31,7 @@ from dpjax.auditing.games.game import (
 )
 from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.noise import NoiseShape, correlated
+from dpjax.noise.correlated import registry
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
@@ -208,7 +209,7 @@ def names() -> tuple[str, ...]:
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
   return (
     *(f"correlation:{name}" for name in sorted(correlations)),
-    *(f"strategy:{name}" for name in correlated.STRATEGIES),
+    *(f"strategy:{name}" for name in registry.STRATEGIES),
     *(f"statistics:{name}" for name in sorted(released)),
     *(f"noise_shape:{name}" for name in sorted(shapes)),
   )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax import accounting, noise
+from dpjax import accounting
 from dpjax.accounting import matrix
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
@@ -27,6 +27,8 @@ from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.gradients.per_example import ClippedGrad
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.types import LossFn
 from dpjax.validate import UserError
 
@@ -162,7 +164,7 @@ def stated(subject: RunSubject) -> Row:
 
 
 def _identities(random: Any) -> set[str]:
-  keys = {noise.key_id(key) for key in (random.noise, random.local)}
+  keys = {key_id(key) for key in (random.noise, random.local)}
   return {*keys, f"sampler {random.sampler}"}
 
 
@@ -191,11 +193,11 @@ def key_reuse(subject: RunSubject) -> Row:
   if len(set().union(*identities)) < sum(map(len, identities)):
     shared.append("two runs of one config")
   first = draws[0]
-  if len(identities[0]) < 3 or noise.key_id(first.init) in identities[0]:
+  if len(identities[0]) < 3 or key_id(first.init) in identities[0]:
     shared.append("one key for two purposes")
   if max(random.sampler for random in draws).bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
-  secure = all(noise.source.is_release(key) for key in (first.noise, first.local))
+  secure = all(source.is_release(key) for key in (first.noise, first.local))
   if config.release and not secure:
     shared.append("release keys of fewer than 256 bits")
   shared += _poor_bits(draws)

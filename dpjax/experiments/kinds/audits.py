@@ -18,7 +18,8 @@ from dpjax.accounting.trade_off import all_pairs
 from dpjax.auditing import Scores, verdict
 from dpjax.auditing.lower_bounds import METHODS
 from dpjax.auditing.verdict import check_event
-from dpjax.data import Dataset, needs_classes
+from dpjax.data import Dataset
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee

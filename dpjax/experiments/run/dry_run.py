@@ -23,7 +23,8 @@ from dpjax import trees
 from dpjax.accounting import Ledger
 from dpjax.accounting.text import by_name
 from dpjax.columns import Columns
-from dpjax.data import Dataset, Federation, Rows
+from dpjax.data import Dataset, Federation
+from dpjax.data.rows import Rows
 from dpjax.experiments.run import (
   checkpoint,
   guarantee,

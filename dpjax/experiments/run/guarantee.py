@@ -13,7 +13,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import accounting, noise, validate
+from dpjax import accounting, validate
 from dpjax.accounting import Budget, BudgetExceeded, Ledger, attack_bounds, overflow, upper
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.epsilon import privacy_profile
@@ -24,6 +24,7 @@ from dpjax.accounting.proved import ADD
 from dpjax.accounting.statement import NOTHING, delta_warning
 from dpjax.accounting.text import by_name, paragraph
 from dpjax.experiments.run import writers
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -405,7 +406,7 @@ def released(plan: Plan) -> str:
   guarantee does not cover."""
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
-  step = noise.source.grid_step(least * plan.l2_bound)
+  step = source.grid_step(least * plan.l2_bound)
   return paragraph(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import noise, trees
 from dpjax import parallel as processes
+from dpjax import trees
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import (
@@ -50,6 +50,7 @@ from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.left_out import Tally
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.noise.gaussian import key_id
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim, first_line
 
@@ -194,7 +195,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     trainer = _Trainer(
       folder,
       admission.run_id,
-      noise.key_id(random.noise),
+      key_id(random.noise),
       on_save,
       goes_on,
       release=job.release,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.cohort import Cohort
@@ -29,6 +29,7 @@ from dpjax.federated.round import (
   check_public,
   federated,
 )
+from dpjax.noise import source
 from dpjax.types import Array, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
@@ -166,7 +167,7 @@ def hyp_cluster(
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
-    key = noise.source.from_words(state.key)
+    key = source.from_words(state.key)
     context = Context(Received(state.params), cohort.data, None, key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     # A model with a NaN loss is chosen only if all losses are NaN or infinite.

@@ -66,7 +66,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, trees, validate
+from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
@@ -75,6 +75,8 @@ from dpjax.federated.execution.client_loop import loop_clients
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo
 from dpjax.federated.transport import remote
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
 from dpjax.sampling import batches
 from dpjax.types import Params
@@ -252,7 +254,7 @@ class _Server:
     self.plan = plan
     self.num_clients = num_clients
     self._rng = rng
-    self._key_id = None if noise_key is None else noise.key_id(noise_key)
+    self._key_id = None if noise_key is None else key_id(noise_key)
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
     self._algorithm = make(aggregator, self._answers)
@@ -263,7 +265,7 @@ class _Server:
         "are not run over Flower",
         field="make",
       )
-    key = noise.source.from_words(self.state.key)
+    key = source.from_words(self.state.key)
     self._like = self._answers.like(Received(self.state.params), key)
     self.ledger = Ledger()
     self.infos: list[RoundInfo] = []

@@ -31,6 +31,7 @@ import numpy as np
 from dpjax import accounting, mechanisms, noise, validate
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.noise import gaussian
 from dpjax.validate import UserError
 
 
@@ -252,7 +253,7 @@ class PrivateStatistics:
     """Returns the vector of `exact` with noise, float64: everything that is released."""
     # Noise is added in float64: rounding the sums first would add to the change that a row makes.
     with jax.enable_x64(True):
-      noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
+      noisy, _ = noise.add_gaussian(gaussian.init(key), jnp.asarray(vector), self.std)
     return noisy
 
   def read(self, vector: np.ndarray | jax.Array) -> Statistics:

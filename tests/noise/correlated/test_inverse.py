@@ -20,6 +20,8 @@ from dpjax.auditing.games import plans, registry
 from dpjax.auditing.games.game import play
 from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
+from dpjax.noise.correlated.draw import add_correlated, init
+from dpjax.noise.correlated.registry import STRATEGIES
 from dpjax.noise.correlated.toeplitz import BandState
 from dpjax.noise.gaussian import gaussian
 from dpjax.parallel import targets
@@ -38,7 +40,7 @@ def _step(strategy, factors=(), std=1.5):
   """One compiled step of a strategy, shared by the tests."""
 
   def step(state, tree):
-    return correlated.add_correlated(
+    return add_correlated(
       state, tree, std, correlation=strategy, num_steps=_STEPS, factors=factors
     )
 
@@ -48,7 +50,7 @@ def _step(strategy, factors=(), std=1.5):
 def _rows(strategy, key=None, **options):
   """[steps, 10]: what is added to a tree of zeros."""
   key = jax.random.key(3) if key is None else key
-  state = correlated.init(key, strategy, _TREE)
+  state = init(key, strategy, _TREE)
   rows = []
   for _ in range(_STEPS):
     noisy, state = _step(strategy, **options)(state, _TREE)
@@ -103,7 +105,7 @@ def test_one_coefficient_is_white_noise_bit_for_bit():
 @pytest.mark.slow
 def test_each_model_under_vmap_has_the_noise_of_its_own_key():
   keys = jax.random.split(jax.random.key(5), 3)
-  start = jax.vmap(lambda key: correlated.init(key, _REDRAWN, _TREE))(keys)
+  start = jax.vmap(lambda key: init(key, _REDRAWN, _TREE))(keys)
   step = jax.vmap(lambda state: _step(_REDRAWN)(state, _TREE))
   _, rows = jax.lax.scan(lambda state, _: step(state)[::-1], start, None, length=_STEPS)
   together = np.concatenate(
@@ -162,14 +164,12 @@ def compiled():
   like = jax.ShapeDtypeStruct((size,), jnp.float32)
 
   def analysis(strategy):
-    start = functools.partial(correlated.init, correlation=strategy, like=like)
+    start = functools.partial(init, correlation=strategy, like=like)
     if strategy.buffers:
       state = jax.eval_shape(start, jax.random.key(0))
     else:
       state = start(jax.random.key(0))
-    step = functools.partial(
-      correlated.add_correlated, std=1.5, correlation=strategy, num_steps=100
-    )
+    step = functools.partial(add_correlated, std=1.5, correlation=strategy, num_steps=100)
     program = jax.jit(lambda state, tree: step(state, tree), donate_argnums=0)
     found = program.lower(state, like).compile().memory_analysis()
     return (
@@ -194,12 +194,12 @@ def test_a_state_of_other_coefficients_or_shapes_is_refused_or_nan():
   other = correlated.InverseBanded((1.0, -0.5, -0.25), redraw=True)
   longer = {"w": jnp.zeros((3, 3)), "b": jnp.zeros(4)}
   for strategy, like in ((other, _TREE), (_REDRAWN, longer)):
-    state = correlated.init(jax.random.key(0), strategy, like)
+    state = init(jax.random.key(0), strategy, like)
     with refuses("state.memory"):
-      correlated.add_correlated(state, _TREE, 1.0, correlation=_REDRAWN, num_steps=8)
+      add_correlated(state, _TREE, 1.0, correlation=_REDRAWN, num_steps=8)
     noisy, _ = _step(_REDRAWN)(state, _TREE)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))
-  state = correlated.init(jax.random.key(0), _REDRAWN, _TREE)
+  state = init(jax.random.key(0), _REDRAWN, _TREE)
   noisy, _ = _step(_REDRAWN)(state, _TREE)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(noisy))
 
@@ -343,12 +343,10 @@ def test_an_accelerators_program_draws_the_same_noise(monkeypatch, unrolled):
   zeros = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(2)}
 
   def steps(key):
-    state = correlated.init(key, strategy, zeros)
+    state = init(key, strategy, zeros)
     rows = []
     for _ in range(6):
-      row, state = correlated.add_correlated(
-        state, zeros, 2.0, correlation=strategy, num_steps=6
-      )
+      row, state = add_correlated(state, zeros, 2.0, correlation=strategy, num_steps=6)
       rows.append(row)
     return rows
 
@@ -491,7 +489,7 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 
 def test_every_strategy_of_the_registry_has_a_row(monkeypatch):
   assert "strategy:bifr" in plans.GAMES
-  monkeypatch.setitem(correlated.STRATEGIES, "newer", correlated.Bifr)
+  monkeypatch.setitem(STRATEGIES, "newer", correlated.Bifr)
   assert registry.uncovered("plans") == ["strategy:newer"]
 
 
@@ -509,7 +507,7 @@ def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
   data = jax.tree.map(lambda leaf: leaf + 1e3, _TREE)
   secure = source.key_from_bytes(bytes(range(32)))
   for key, whole in ((secure, True), (jax.random.key(0), False)):
-    state = correlated.init(key, _REDRAWN, _TREE)
-    correlated.add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
+    state = init(key, _REDRAWN, _TREE)
+    add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
     start = 0 if whole else 1e3
     assert all(np.all(leaf == start) for leaf in jax.tree.leaves(onto.pop()))

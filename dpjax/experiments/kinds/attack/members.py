@@ -17,6 +17,7 @@ from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.membership import confidence_rule, loss_rule
 from dpjax.attacks.queries import mean_score, queries_of_model
 from dpjax.attacks.roc import FPRS, Leakage, Roc, auc_interval, loss_tail, rate_at
+from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -122,7 +123,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     records,
     included,
     algorithm=lambda key: run.with_keys(*jax.random.split(key)),
-    batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
+    batches=lambda part, rng: run.plan.batches(resident.resident(part), rng=rng),
     init_params=init,
     seed=random.sampler,
     side_by_side=settings.side_by_side,

@@ -26,6 +26,7 @@ from dpjax import (
   parallel as processes,
 )
 from dpjax.auditing.canaries import Canaries
+from dpjax.data import ahead, cache, resident
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -69,8 +70,7 @@ from dpjax.gradients.device_mesh import (
   split_rows,
   whole_rows,
 )
-from dpjax.models import libraries
-from dpjax.models.libraries import linen_modules
+from dpjax.models.libraries import linen_modules, user_models
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import joined
@@ -208,10 +208,10 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
-  kept = data.cache.folder()
+  kept = cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
   if features and kept is not None and networks.needs_features(config.model.name):
-    data.cache.check_folder(kept)
+    cache.check_folder(kept)
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
@@ -235,7 +235,7 @@ def preprocessed(
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
   per_example = normalization.per_example(config)
-  kept = data.cache.folder()
+  kept = cache.folder()
   options: Any = per_example, kept, config.resident
   train, test = (featured(config.model, part, *options) for part in loaded)
   return train, test
@@ -285,7 +285,7 @@ def init_params(
       shapes = jax.eval_shape(model.init, key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
-      libraries.check_collections(shapes, config.name)
+      user_models.check_collections(shapes, config.name)
     size = trees.size(shapes)
     memory = allocator.machine_memory()
     # A float32 takes four bytes.
@@ -353,7 +353,7 @@ def start(
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
-    check = libraries.draws if names.is_path(name) else linen_modules.draws
+    check = user_models.draws if names.is_path(name) else linen_modules.draws
     drawing = check(model, params, first, name)
     whole = task
     # With dropout, each example needs its own key in training.
@@ -362,7 +362,7 @@ def start(
     # Language models are those of dpjax, so a user's model must give one vector per example.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      libraries.check_outputs(logits, wanted, trees.shapes(first), name)
+      user_models.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
@@ -585,12 +585,12 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
   if run.mesh is not None:
     split = functools.partial(split_rows, run.mesh)
     placed = {"everywhere": on_all(run.mesh), "split": split}
-  train = data.resident(run.train, **placed)
+  train = resident.resident(run.train, **placed)
   drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
   if run.train.in_memory:
     yield from drawn if split is None else map(split, drawn)
     return
-  read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
+  read = ahead.ahead(map(jax.device_put, drawn) if split is None else drawn)
   # A run that stops early must also end the thread that reads ahead.
   with contextlib.closing(read):
     yield from read if split is None else map(split, read)
@@ -618,7 +618,7 @@ def _program(run: Run, step: Any) -> StepProgram:
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
     rows=rows,
-    data_bytes=data.resident_bytes(run.train),
+    data_bytes=resident.resident_bytes(run.train),
   )
 
 

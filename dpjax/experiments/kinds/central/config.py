@@ -25,6 +25,8 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.gradients import per_example
 from dpjax.noise import correlated
+from dpjax.noise.correlated import registry
+from dpjax.noise.correlated.registry import Strategy
 from dpjax.sampling.registry import used_for
 from dpjax.zoo import networks
 
@@ -188,9 +190,9 @@ class FtrlConfig(WithChoices):
     rules.between(1, rules.MOST_SHAPED),
     "cyclic_poisson, min_sep: least steps between participations; none: steps of a pass",
   ] = None
-  strategy: Annotated[
-    correlated.Strategy, Choice(correlated.STRATEGIES), "how noise is correlated"
-  ] = dataclasses.field(default_factory=correlated.Banded)
+  strategy: Annotated[Strategy, Choice(registry.STRATEGIES), "how noise is correlated"] = (
+    dataclasses.field(default_factory=correlated.Banded)
+  )
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from dpjax import data
-from dpjax.data import rows
+from dpjax.data import cache, identity, rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
 from dpjax.zoo import datasets, networks
@@ -123,7 +123,7 @@ def featured(
     if in_files and not (resident is None and dataset.in_memory):
       raise UserError(
         f"the features of model.name={config.name!r} are computed once and kept on "
-        f"disk: set {data.cache.VARIABLE} to a folder for them, as private as the data",
+        f"disk: set {cache.VARIABLE} to a folder for them, as private as the data",
         field="resident",
         value=False,
       )
@@ -133,11 +133,11 @@ def featured(
     for block in computed.make():
       out[done : done + len(block)] = block
       done += len(block)
-    return data.computed(dataset, out)
-  key = data.cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
+    return identity.computed(dataset, out)
+  key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  cached = data.cache.rows(kept, key, shape, computed.make, tell)
-  return data.computed(dataset, cached if in_files else cached[:])
+  cached = cache.rows(kept, key, shape, computed.make, tell)
+  return identity.computed(dataset, cached if in_files else cached[:])
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:

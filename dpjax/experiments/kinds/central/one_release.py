@@ -21,6 +21,7 @@ import numpy as np
 from dpjax import data, gradients, mechanisms, metrics, validate
 from dpjax.accounting import proved
 from dpjax.accounting.text import paragraph
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.unread import Unused, needs
@@ -282,7 +283,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
   Also raises UserError for more directions than an example has numbers.
   """
   reason = f"privacy.method={LEAST_SQUARES!r}"
-  data.needs_classes(train, reason)
+  needs_classes(train, reason)
   if train.x.dtype == np.int32:
     raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
   if train.num_classes < 2:

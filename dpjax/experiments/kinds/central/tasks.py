@@ -10,6 +10,8 @@ import numpy as np
 
 import dpjax
 from dpjax import data, losses, training
+from dpjax.data.target_kinds import needs_classes
+from dpjax.data.text import PADDING_ID
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
@@ -55,12 +57,12 @@ TASKS: dict[type | None, Task] = {
     "regression", losses.mean_squared_error, _scores("evaluate_regression"), _num_outputs
   ),
 }
-_NEXT_TOKEN = functools.partial(losses.next_token, padding_id=data.PADDING_ID)
+_NEXT_TOKEN = functools.partial(losses.next_token, padding_id=PADDING_ID)
 _OF_USERS = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
   _NEXT_TOKEN,
-  functools.partial(_scores("evaluate_next_token"), padding_id=data.PADDING_ID),
+  functools.partial(_scores("evaluate_next_token"), padding_id=PADDING_ID),
   lambda dataset: dataset.vocab_size,
 )
 
@@ -77,7 +79,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
-    data.needs_classes(dataset, f"loss={config.loss!r}")
+    needs_classes(dataset, f"loss={config.loss!r}")
     augment = training.AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)

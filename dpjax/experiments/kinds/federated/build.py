@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import data as data_lib
 from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
@@ -511,7 +511,7 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
 def _phase(config: FedConfig, fed: FedRun) -> Phase:
   target = config.stop_at_accuracy
   if target is not None:
-    data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
+    needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 

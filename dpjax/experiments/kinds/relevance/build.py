@@ -27,6 +27,7 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
@@ -47,7 +48,7 @@ from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.models import libraries
+from dpjax.models.libraries.by_path import not_linen
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 
@@ -242,7 +243,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
     train, test = data_section.load(config.data)
-    data_lib.needs_classes(train, "launch.relevance")
+    needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
@@ -329,7 +330,7 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   net = networks.build(model.name, num_classes=num_classes, **options)
   # Relevance is propagated only through layers of Flax linen, so other models are refused.
   if not isinstance(net, nn.Module):
-    raise libraries.not_linen(model.name, type(net))
+    raise not_linen(model.name, type(net))
   return net
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting.proved import REPLACE
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -49,7 +50,7 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict, scaled by public bounds alone."""
   train, test = data_lib.load(config.task.dataset)
-  data_lib.needs_classes(train, "launch.secure")
+  needs_classes(train, "launch.secure")
 
   def flat(split: data_lib.Dataset) -> np.ndarray:
     # Columns are centred by the middle of the declared range [0, 1], since their mean is private.

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import optional
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -57,7 +58,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
     known = 4 * len(x) // 5
     return LabelledRows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
-  data_lib.needs_classes(train, "launch.secure")
+  needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
