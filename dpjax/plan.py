@@ -45,6 +45,11 @@ from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
 from dpjax.sampling.samplers import PaddedSampler
+from dpjax.transforms import together
+from dpjax.transforms.group_noise import group_stds
+from dpjax.transforms import ScaledLoss
+from dpjax.transforms.together import check_together
+from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
@@ -180,7 +185,7 @@ class Plan(overflow.MayAbort):
         field="scaling",
         value=self.scaling,
       )
-    transforms.check_together(
+    check_together(
       self.l2_clip_norm,
       self.noise_shape,
       sampler=self.sampler,
@@ -210,7 +215,7 @@ class Plan(overflow.MayAbort):
       self.statistics.event(self.neighboring_relation)
     shape.check_steps(self.num_steps)
     self.l2_clip_norm.check_steps(self.num_steps)
-    transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
+    group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
@@ -735,14 +740,14 @@ class Plan(overflow.MayAbort):
     """Returns `dpjax.clipped_grad` with this plan's clip norm; give its result to `transform`.
 
     If the clip norm changes from step to step, `loss_fn` must be the loss divided by
-    `transforms.clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan
-    with `scaling`, `loss_fn` must be a `transforms.ScaledLoss`, and the result takes
-    `loss_fn.start` in place of the parameters.
+    `clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan with `scaling`,
+    `loss_fn` must be a `transforms.ScaledLoss`, and the result takes `loss_fn.start` in place of
+    the parameters.
 
     Raises:
       UserError: a loss that is no `ScaledLoss` in a plan with scaling.
     """
-    if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
+    if self.scaling is not None and not isinstance(loss_fn, ScaledLoss):
       raise UserError(
         "must be a dpjax.transforms.ScaledLoss for a plan with scaling; training.dp_sgd makes "
         "it, or give plan.transform the gradients of dpjax.per_example_grads",
@@ -785,13 +790,11 @@ class Plan(overflow.MayAbort):
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
     names += ("scaled coordinates",)
-    features = transforms.features(
-      self.l2_clip_norm, self.noise_shape, scaling=self.scaling
-    )
+    features = together.features(self.l2_clip_norm, self.noise_shape, scaling=self.scaling)
     for name in [name for name in names if name in features]:
       raise UserError(f"{features[name]}: makes noise_std differ by step")
     shares = self.noise_shape.shares
-    stds = transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
+    stds = group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
@@ -938,7 +941,7 @@ class Plan(overflow.MayAbort):
       accountants=self.sampler.accountants(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
-      noise=transforms.noise_in_words(
+      noise=noise_in_words(
         self.l2_clip_norm,
         self.noise_shape,
         self.sampler,
@@ -957,7 +960,7 @@ class Plan(overflow.MayAbort):
     """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
-    found = transforms.assumptions(clip, shape, self.sampler, self.statistics)
+    found = together.assumptions(clip, shape, self.sampler, self.statistics)
     # A user's subclass may state an event that dpjax has not proved.
     if not type(self).__module__.startswith("dpjax."):
       found = (*found, f"the event of {type(self).__name__} is its author's word")

@@ -17,10 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import transforms, trees
+from dpjax import trees
 from dpjax.checks.subject import SEED, Subject
 from dpjax.noise import source
 from dpjax.plan import Plan
+from dpjax.transforms.clip_scale import clip_scale
+from dpjax.transforms.group_noise import group_stds
+from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
 # Noise values nearer to 0 than this, in standard deviations, are counted for each coordinate.
@@ -255,7 +258,7 @@ def _covering(count: int) -> np.ndarray:
 
 def _relative_stds(plan: Plan, params: Any) -> list[float]:
   """Returns the noise std of each leaf, in units of clip norm times noise multiplier."""
-  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
+  stds = group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
 
@@ -287,8 +290,8 @@ def updated(
 ):
   """Returns (update, next state) of a transform. The update is scaled back to a constant clip norm,
   or to constant scales of coordinates."""
-  scale = transforms.clip_scale(state)
-  scales = transforms.coordinate_scales(state)
+  scale = clip_scale(state)
+  scales = coordinate_scales(state)
   update, state = update_fn(summed, state, params, mask=mask)
   if scales is not None:
     return jax.tree.map(lambda leaf, s: leaf / s, update, scales), state

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import names, sampling, training
+from dpjax import names, sampling
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
@@ -33,6 +33,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
 from dpjax.models.libraries.by_path import is_model_class
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
+from dpjax.training import augment
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
@@ -268,7 +269,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
-  "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),
+  "augmentations": (_documented("--config.augmentation", augment.AUGMENTATIONS),),
   "optimizers": (
     _choice(TrainConfig, "optimizer.rule"),
     _choice(FedConfig, "client_optimizer.rule"),

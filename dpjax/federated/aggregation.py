@@ -25,13 +25,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, transforms, trees, validate
+from dpjax import gradients, noise, trees, validate
 from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.gradients.arguments import checked_mask
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
 from dpjax.plan import Plan
+from dpjax.transforms.clip_scale import clip_scale
+from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -197,7 +199,7 @@ def dp_mean(
 
   def init(params: Any) -> Any:
     state = transform.init(params)
-    if transforms.coordinate_scales(state) is not None:
+    if coordinate_scales(state) is not None:
       raise UserError(
         "must be None for a transform that scales coordinates: messages would be clipped before "
         "they are scaled",
@@ -209,7 +211,7 @@ def dp_mean(
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
-    scale = transforms.clip_scale(state)
+    scale = clip_scale(state)
     # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dpjax import transforms, trees, validate
+from dpjax import trees, validate
 from dpjax.gradients import microbatch
 from dpjax.gradients.device_mesh import checked_mesh, laid_out, whole_rows
 from dpjax.noise.gaussian import is_key_of_noise
@@ -18,6 +18,8 @@ from dpjax.plan import Plan
 from dpjax.sampling.batches import rows_of_slice
 from dpjax.training import schedule_free
 from dpjax.transforms import accumulation, guard
+from dpjax.transforms import clip_scale as clip_scale_lib
+from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
 from dpjax.types import (
   Algorithm,
   Array,
@@ -248,11 +250,11 @@ def dp_sgd(
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
-    scales = transforms.coordinate_scales(_private_state(state))
+    scales = coordinate_scales(_private_state(state))
     if scales is not None:
-      scaled_loss = transforms.ScaledLoss(loss_fn, state.params, scales)
+      scaled_loss = ScaledLoss(loss_fn, state.params, scales)
       return clipped_grad(scaled_loss)(scaled_loss.start, examples, mask), 1
-    scale = transforms.clip_scale(_private_state(state))
+    scale = clip_scale_lib.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
@@ -330,5 +332,5 @@ def clip_scale(state: TrainState) -> float | None:
   ratio is public, or an output of the mechanism: it may be logged and released.
   """
   private = accumulation.private_states(state.opt_state)
-  scale = transforms.clip_scale(private[0]) if private else None
+  scale = clip_scale_lib.clip_scale(private[0]) if private else None
   return None if scale is None else float(scale)

@@ -55,9 +55,10 @@ def clip_and_correlated_noise(
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked
+  >>> from dpjax.noise.correlated import BandedToeplitz
   >>> tx = clip_and_correlated_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0),
-  ...   noise_shape=NoiseShape(correlation=noise.correlated.BandedToeplitz((1.0, 0.5))),
+  ...   noise_shape=NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
   ...   num_steps=1)
   >>> grads, params = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}, {"w": jnp.zeros(2)}
   >>> grads = stacked(grads)

@@ -17,6 +17,7 @@ from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
 from dpjax.sampling import batches, samplers
+from dpjax.transforms.together import check_together
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
@@ -245,7 +246,7 @@ def _users(num_examples, sampling_prob):
       "sampler",
       Verbatim(repr(dpjax.PoissonSampler)),
     ),
-    (lambda: transforms.check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
+    (lambda: check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
   ],
 )
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make, field, value):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from dpjax import data, relevance
-from dpjax.relevance import settings, train
+from dpjax.relevance import pipeline, settings, train
 from dpjax.zoo import networks
 
 _CLASSES = 3
 _KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
-_WAYS = [(name, "paper") for name in relevance.NAMES] + [("radp", "rigorous")]
+_WAYS = [(name, "paper") for name in pipeline.NAMES] + [("radp", "rigorous")]
 
 
 def _records(n, seed=0):

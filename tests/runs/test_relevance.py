@@ -17,6 +17,8 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import claims, experiment
 from dpjax.noise import source
 from dpjax.relevance import Paper, Rigorous, rigorous
+from dpjax.relevance.inputs import Outcome, RecordNoise
+from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -303,11 +305,9 @@ def _bound(job, outcome, num_trials=4000):
 
 
 def _noise(scales, beta, clip=None):
-  made = relevance.RecordNoise(
-    (2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip
-  )
-  privacy = relevance.Privacy("none", None, None, None)
-  return relevance.Outcome(None, None, None, privacy, 0, None, noise=made)
+  made = RecordNoise((2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip)
+  privacy = Privacy("none", None, None, None)
+  return Outcome(None, None, None, privacy, 0, None, noise=made)
 
 
 class _Job:

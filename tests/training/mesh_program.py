@@ -31,6 +31,7 @@ from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
+from dpjax.training.dp_sgd import noise_state
 
 LAYOUTS = (None, "data:8", "data:4,model:2")
 SIZE, IDLE = 40, 2  # examples; columns that are 0 for everybody
@@ -99,7 +100,7 @@ class _Steps:
     lies = lambda leaf: [leaf.shape, leaf.sharding.shard_shape(leaf.shape)]
     return {
       "params": _told(state.params),
-      "noise": _told(training.noise_state(state)),
+      "noise": _told(noise_state(state)),
       "info": [float(value) for value in info],
       "scores": self.phase.evaluate(state),
       "drawn": [[rows(b.examples.x), rows(b.mask), int(sum(b.mask))] for b in self.batches],
@@ -121,7 +122,7 @@ def _moved(steps):
     state, _ = now.step(state, now.batches[number])
     checkpoints.save(number + 1, state, {})
   checkpoints.close()
-  return {"params": _told(state.params), "noise": _told(training.noise_state(state))}
+  return {"params": _told(state.params), "noise": _told(noise_state(state))}
 
 
 def _steps():

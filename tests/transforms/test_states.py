@@ -12,12 +12,14 @@ import optax.contrib
 import pytest
 
 import dpjax
-from dpjax import noise, transforms, trees
+from dpjax import noise, trees
 from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import strategies, toeplitz
 from dpjax.noise.correlated.draw import CorrelatedNoiseState
 from dpjax.noise.state import NoiseState, state_at
 from dpjax.transforms import accumulation, guard
+from dpjax.transforms.clip_scale import ScaledState
+from dpjax.transforms.scale_then_privatize import ScalingState
 from dpjax.validate import UserError
 from tests import test_plan_spent
 from tests.refuses import refuses
@@ -401,11 +403,11 @@ def test_optax_has_none_of_the_names_that_private_states_have():
     if value is not optax.GradientTransformation
   }
   assert {"count", "mu", "hyperparams"} <= fields
-  states = (NoiseState, CorrelatedNoiseState, transforms.AccumulateState)
+  states = (NoiseState, CorrelatedNoiseState, accumulation.AccumulateState)
   states += (
     guard.Guarded,
-    transforms.ScaledState,
-    transforms.ScalingState,
+    ScaledState,
+    ScalingState,
     toeplitz.BandState,
     strategies.TreeState,
   )

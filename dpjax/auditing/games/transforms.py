@@ -24,6 +24,7 @@ from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
+from dpjax.transforms.clip_scale import clip_scale
 
 PACKAGE = "transforms"
 STEPS = 2
@@ -183,7 +184,7 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
   name = "adaptive_clip_and_noise"
-  released = transforms.clip_scale
+  released = clip_scale
   slack = transforms.SlackClipping(num_slots=2, learning_rate=0.5)
   fitted = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, slack)}, key=key)
   short = {

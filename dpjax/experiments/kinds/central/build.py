@@ -73,6 +73,7 @@ from dpjax.gradients.device_mesh import (
 from dpjax.models.libraries import linen_modules, user_models
 from dpjax.parallel import allocator
 from dpjax.plan import Plan
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
@@ -413,7 +414,7 @@ def assemble(
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
     canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
-    augment = training.AUGMENTATIONS[config.augmentation]
+    augment = AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
   mesh = None if config.mesh is None else mesh_of(config.mesh)
@@ -429,7 +430,7 @@ def assemble(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
   ) -> Algorithm:
     if config.loss == CONTRASTIVE:
-      views: Any = training.AUGMENTATIONS[config.augmentation]
+      views: Any = AUGMENTATIONS[config.augmentation]
       assert example_key is not None
       return recipes.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import (
   gradients,
-  training,
   transforms,
   validate,
 )
@@ -28,13 +27,16 @@ from dpjax.noise import correlated
 from dpjax.noise.correlated import registry
 from dpjax.noise.correlated.registry import Strategy
 from dpjax.sampling.registry import used_for
+from dpjax.training import augment
+from dpjax.transforms.clip_scale import CLIP_SCHEDULES
+from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo import networks
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
-_AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+_AUGMENTATIONS = ("none", *sorted(augment.AUGMENTATIONS))
 
-CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
+CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, CLIP_RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,9 +244,9 @@ class PrivacyConfig(WithChoices):
     "of coordinates before the clip, and back after the noise; by_outputs: by earlier noisy "
     "gradients, at no cost",
   ] = dataclasses.field(default_factory=Unscaled)
-  clip_schedule: Annotated[
-    str, rules.among(transforms.CLIP_SCHEDULES), "l2_clip_norm by step"
-  ] = "constant"
+  clip_schedule: Annotated[str, rules.among(CLIP_SCHEDULES), "l2_clip_norm by step"] = (
+    "constant"
+  )
   clip_schedule_final: Annotated[
     float,
     rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),

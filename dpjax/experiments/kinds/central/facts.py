@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import training, transforms
+from dpjax import training
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
@@ -14,6 +14,8 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, writers
 from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
+from dpjax.training.dp_sgd import clip_scale
+from dpjax.transforms.dp_sgld import sgld_temperature
 from dpjax.types import ArrayLike
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def observed(
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
-  row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
+  row |= clip_norm(run.plan, clip_scale(state), "l2_clip_norm")
   if not shows_data(config):
     return row
   shown = info._asdict().items()
@@ -96,7 +98,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if config.resident is not None:
     facts["resident"] = config.resident
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
-    facts["sgld_temperature"] = transforms.sgld_temperature(
+    facts["sgld_temperature"] = sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
       noise_std=run.noise.std,
       num_examples=run.noise.num_examples,
@@ -137,7 +139,7 @@ def of(
     params = training.eval_params(state)
     params = params if run.mesh is None else on_one(run.mesh, params)
     facts |= class_scores(run.apply, params, run.test)
-  facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  facts |= clip_norm(run.plan, clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:
     return facts

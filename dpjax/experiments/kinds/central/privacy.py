@@ -20,6 +20,7 @@ from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
 from dpjax.sampling.registry import used_for
 from dpjax.sampling.samplers import Sizing
+from dpjax.transforms.clip_scale import CLIP_SCHEDULES, scheduled_scales
 from dpjax.validate import UserError, Verbatim
 
 PRIVATE_METHODS = {
@@ -79,9 +80,7 @@ def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
 def _check_clipping(config: TrainConfig) -> None:
   privacy = config.privacy
   name = fields.name_of(config.optimizer, "rule")
-  validate.one_of(
-    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
-  )
+  validate.one_of(CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule})
   changing = privacy.clipping.adapts or privacy.clip_schedule != "constant"
   if privacy.method == "sgd" and (changing or privacy.clipping != gradients.Flat()):
     raise UserError(
@@ -252,7 +251,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   if not config.is_private:
     return gradients.Clip(math.inf)
   if privacy.clip_schedule != "constant":
-    schedule = transforms.scheduled_scales(
+    schedule = scheduled_scales(
       privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
     )
   return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)

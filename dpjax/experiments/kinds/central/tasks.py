@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax import data, losses, training
+from dpjax import data, losses
 from dpjax.data.target_kinds import needs_classes
 from dpjax.data.text import PADDING_ID
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -80,7 +81,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     from dpjax.experiments.kinds.central import embeddings
 
     needs_classes(dataset, f"loss={config.loss!r}")
-    augment = training.AUGMENTATIONS[config.augmentation]
+    augment = AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)

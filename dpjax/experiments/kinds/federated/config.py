@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from dpjax import federated, gradients, transforms
+from dpjax import federated, gradients
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
@@ -27,6 +27,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import client, described
 from dpjax.sampling.registry import used_for
+from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
@@ -184,7 +185,7 @@ class FedPrivacyConfig(WithChoices):
   ] = 1.0
   clipping: Annotated[
     gradients.ClipRule,
-    Choice(transforms.CLIP_RULES),
+    Choice(CLIP_RULES),
     "of clients' messages; all but flat: central only",
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpjax import transforms
 from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
@@ -14,6 +13,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
 from dpjax.federated.round import RoundInfo
+from dpjax.transforms.clip_scale import clip_scale
 from dpjax.types import Array, ArrayTree
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def arrivals(info: RoundInfo) -> Arrivals:
 
 
 def _clip_scale(state: ArrayTree) -> Array | None:
-  return transforms.clip_scale(getattr(state, "aggregator", None))
+  return clip_scale(getattr(state, "aggregator", None))
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:

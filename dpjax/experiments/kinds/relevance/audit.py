@@ -28,6 +28,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous
+from dpjax.relevance.inputs import Outcome
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
@@ -45,7 +46,7 @@ class Bound(NamedTuple):
 
 
 def facts(
-  config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
+  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome
 ) -> dict[str, Any]:
   """Returns the audit's part of result.json; {} if no attack applies."""
   attacks = _attacks(config, job, outcome)
@@ -75,7 +76,7 @@ def facts(
   }
 
 
-def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
   """Returns a dict from the name of an attack to a function (confidence) -> Bound.
 
   The choice of attacks depends on no result of an attack.

@@ -49,6 +49,10 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries.by_path import not_linen
+from dpjax.relevance import pipeline
+from dpjax.relevance.inputs import Outcome
+from dpjax.relevance.privacy import Privacy
+from dpjax.relevance.train import Steps
 from dpjax.validate import UserError
 from dpjax.zoo import networks
 
@@ -142,14 +146,14 @@ def _schedule(
 
 
 def timed(
-  trainer: Callable[[relevance.Steps], Any], seconds: dict[str, float]
-) -> Callable[[relevance.Steps], Any]:
+  trainer: Callable[[Steps], Any], seconds: dict[str, float]
+) -> Callable[[Steps], Any]:
   """Returns a trainer that adds the time of each training to `seconds`, by name.
 
   If a training resumes, or another run has done it, only the time in this process counts.
   """
 
-  def carry_out(steps: relevance.Steps) -> Any:
+  def carry_out(steps: Steps) -> Any:
     began = time.monotonic()
     params = trainer(steps)
     seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
@@ -185,7 +189,7 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
+def phase(config: RelevanceConfig, curve: str, steps: Steps) -> loop.Phase:
   """Returns the phase of one training, without a `guarantee`: the method accounts for privacy."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
@@ -203,7 +207,7 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
   )
 
 
-def stated(config: RelevanceConfig, outcome: relevance.Outcome) -> relevance.Outcome:
+def stated(config: RelevanceConfig, outcome: Outcome) -> Outcome:
   """Returns a method's outcome, whose epsilon is a claim if the noise follows from `noise_seed`."""
   privacy = outcome.privacy
   if config.noise_seed is None or privacy.kind == "none":
@@ -213,7 +217,7 @@ def stated(config: RelevanceConfig, outcome: relevance.Outcome) -> relevance.Out
   return outcome._replace(privacy=privacy)
 
 
-def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
+def guarantee(privacy: Privacy, num_records: int) -> Guarantee:
   """Returns a method's guarantee in the form that every run uses."""
   return Guarantee(
     kind=privacy.kind,
@@ -286,7 +290,7 @@ def make_job(
   trainer: Any = None,
 ) -> relevance.Inputs:
   """Returns the inputs of a run's method. `public` and `relevance_records` are None if unread."""
-  read = relevance.reads(config.method, config.mode, config.rigorous)
+  read = pipeline.reads(config.method, config.mode, config.rigorous)
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
   net = _build(config.model, train.num_classes, config.activation_1)
@@ -344,7 +348,7 @@ def _result(
   config: RelevanceConfig,
   curve: str,
   job: relevance.Inputs,
-  outcome: relevance.Outcome,
+  outcome: Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)

@@ -12,6 +12,7 @@ from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.models import activations
+from dpjax.relevance import pipeline
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 from dpjax.zoo import networks
@@ -57,7 +58,7 @@ class RelevanceConfig:
     str, rules.among(activations.ACTIVATIONS), "of model 2, which is released"
   ] = "tanh"
   method: Annotated[
-    str, rules.among(relevance.NAMES), "launch.list methods says what each does"
+    str, rules.among(pipeline.NAMES), "launch.list methods says what each does"
   ] = "radp"
   mode: Annotated[str, rules.among(MODES), "decides for method='radp' alone"] = "paper"
   epsilons: Annotated[
