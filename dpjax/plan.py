@@ -45,9 +45,8 @@ from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
 from dpjax.sampling.samplers import PaddedSampler
-from dpjax.transforms import together
+from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds
-from dpjax.transforms import ScaledLoss
 from dpjax.transforms.together import check_together
 from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn

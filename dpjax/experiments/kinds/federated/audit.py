@@ -19,6 +19,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.round import params_of
 from dpjax.plan import Plan
+from dpjax.secure import summation
 from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -316,7 +317,7 @@ def seeing(
 
   def in_sum(cohort: Cohort, round: int) -> np.ndarray:
     drops = dropout.drops(round, cohort.ids)
-    return np.array(secure.uploading(cohort.ids, drops), np.int64)
+    return np.array(summation.uploading(cohort.ids, drops), np.int64)
 
   divisor = audited.target.divisor
   return canary_clients.seeing(algorithm, audited.canaries, in_sum, divisor=divisor)

@@ -56,6 +56,7 @@ from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
+from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
 # Fields that are passed to `named.by_name`.
@@ -272,7 +273,7 @@ def secure_aggregator(
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
-  encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
+  encoding = Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
 

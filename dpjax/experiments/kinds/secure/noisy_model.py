@@ -23,6 +23,7 @@ from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
+from dpjax.secure.mpc import private_values
 from dpjax.secure.mpc.output_noise import OutputNoise
 
 # Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
@@ -163,7 +164,7 @@ def _training(ready: _Ready) -> Phase:
   shares of both parties."""
   mechanism = ready.mechanism
   inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
-  rows = mpc.split(inputs, frac_bits=mechanism.frac_bits)
+  rows = private_values.split(inputs, frac_bits=mechanism.frac_bits)
   number = -(-mechanism.num_steps // _CHUNK)
   start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
 
