@@ -34,9 +34,9 @@ from dpjax.federated import described
 from dpjax.models.libraries.by_path import is_model_class
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 from dpjax.training import augment
-from dpjax.zoo import networks
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
+from dpjax.zoo.networks import registry
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -194,9 +194,9 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(networks.documented(name).__doc__)} "
-    f"[options: {', '.join(networks.options(name))}]"
-    for name in networks.names()
+    name: f"{sentence(registry.documented(name).__doc__)} "
+    f"[options: {', '.join(registry.options(name))}]"
+    for name in registry.names()
   }
 
 
@@ -224,7 +224,7 @@ def _users(path: str) -> str:
   value = names.find(path, "topic")
   words = sentence(value.__doc__) or "without a docstring"
   if is_model_class(value):
-    options = ", ".join(networks.options(path))
+    options = ", ".join(registry.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):
     return f"{_line(value)} (--config.attack of launch.attack)"

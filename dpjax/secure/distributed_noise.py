@@ -55,7 +55,8 @@ from dpjax.secure.summation import (
   through_way,
   with_cost,
 )
-from dpjax.secure.sums import NO_DROPS, BfvSum, Drops, Summed, SumProtocol
+from dpjax.secure.sums import BfvSum, Drops, SumProtocol
+from dpjax.secure.sums.interface import NO_DROPS, Summed
 from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError

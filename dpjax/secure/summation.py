@@ -36,13 +36,8 @@ from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
-from dpjax.secure.sums import (
-  Drops,
-  PlainSum,
-  Simulated,
-  Summed,
-  SumProtocol,
-)
+from dpjax.secure.sums import Drops, PlainSum, Simulated, SumProtocol
+from dpjax.secure.sums.interface import Summed
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError

@@ -17,7 +17,7 @@ from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from dpjax.types import Example
 from dpjax.zoo import networks
-from dpjax.zoo.datasets import load
+from dpjax.zoo.datasets.registry import load
 from tests import commands, hlo
 from tests.refuses import refuses
 

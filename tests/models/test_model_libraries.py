@@ -13,6 +13,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run.run_keys import drawn
 from dpjax.models.libraries.by_path import Model
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 eqx = pytest.importorskip("equinox")
@@ -93,8 +94,8 @@ def test_parameters_have_the_names_of_the_layers():
     f"params/{at}/{w}" for at in layers for w in ("bias", "weight")
   ]
   assert names["pair"] == ["params/1/0", "params/3/0"]
-  assert networks.options(f"{_MODULE}:Nnx") == ("rate",)
-  assert networks.options(f"{_MODULE}:Equinox") == ("rate",)
+  assert registry.options(f"{_MODULE}:Nnx") == ("rate",)
+  assert registry.options(f"{_MODULE}:Equinox") == ("rate",)
 
 
 @pytest.mark.cases(long=["NnxConstant"], slow=...)

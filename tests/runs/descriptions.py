@@ -28,6 +28,7 @@ from dpjax.validate import UserError
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import digits, pfl, published, registry, shakespeare, tff
 from dpjax.zoo.networks import patches, public_trunks, sentence_encoder
+from dpjax.zoo.networks.scattering import opponent_colours
 
 _KEY = jax.random.key(7)
 _TREE = {"w": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "b": jnp.array([0.1, -3.0])}
@@ -137,7 +138,7 @@ def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
 
 def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np.ndarray]:
   """As many channels as scattering has, in a twinkling."""
-  x = networks.opponent_colours(x) if colours == "opponent" else x
+  x = opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 

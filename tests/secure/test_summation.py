@@ -13,7 +13,8 @@ from dpjax import federated, secure
 from dpjax.secure import sums
 from dpjax.secure.encoding import Encoding
 from dpjax.secure.summation import RoundRefused, check_survivors, uploading
-from dpjax.secure.sums import NO_DROPS, AdditiveServers, Drops, PlainSum
+from dpjax.secure.sums import AdditiveServers, Drops, PlainSum
+from dpjax.secure.sums.interface import NO_DROPS
 from tests.refuses import refuses
 
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)

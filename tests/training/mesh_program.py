@@ -19,7 +19,6 @@ import optax
 from jax import lax
 
 from dpjax import data, gradients, noise, training, transforms
-from dpjax import parallel as processes
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -29,6 +28,8 @@ from dpjax.gradients.device_mesh import mesh_of, split_rows
 from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
+from dpjax.parallel.exchanges import is_first
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
 from dpjax.training.dp_sgd import noise_state
@@ -70,7 +71,7 @@ def _plain(leaf):
 
 
 def _told(tree):
-  leaves = jax.tree.leaves(processes.own_copy(tree))
+  leaves = jax.tree.leaves(own_copy(tree))
   return [np.asarray(_plain(leaf)).tolist() for leaf in leaves]
 
 
@@ -207,7 +208,7 @@ def until(last, mesh, folder, copies=None):
   """
 
   def on_save(step):
-    if step in (copies or {}) and processes.is_first():
+    if step in (copies or {}) and is_first():
       ignored = shutil.ignore_patterns(writers.LOCK)
       shutil.copytree(folder, copies[step], ignore=ignored)
     if step == last:

@@ -11,7 +11,13 @@ from dpjax import training
 from dpjax.training import augment
 from dpjax.types import Batch, Example
 from dpjax.zoo import recipes
-from dpjax.zoo.recipes.contrastive import two_views
+from dpjax.zoo.recipes.contrastive import (
+  alignment,
+  alignment_and_uniformity,
+  on_sphere,
+  two_views,
+  uniformity,
+)
 
 
 def _points(seed, count=9, dimension=4):
@@ -39,15 +45,15 @@ def _loop(u, v, mask):
 def test_the_loss_is_that_of_a_loop_over_pairs(absent, x64):
   u, v, mask = _points(0), _points(1), np.ones(9, bool)
   mask[list(absent)] = False
-  found = recipes.alignment_and_uniformity(jnp.array(u), jnp.array(v), jnp.array(mask))
+  found = alignment_and_uniformity(jnp.array(u), jnp.array(v), jnp.array(mask))
   assert found.dtype == jnp.float64
   np.testing.assert_allclose(found, _loop(u, v, mask), rtol=1e-12)
 
 
 def test_equal_views_are_aligned_and_opposite_ones_are_not():
   u, mask = jnp.array(_points(0), jnp.float32), jnp.ones(9, bool)
-  assert float(recipes.alignment(u, u, mask)) == 0
-  assert float(recipes.alignment(u, -u, mask)) == pytest.approx(4)
+  assert float(alignment(u, u, mask)) == 0
+  assert float(alignment(u, -u, mask)) == pytest.approx(4)
 
 
 def test_three_points_by_hand():
@@ -55,11 +61,11 @@ def test_three_points_by_hand():
   u = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]])
   v, mask = jnp.array([[0.0, 1.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]), jnp.arange(4) < 3
   spread_u = np.log((2 * np.exp(-4) + np.exp(-8)) / 3)
-  assert float(recipes.uniformity(u, mask)) == pytest.approx(spread_u, rel=1e-5)
+  assert float(uniformity(u, mask)) == pytest.approx(spread_u, rel=1e-5)
   # Of v the first two coincide.
   spread_v = np.log((1 + 2 * np.exp(-4)) / 3)
-  assert float(recipes.alignment(u, v, mask)) == pytest.approx(2 / 3, rel=1e-5)
-  both = float(recipes.alignment_and_uniformity(u, v, mask))
+  assert float(alignment(u, v, mask)) == pytest.approx(2 / 3, rel=1e-5)
+  both = float(alignment_and_uniformity(u, v, mask))
   assert both == pytest.approx(2 / 3 + (spread_u + spread_v) / 2, rel=1e-5)
 
 
@@ -70,24 +76,24 @@ def test_points_all_around_a_circle_are_as_uniform_as_its_uniform_law(x64):
   turns = 2 * np.pi * np.arange(n) / n
   u = jnp.stack([jnp.cos(turns), jnp.sin(turns)], axis=1)
   expected = np.log((n * special.i0e(4.0) - 1) / (n - 1))
-  found = recipes.uniformity(u, jnp.ones(n, bool))
+  found = uniformity(u, jnp.ones(n, bool))
   np.testing.assert_allclose(found, expected, rtol=1e-12)
-  assert float(recipes.uniformity(jnp.ones((n, 2)) / np.sqrt(2), jnp.ones(n, bool))) == 0
+  assert float(uniformity(jnp.ones((n, 2)) / np.sqrt(2), jnp.ones(n, bool))) == 0
 
 
 @pytest.mark.slow
 def test_a_uniform_law_is_the_most_uniform():
   rng, mask = np.random.default_rng(0), jnp.ones(500, bool)
   z = rng.normal(size=(500, 8))
-  spread, crowded = (recipes.on_sphere(jnp.array(z + shift)) for shift in (0.0, 1.0))
-  assert recipes.uniformity(spread, mask) < recipes.uniformity(crowded, mask) - 0.5
+  spread, crowded = (on_sphere(jnp.array(z + shift)) for shift in (0.0, 1.0))
+  assert uniformity(spread, mask) < uniformity(crowded, mask) - 0.5
 
 
 @pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("present", [0, 1])
 def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
   mask = jnp.arange(3) < present
-  loss = lambda z: recipes.alignment_and_uniformity(*[recipes.on_sphere(z)] * 2, mask)
+  loss = lambda z: alignment_and_uniformity(*[on_sphere(z)] * 2, mask)
   for z in (jnp.zeros((3, 2)), jnp.ones((3, 2))):
     value, grad = jax.value_and_grad(loss)(z)
     assert float(value) == 0 and not np.any(grad)
@@ -97,8 +103,8 @@ def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
 def test_padding_moves_neither_the_loss_nor_its_gradient():
   u, padded = jnp.array(_points(0), jnp.float32), jnp.ones((3, 4)) / 2
   both, mask = jnp.concatenate([u, padded]), jnp.arange(12) < 9
-  value, grad = jax.value_and_grad(recipes.uniformity)(both, mask)
-  np.testing.assert_allclose(value, recipes.uniformity(u, jnp.ones(9, bool)), rtol=1e-6)
+  value, grad = jax.value_and_grad(uniformity)(both, mask)
+  np.testing.assert_allclose(value, uniformity(u, jnp.ones(9, bool)), rtol=1e-6)
   assert not np.any(grad[9:]) and np.any(grad[:9])
 
 

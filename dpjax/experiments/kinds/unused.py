@@ -24,8 +24,9 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 from dpjax.sampling import registry
-from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets import published
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks.registry import needs_features, options
 
 # Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
@@ -93,7 +94,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
-  declared = datasets.takes_declaration(data.name) and not of_leaf
+  declared = takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
   # Published data are images, tables, or texts of a length that their loader fixes, so none of them
@@ -110,7 +111,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 def of_model(model: ModelConfig) -> Unused:
   """Returns {field: condition} for fields that the model does not read, and options that it does
   not take."""
-  features = networks.needs_features(model.name)
+  features = needs_features(model.name)
   of_scattering = features == "scattering"
   return (
     needs(features is not None, "a model on features", "model.mirrored")
@@ -128,7 +129,7 @@ def of_options(model: ModelConfig) -> Unused:
   # Which options a user's model takes is known only when it is called.
   if is_path(model.name):
     return {}
-  others = [name for name in model.options if name not in networks.options(model.name)]
+  others = [name for name in model.options if name not in options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}
 
 

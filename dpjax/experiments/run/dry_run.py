@@ -38,7 +38,7 @@ from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Phase
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import needs_features
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -231,7 +231,7 @@ def _blank(
   seconds = 0.0
   shape = held.x.shape[1:]
   dtype = held.x.dtype
-  if networks.needs_features(model.name):
+  if needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):

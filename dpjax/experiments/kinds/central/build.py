@@ -22,9 +22,6 @@ from dpjax import (
   training,
   trees,
 )
-from dpjax import (
-  parallel as processes,
-)
 from dpjax.auditing.canaries import Canaries
 from dpjax.data import ahead, cache, resident
 from dpjax.experiments.config import unread as unread_lib
@@ -71,13 +68,15 @@ from dpjax.gradients.device_mesh import (
   whole_rows,
 )
 from dpjax.models.libraries import linen_modules, user_models
-from dpjax.parallel import allocator
+from dpjax.parallel import allocator, made_for
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
+from dpjax.zoo.networks.registry import needs_features, needs_unit_range
 
 if TYPE_CHECKING:
   from dpjax.parallel.made_for import StepProgram
@@ -211,7 +210,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   """
   kept = cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and networks.needs_features(config.model.name):
+  if features and kept is not None and needs_features(config.model.name):
     cache.check_folder(kept)
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
@@ -340,7 +339,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if networks.needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -507,9 +506,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return lambda folder: model_inputs.write(folder, None)
-  if not networks.needs_features(model.name):
+  if not needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
-  unit_range = networks.needs_unit_range(model.name)
+  unit_range = needs_unit_range(model.name)
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return lambda folder: model_inputs.write(folder, facts)
 
@@ -553,7 +552,7 @@ def job_on_data(
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
   def start(random: RunKeys) -> Schedule:
-    if loaded is not None or not networks.needs_features(config.model.name):
+    if loaded is not None or not needs_features(config.model.name):
       return single(phase(read(), random))
     # Features are computed only here, since a digest needs none. So a finished run never computes
     # them.
@@ -604,17 +603,15 @@ def _program(run: Run, step: Any) -> StepProgram:
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = processes.made_for.on_device((state, batch))
+    state, batch = made_for.on_device((state, batch))
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
     apart = row_sharding(mesh)
     rows = whole_rows(rows, mesh) // mesh.shape[device_mesh.DATA]
     batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
-    batch = processes.made_for.placed(batch, lambda leaf: apart)
-    state = processes.made_for.placed(
-      state, functools.partial(device_mesh.leaf_sharding, mesh)
-    )
-  return processes.made_for.StepProgram(
+    batch = made_for.placed(batch, lambda leaf: apart)
+    state = made_for.placed(state, functools.partial(device_mesh.leaf_sharding, mesh))
+  return made_for.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
@@ -631,7 +628,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
   # Process 0 evaluates alone, so it needs its own copy of whole arrays.
-  copy = processes.own_copy
+  copy = own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None

@@ -30,7 +30,7 @@ from dpjax.sampling.registry import used_for
 from dpjax.training import augment
 from dpjax.transforms.clip_scale import CLIP_SCHEDULES
 from dpjax.transforms.every_clip_rule import CLIP_RULES
-from dpjax.zoo import networks
+from dpjax.zoo.networks.scattering import COLOURS
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
@@ -173,7 +173,7 @@ class ModelConfig:
   mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
-    rules.among(networks.COLOURS),
+    rules.among(COLOURS),
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 

@@ -22,6 +22,7 @@ from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 from dpjax.zoo import recipes
+from dpjax.zoo.recipes.contrastive import on_sphere
 
 # Width of an embedding, as in Wang and Isola 2020.
 WIDTH = 128
@@ -99,6 +100,6 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
   def scored(params: Params, x: Array, keys: Array) -> tuple[Array, Array]:
     batch = Batch(Example(x, None), jnp.ones(len(x), bool))
     loss = recipes.contrastive_loss(apply, augment_fn, params, batch, keys)
-    return recipes.on_sphere(apply(params, x)), loss
+    return on_sphere(apply(params, x)), loss
 
   return scored

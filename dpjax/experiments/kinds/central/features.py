@@ -24,7 +24,8 @@ from dpjax import data
 from dpjax.data import cache, identity, rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
-from dpjax.zoo import datasets, networks
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks.registry import needs_features
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
@@ -57,7 +58,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
   run's data `data_name` hold records of those data.
   """
-  kind = networks.needs_features(model)
+  kind = needs_features(model)
   if kind is None or kind in _OF_NO_DATA:
     return ()
   # Imported here, since few runs need features of public networks.
@@ -86,7 +87,7 @@ def tokenizer_facts(config: Any) -> dict[str, Any] | None:
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
   # Only the declaration of the data can name a tokenizer.
-  if not datasets.takes_declaration(config.data.name):
+  if not takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
 
@@ -110,7 +111,7 @@ def featured(
     UserError: examples without such features, such as images of an unsupported size; features
       outside memory without a folder `kept`; weights of a public network that are not installed.
   """
-  kind = networks.needs_features(config.name)
+  kind = needs_features(config.name)
   if kind is None:
     return dataset
   # The module is imported by name, since few runs need features, and no run needs every kind.

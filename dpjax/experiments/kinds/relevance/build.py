@@ -55,6 +55,7 @@ from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.train import Steps
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
@@ -329,7 +330,7 @@ def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
 
 def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   options = dict(model.options)
-  if "activation" in networks.options(model.name):
+  if "activation" in registry.options(model.name):
     options = {"activation": activation, **options}
   net = networks.build(model.name, num_classes=num_classes, **options)
   # Relevance is propagated only through layers of Flax linen, so other models are refused.

@@ -15,7 +15,7 @@ from dpjax.models import activations
 from dpjax.relevance import pipeline
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import needs_features
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
@@ -128,7 +128,7 @@ def _check_models(config: RelevanceConfig) -> None:
     if model is None:
       continue
     bounds.model(model, section)
-    if networks.needs_features(model.name):
+    if needs_features(model.name):
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name
       )

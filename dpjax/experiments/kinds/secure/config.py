@@ -21,7 +21,7 @@ from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
-from dpjax.secure.sums import vectors
+from dpjax.secure.sums import protocols, vectors
 from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
@@ -221,7 +221,7 @@ class TransferTask:
     validate.integer_in(1, self.num_source, num_shared=self.num_shared)
 
 
-PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
+PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {
   "sum": SumTask,
   "regress": RegressTask,
