@@ -26,7 +26,7 @@ from dpjax import accounting, validate
 from dpjax.accounting import matrix, overflow, proved
 from dpjax.accounting.calibration import Unreachable
 from dpjax.accounting.event_kinds.elements import accountable, check_accountant
-from dpjax.accounting.ledger import Charge
+from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget
 from dpjax.validate import UserError, Verbatim
@@ -357,7 +357,7 @@ class JointPlan(overflow.MayAbort):
       validate.one_of(self.parts, steps=name)
       validate.integer_at_least(0, **{f"steps[{name!r}]": count})
       if count > counts[name]:
-        raise accounting.BudgetExceeded(
+        raise BudgetExceeded(
           f"must be <= {counts[name]}, how often this part may run",
           field=f"steps[{name!r}]",
           value=count,
@@ -426,7 +426,7 @@ class JointPlan(overflow.MayAbort):
     part = self[name]
     first = self._ran(ledger)[name]
     if first + num_steps > self.allowed(name):
-      raise accounting.BudgetExceeded(
+      raise BudgetExceeded(
         f"ran {first} times, and may run {self.allowed(name)} times in all",
         field=f"parts[{name!r}]",
         value=Verbatim(f"{num_steps} more"),

@@ -32,6 +32,7 @@ from dpjax import (
 from dpjax.accounting import calibration, matrix, overflow
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant
+from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
@@ -614,7 +615,7 @@ class Plan(overflow.MayAbort):
     participation = self.sampler.participation
     event = self.sum_event(0)
     try:
-      cost: Any = accounting.event_to_json(event)
+      cost: Any = event_to_json(event)
     # A user's own event has no JSON form.
     except UserError:
       cost = type(event).__name__

@@ -153,7 +153,9 @@ class _Ending:
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
-  def _end(self, meeting: meeting_lib.Meeting, text: str, who: int | None, why: str) -> None:
+  def _end(
+    self, meeting: meeting_lib.Meeting, text: str, who: int | None, why: str
+  ) -> None:
     self._once.acquire()
     if who == self._number:
       text = f"given up by the other processes: {why}"

@@ -19,6 +19,7 @@ from dpjax.accounting.event_kinds import elements
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -150,7 +151,7 @@ def test_the_ledger_charges_what_ran_in_any_order(joint):
   # The ledger, read without the joint plan, has the same cost.
   left = _DELTA * (1 - overflow.OVERFLOW_SHARE)
   assert ledger.epsilon(left, accountant="rdp") == pytest.approx(joint.epsilon(), rel=1e-6)
-  with refuses("parts['first']", error=accounting.BudgetExceeded):
+  with refuses("parts['first']", error=BudgetExceeded):
     joint.charge(ledger, "first", noise_key_id="a")
 
 
@@ -286,7 +287,7 @@ def test_parts_cannot_be_changed_after_they_were_accounted(joint):
   before = plan.epsilon()
   mine["mean"] = _mean(noise_multiplier=0.1)
   assert plan.epsilon() == before
-  with refuses("steps['first']", value=21, error=accounting.BudgetExceeded):
+  with refuses("steps['first']", value=21, error=BudgetExceeded):
     plan.epsilon(steps={"first": 21})
 
 

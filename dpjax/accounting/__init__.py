@@ -28,14 +28,11 @@ if TYPE_CHECKING:
     calibrate_sampling_prob as calibrate_sampling_prob,
   )
   from dpjax.accounting.epsilon import delta as delta
-  from dpjax.accounting.epsilon import delta_curve as delta_curve
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
   from dpjax.accounting.event_kinds.composition import composed as composed
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
   from dpjax.accounting.event_kinds.k_out_of_t import k_out_of_t_event as k_out_of_t_event
-  from dpjax.accounting.event_kinds.kind import event_from_json as event_from_json
-  from dpjax.accounting.event_kinds.kind import event_to_json as event_to_json
   from dpjax.accounting.event_kinds.noisy_sum import gaussian_event as gaussian_event
   from dpjax.accounting.event_kinds.noisy_sum import laplace_event as laplace_event
   from dpjax.accounting.event_kinds.noisy_sum import (
@@ -45,12 +42,10 @@ if TYPE_CHECKING:
     with_replacement_event as with_replacement_event,
   )
   from dpjax.accounting.ledger import Budget as Budget
-  from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
   from dpjax.accounting.ledger import Ledger as Ledger
   from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
   from dpjax.accounting.statement import privacy_statement as privacy_statement
   from dpjax.accounting.text import upper as upper
-  from dpjax.accounting.trade_off import TradeOff as TradeOff
   from dpjax.accounting.trade_off import pairs_of as pairs_of
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
   from dpjax.attacks.allowed import judge as judge
   from dpjax.attacks.answer_inversion import AnswerInversion as AnswerInversion
   from dpjax.attacks.class_inversion import ClassInversion as ClassInversion
-  from dpjax.attacks.collusion import alie as alie
-  from dpjax.attacks.collusion import min_max as min_max
-  from dpjax.attacks.collusion import min_sum as min_sum
   from dpjax.attacks.exposure import CanaryFormat as CanaryFormat
   from dpjax.attacks.exposure import ExposureBound as ExposureBound
   from dpjax.attacks.exposure import exposure_by_rank as exposure_by_rank
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
   from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
   from dpjax.attacks.gradient_inversion import Dlg as Dlg
   from dpjax.attacks.gradient_inversion import Inversion as Inversion
-  from dpjax.attacks.leakage import dense_leakage as dense_leakage
   from dpjax.attacks.membership import Evidence as Evidence
   from dpjax.attacks.membership import lira as lira
   from dpjax.attacks.membership import loss_threshold as loss_threshold
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
   from dpjax.attacks.poisoning import backdoor as backdoor
   from dpjax.attacks.poisoning import label_flip as label_flip
   from dpjax.attacks.poisoning import scaled_update as scaled_update
-  from dpjax.attacks.property_inference import infer_property as infer_property
   from dpjax.attacks.reconstructions import fidelity as fidelity
   from dpjax.attacks.reconstructions import picture as picture
   from dpjax.attacks.reconstructions import psnr as psnr

@@ -226,7 +226,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
   Attack(
     "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
-    _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
+    _NOISE, "dpjax.attacks.leakage.dense_leakage", "three readings, each beside its shuffled null",
   ),
   # --- knowledge in a model
   Attack(
@@ -256,7 +256,7 @@ ATTACKS: tuple[Attack, ...] = (
     "property inference", "a fact about all training records together", "model",
     "whoever holds the model and has data like the training's",
     "not differential privacy of records, which hides one; fewer, coarser parameters",
-    "dpjax.attacks.infer_property", "Ateniese et al. 2015; Ganju et al. 2018",
+    "dpjax.attacks.property_inference.infer_property", "Ateniese et al. 2015; Ganju et al. 2018",
   ),
   Attack(
     "attribute inference", "a missing field of a known record", "answers",
@@ -283,21 +283,23 @@ ATTACKS: tuple[Attack, ...] = (
     "a little is enough", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.alie", "Baruch et al. 2019",
+    "honest clients in each round", "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
     word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.min_max", "Shejwalkar and Houmansadr 2021",
+    "honest clients in each round", "dpjax.attacks.collusion.min_max",
+    "Shejwalkar and Houmansadr 2021",
     word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.min_sum", "Shejwalkar and Houmansadr 2021",
+    "honest clients in each round", "dpjax.attacks.collusion.min_sum",
+    "Shejwalkar and Houmansadr 2021",
     word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),
   Attack(

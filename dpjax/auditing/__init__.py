@@ -25,21 +25,14 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.auditing.bootstrap import bootstrap_interval as bootstrap_interval
   from dpjax.auditing.canaries import insert_canaries as insert_canaries
-  from dpjax.auditing.canaries import loss_scores as loss_scores
   from dpjax.auditing.canary_clients import insert_canary_clients as insert_canary_clients
   from dpjax.auditing.final_model import final_model_scores as final_model_scores
   from dpjax.auditing.gradient_canaries import gradient_canaries as gradient_canaries
   from dpjax.auditing.gradient_canaries import with_canaries as with_canaries
-  from dpjax.auditing.likelihood import likelihood_ratio as likelihood_ratio
   from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
   from dpjax.auditing.lower_bounds import one_run as one_run
   from dpjax.auditing.lower_bounds import one_run_fdp as one_run_fdp
-  from dpjax.auditing.lower_bounds import one_run_gaussian as one_run_gaussian
-  from dpjax.auditing.scores import CanaryScores as CanaryScores
-  from dpjax.auditing.scores import Scores as Scores
-  from dpjax.auditing.verdict import Audit as Audit
   from dpjax.auditing.verdict import audit as audit
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

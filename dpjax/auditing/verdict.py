@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting import TradeOff, upper
+from dpjax.accounting import upper
 from dpjax.accounting.event_kinds.elements import merged_parts
 from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
   from dpjax.data.tables import table as table
   from dpjax.data.target_kinds import Interval as Interval
   from dpjax.data.target_kinds import Labels as Labels
-  from dpjax.data.text import encode_text as encode_text
   from dpjax.data.text_files import text_file as text_file
   from dpjax.zoo.datasets.registry import load as load
 else:

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
   from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm
   from dpjax.federated.client import by_examples as by_examples
   from dpjax.federated.client import local_training as local_training
-  from dpjax.federated.client import uniform as uniform
   from dpjax.federated.cohort import LocalWork as LocalWork
   from dpjax.federated.cohort import cohorts as cohorts
   from dpjax.federated.cohort import from_batches as from_batches
-  from dpjax.federated.compression import Compressor as Compressor
   from dpjax.federated.compression import compressed as compressed
   from dpjax.federated.compression import drive as drive
   from dpjax.federated.compression import quantize as quantize
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
   from dpjax.federated.execution.named import auto_clients as auto_clients
   from dpjax.federated.placement import compare_placements as compare_placements
   from dpjax.federated.round import FederatedAlgorithm as FederatedAlgorithm
-  from dpjax.federated.round import FederatedState as FederatedState
   from dpjax.federated.server_optimizers import fed_opt as fed_opt
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

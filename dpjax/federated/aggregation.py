@@ -29,6 +29,7 @@ from dpjax import gradients, noise, trees, validate
 from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.gradients.arguments import checked_mask
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.noise import gaussian
 from dpjax.plan import Plan
@@ -215,7 +216,7 @@ def dp_mean(
     # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
-    summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
+    summed = clip_and_sum(weighted, zeros, mask, clip)
     return summed.total, clip.rule.query(summed) if clip.rule.adapts else None
 
   def finish(sums: Any, state: Any) -> Any:
@@ -294,7 +295,7 @@ def client_noise(
     stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
     weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
-    clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
+    clipped = clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     # The noise has a key of its own, so it shares no random stream with the optimizer or rounding.
     state = gaussian.init(key_for(KeyUse.CLIENT_NOISE, local.key))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)

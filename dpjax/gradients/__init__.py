@@ -10,7 +10,6 @@ if TYPE_CHECKING:
   from dpjax.gradients.clip import Clip as Clip
   from dpjax.gradients.clip import ClipRule as ClipRule
   from dpjax.gradients.clip import Flat as Flat
-  from dpjax.gradients.clipping import clip_and_sum as clip_and_sum
   from dpjax.gradients.convolutions import (
     canonical_convolutions as canonical_convolutions,
   )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     TruncatedPoissonSampler as TruncatedPoissonSampler,
   )
   from dpjax.sampling.user_sampler import UserSampler as UserSampler
-  from dpjax.sampling.users import UserBlocks as UserBlocks
   from dpjax.sampling.users import group_by_user as group_by_user
   from dpjax.sampling.users import user_loss as user_loss
   from dpjax.sampling.with_replacement import (

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
   from dpjax.secure import mpc as mpc
   from dpjax.secure import sums as sums
   from dpjax.secure import vertical as vertical
-  from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
   from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
   from dpjax.secure.summation import Dropout as Dropout
   from dpjax.secure.summation import forgiving as forgiving

@@ -55,8 +55,8 @@ from dpjax.secure.summation import (
   through_way,
   with_cost,
 )
-from dpjax.secure.sums import BfvSum, Drops, SumProtocol
-from dpjax.secure.sums.interface import NO_DROPS, Summed
+from dpjax.secure.sums import BfvSum, Drops
+from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol
 from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError

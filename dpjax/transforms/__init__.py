@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     clip_and_correlated_noise as clip_and_correlated_noise,
   )
   from dpjax.transforms.dp_adam import dp_adam as dp_adam
-  from dpjax.transforms.dp_adam import scale_by_dp_adam as scale_by_dp_adam
   from dpjax.transforms.dp_sgld import dp_sgld as dp_sgld
-  from dpjax.transforms.dp_sgld import sgld_noise_multiplier as sgld_noise_multiplier
   from dpjax.transforms.group_noise import PerLayer as PerLayer
   from dpjax.transforms.scale_then_privatize import CoordinateScaling as CoordinateScaling
   from dpjax.transforms.scale_then_privatize import ScaledLoss as ScaledLoss

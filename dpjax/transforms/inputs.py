@@ -16,6 +16,7 @@ import optax
 
 from dpjax import gradients, sealed, trees
 from dpjax.gradients.arguments import check_real, checked_mask
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.types import ArrayLike, ClippedSum, Params, PerExampleGrads
 from dpjax.validate import UserError
 
@@ -291,7 +292,7 @@ def _sum_rows(
   # Row number 0 is padding, whatever the masks say.
   mask = numbers > 0
   # Losses are unknown here and not needed, so zeros take their place.
-  summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
+  summed = clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
   ordered = jnp.sort(numbers)
   # Padding has the number 0, and may repeat.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))

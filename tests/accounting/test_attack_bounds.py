@@ -14,8 +14,9 @@ from dpjax import accounting
 from dpjax.accounting import attack_bounds
 from dpjax.accounting.attack_bounds import bayes_risk
 from dpjax.accounting.calibration import Unreachable, noise_of_profile
-from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.epsilon import delta_curve, privacy_profile
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.trade_off import TradeOff
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -150,7 +151,7 @@ def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
 )
 def test_lines_between_the_corners_are_the_bound_of_pairs_in_any_order(epsilons, deltas):
   """Also where a larger epsilon has a larger delta, which no profile has."""
-  pairs = accounting.TradeOff(np.sort(epsilons) / 100, np.array(deltas[: len(epsilons)]))
+  pairs = TradeOff(np.sort(epsilons) / 100, np.array(deltas[: len(epsilons)]))
   alphas, betas = pairs.points()
   rates = np.linspace(0, 1, 301)
   drawn = np.interp(rates, alphas, betas)
@@ -225,7 +226,7 @@ def test_the_profile_is_never_below_the_curve_and_hardly_above():
     (allocated, counting),
   ):
     found = privacy_profile(event, **options)(epsilons)
-    exact = accounting.delta_curve(event, epsilons, **options)
+    exact = delta_curve(event, epsilons, **options)
     # Sums in another order differ in the last digits.
     assert (found >= exact - 1e-15).all() and (found <= exact + 1e-10).all()
 

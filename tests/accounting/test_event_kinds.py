@@ -69,7 +69,7 @@ def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, a
     accounting.epsilon(two, **by), rel=1e-3
   )
   sampled = accounting.composed(twice, 4)
-  assert accounting.event_from_json(accounting.event_to_json(sampled)) == sampled
+  assert kind.event_from_json(kind.event_to_json(sampled)) == sampled
   assert "4 x two sums over users" in accounting.privacy_statement(
     sampled, delta=1e-5, unit="user"
   )

@@ -13,7 +13,7 @@ from scipy import integrate, special, stats
 
 from dpjax import accounting, sampling
 from dpjax.accounting import proved
-from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.epsilon import delta_curve, privacy_profile
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
@@ -34,7 +34,7 @@ def _proved(n, b, z, relation):
   event = accounting.fixed_size_event(
     accounting.gaussian_event(z), num_examples=n, batch_size=b
   )
-  return accounting.delta_curve(event, EPSILONS, neighboring_relation=relation)
+  return delta_curve(event, EPSILONS, neighboring_relation=relation)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_be
   poisson = accounting.poisson_sampled_event(
     accounting.gaussian_event(z), sampling_prob=b / n
   )
-  wrong = accounting.delta_curve(poisson, EPSILONS)
+  wrong = delta_curve(poisson, EPSILONS)
   assert (wrong[1:] < seen[1:]).all()
 
 

@@ -16,7 +16,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import accounting, sampling
 from dpjax.accounting import discrete, gdp, shuffle, tuning, votes
-from dpjax.accounting.epsilon import epsilon_of_zcdp, privacy_profile, zcdp
+from dpjax.accounting.epsilon import delta_curve, epsilon_of_zcdp, privacy_profile, zcdp
 from dpjax.accounting.event_kinds.elements import rdp_of
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
@@ -216,7 +216,7 @@ def test_no_conversion_gives_less_than_the_epsilon_of_a_gaussian(delta):
 def test_no_delta_is_below_that_of_a_gaussian(z, accountant):
   event = accounting.gaussian_event(z)
   epsilons = [0.0, 1e-6, 0.1 / z, 1 / z, 6 / z, 30.0]
-  found = accounting.delta_curve(event, epsilons, accountant=accountant)
+  found = delta_curve(event, epsilons, accountant=accountant)
   profile = privacy_profile(event, accountant=accountant)(epsilons)
   for epsilon, *deltas in zip(epsilons, found, profile, strict=True):
     # A delta that is no float is 0.

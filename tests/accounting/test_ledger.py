@@ -8,8 +8,8 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import Budget, BudgetExceeded, Ledger, proved
-from dpjax.accounting.ledger import Charge
+from dpjax.accounting import Budget, Ledger, proved
+from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.validate import UserError
 from tests.refuses import refuses

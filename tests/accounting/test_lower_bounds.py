@@ -18,6 +18,7 @@ from scipy import signal, stats
 from dpjax import accounting, sampling
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.plan import Plan
 from dpjax.sampling import registry
 from dpjax.sampling.batch_sizes import whole_batch_size
@@ -240,7 +241,7 @@ def test_a_budget_may_be_spent_to_the_last_digit_and_no_further():
   )
   exact = ledger.epsilon(1e-5)
   assert ledger.check(accounting.Budget(exact, 1e-5)) == exact
-  with pytest.raises(accounting.BudgetExceeded) as caught:
+  with pytest.raises(BudgetExceeded) as caught:
     ledger.check(accounting.Budget(math.nextafter(exact, 0.0), 1e-5))
   shown = float(str(caught.value).split("would cost ")[1])
   assert shown >= exact

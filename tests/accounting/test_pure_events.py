@@ -12,6 +12,7 @@ from scipy import stats
 from dpjax import accounting
 from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -116,8 +117,8 @@ def test_a_sampled_response_is_refused():
 
 def test_json_ledger_and_statement_know_it():
   event = pure_dp_event(math.log(3))
-  text = json.dumps(accounting.event_to_json(event))
-  assert accounting.event_from_json(json.loads(text)) == event
+  text = json.dumps(event_to_json(event))
+  assert event_from_json(json.loads(text)) == event
   ledger = accounting.Ledger().charge(
     event,
     l2_clip_norm=1.0,

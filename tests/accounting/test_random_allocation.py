@@ -11,6 +11,7 @@ from scipy import integrate, optimize, special, stats
 
 from dpjax import accounting
 from dpjax.accounting import random_allocation as allocation
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.noise import correlated
 from tests.refuses import refuses
@@ -201,7 +202,7 @@ def test_what_is_no_pass_is_refused():
     random_allocation_event(accounting.laplace_event(2.0), num_steps=8)
   with refuses("num_steps", value=0):
     random_allocation_event(accounting.gaussian_event(2.0), num_steps=0)
-  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+  assert event_from_json(event_to_json(event)) == event
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from dpjax import accounting
-from dpjax.accounting.trade_off import trade_off
+from dpjax.accounting.trade_off import TradeOff, trade_off
 from tests.refuses import refuses
 
 _SLACK = 1e-5
@@ -62,9 +62,9 @@ def test_between_two_pairs_the_chord_counts():
   """Both pairs are below the Gaussian's, and their chord is not."""
   delta = lambda e: special.ndtr(0.5 - e) - np.exp(e) * special.ndtr(-0.5 - e)
   ends = np.array([0.0, 3.0])
-  coarse = accounting.TradeOff(ends, np.array([*delta(ends[:1]), 1e-9]))
+  coarse = TradeOff(ends, np.array([*delta(ends[:1]), 1e-9]))
   assert coarse.mu(1e-6) > 1.1
-  assert accounting.TradeOff(np.linspace(0, 6, 99), delta(np.linspace(0, 6, 99))).mu(
+  assert TradeOff(np.linspace(0, 6, 99), delta(np.linspace(0, 6, 99))).mu(
     1e-6
   ) == pytest.approx(1, rel=2e-3)
 

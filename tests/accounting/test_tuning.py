@@ -12,6 +12,7 @@ from scipy import special, stats
 from dpjax import accounting
 from dpjax.accounting import epsilon, tuning
 from dpjax.accounting.event_kinds.elements import accountants_for
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
@@ -144,8 +145,8 @@ def test_selection_composes_and_takes_every_sampler_that_rdp_knows():
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_json_and_the_words(shape):
   event = repeat_and_select_event(accounting.gaussian_event(2), mean_trials=8, shape=shape)
-  text = json.dumps(accounting.event_to_json(event), allow_nan=False)
-  assert accounting.event_from_json(json.loads(text)) == event
+  text = json.dumps(event_to_json(event), allow_nan=False)
+  assert event_from_json(json.loads(text)) == event
   words = accounting.privacy_statement(event, delta=1e-5, accountants=("rdp",))
   assert "the best of a random and secret number of runs" in " ".join(words.split())
 

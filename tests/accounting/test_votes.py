@@ -11,7 +11,7 @@ from scipy import integrate, stats
 
 from dpjax import accounting
 from dpjax.accounting import matrix, votes
-from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting.event_kinds.kind import ORDERS, event_from_json, event_to_json
 from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from tests.refuses import refuses
 
@@ -286,8 +286,8 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
     accounting.epsilon(both, delta=1e-5, accountant="rdp")
   with refuses("event"):
     accounting.epsilon(both, delta=1e-5, neighboring_relation="replace_one")
-  saved = accounting.event_to_json(event)
-  assert accounting.event_from_json(saved) == event
+  saved = event_to_json(event)
+  assert event_from_json(saved) == event
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.sampling import batches, samplers
 from dpjax.transforms.together import check_together
 from dpjax.validate import UserError, Verbatim
@@ -81,7 +82,7 @@ class _Visible(gradients.ClipRule):
 )
 def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entries):
   clip = gradients.Clip(norm, rule())
-  found = gradients.clip_and_sum(jnp.array(entries), jnp.zeros(1), True, clip).total
+  found = clip_and_sum(jnp.array(entries), jnp.zeros(1), True, clip).total
   assert np.linalg.norm(np.asarray(found, np.float64)) <= norm * (1 + 1e-6)
 
 
@@ -90,7 +91,7 @@ def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entri
 def test_a_rule_without_a_longest_gradient_is_one_line(top):
   rule = type("Rule", (_Constant,), {"top": lambda self, bound: top})()
   with pytest.raises(UserError, match=r"Rule.top\(1.0\)=.*: must be a number > 0"):
-    gradients.clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
+    clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
 
 
 @pytest.mark.cases(quick=["_Negative-auto", "_Negative-vmap", "_OfTheBatch-vmap"], long=...)

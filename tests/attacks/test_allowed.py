@@ -11,6 +11,7 @@ import dpjax
 from dpjax import accounting, attacks, auditing
 from dpjax.attacks import allowed
 from dpjax.attacks.roc import curve_of
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.privacy import make_plan
@@ -126,7 +127,7 @@ def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
   assert (
     attacks.judge(curve_of(values, truth), allowed.by_epsilon(1, 1e-5)).verdict == "above"
   )
-  scores = auditing.Scores(values[truth], values[~truth])
+  scores = Scores(values[truth], values[~truth])
   assert auditing.audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
 
 

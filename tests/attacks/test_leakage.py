@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import attacks, data
-from dpjax.attacks.leakage import distance_correlation, recovered_leakage
+from dpjax import data
+from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
 from dpjax.attacks.views import gradient_view
 from dpjax.types import Example
 from tests.refuses import refuses
@@ -34,7 +34,7 @@ def digits(net):
 
 @pytest.mark.long
 def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
-  found = {b: attacks.dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
+  found = {b: dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
   assert found[1].score == pytest.approx(1.0, abs=1e-5)
   assert found[1].interval[0] == pytest.approx(1.0, abs=1e-5)
   assert 1 > found[4].score > found[16].score
@@ -47,7 +47,7 @@ def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
 @pytest.mark.slow
 def test_pairs_that_do_not_belong_together_are_no_leak(net, digits):
   kernels, x = _of_batches(net, digits, 1)
-  other = attacks.dense_leakage(kernels, np.roll(x, 1, axis=0))
+  other = dense_leakage(kernels, np.roll(x, 1, axis=0))
   assert other.p_value > 0.05 and other.score < 0.95
 
 
@@ -103,10 +103,10 @@ def test_distance_correlation_equals_its_definition():
 def test_errors_are_one_line():
   x = np.random.default_rng(0).random((4, 2, 5))
   cases = [
-    (lambda: attacks.dense_leakage(np.ones((4, 6, 3)), x), "kernels"),
-    (lambda: attacks.dense_leakage(np.ones((2, 5, 3)), x[:2]), "records"),
-    (lambda: attacks.dense_leakage(np.full((4, 5, 3), np.nan), x), "kernels"),
-    (lambda: attacks.dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null"),
+    (lambda: dense_leakage(np.ones((4, 6, 3)), x), "kernels"),
+    (lambda: dense_leakage(np.ones((2, 5, 3)), x[:2]), "records"),
+    (lambda: dense_leakage(np.full((4, 5, 3), np.nan), x), "kernels"),
+    (lambda: dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null"),
     (lambda: recovered_leakage(x, x[:3]), "recovered"),
     (lambda: distance_correlation(x[:3], x[:3]), "gradients"),
     (lambda: distance_correlation(np.ones((5, 2)), np.eye(5)), "gradients"),
@@ -133,9 +133,9 @@ def test_p_values_of_pairs_that_do_not_belong_together_are_p_values(count):
 def test_scores_do_not_depend_on_the_scale():
   rng = np.random.default_rng(0)
   x, kernels = rng.normal(size=(6, 1, 8)), rng.normal(size=(6, 8, 3))
-  plain = attacks.dense_leakage(kernels, x, num_null=9)
+  plain = dense_leakage(kernels, x, num_null=9)
   for scale in (1e-200, 1e200):
-    other = attacks.dense_leakage(scale * kernels, x, num_null=9)
+    other = dense_leakage(scale * kernels, x, num_null=9)
     assert other.score == pytest.approx(plain.score) and other.p_value == plain.p_value
     far = distance_correlation(scale * kernels, x, num_null=9).score
     assert far == pytest.approx(distance_correlation(kernels, x, num_null=9).score)

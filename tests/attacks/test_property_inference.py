@@ -70,7 +70,7 @@ def _features(kind, planted):
 
 def _auc(*kind):
   features, truth, true = _features(*kind)
-  scores = attacks.infer_property(features[:24], truth, features[24:])
+  scores = property_inference.infer_property(features[:24], truth, features[24:])
   return attacks.measure(scores, true)
 
 
@@ -87,7 +87,7 @@ def test_a_property_that_training_does_not_see_is_inferred_by_chance():
   rng, aucs = np.random.default_rng(0), []
   for _ in range(20):
     labels = rng.permutation(np.arange(40) % 2 == 1)
-    scores = attacks.infer_property(features[:24], labels[:24], features[24:])
+    scores = property_inference.infer_property(features[:24], labels[:24], features[24:])
     aucs.append(curve_of(scores, labels[24:]).auc)
   assert abs(np.mean(aucs) - 0.5) < 0.1
 
@@ -132,7 +132,7 @@ def test_bad_properties_are_one_line():
     draw(marked=np.arange(40))
   with refused("there are"):
     draw(shares=(0.2, 1.2))
-  infer = attacks.infer_property
+  infer = property_inference.infer_property
   two = np.array([False, True])
   with refused("must be at least 2 of each"):
     infer(np.zeros((2, 3)), two, np.zeros((1, 3)))

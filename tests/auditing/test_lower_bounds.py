@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import special
 
 from dpjax import auditing
-from dpjax.auditing import Scores, lower_bounds
+from dpjax.auditing import lower_bounds
+from dpjax.auditing.scores import Scores
 from dpjax.validate import NO_VALUE
 from tests.refuses import refuses
 

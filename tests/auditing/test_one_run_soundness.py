@@ -19,8 +19,10 @@ import pytest
 from scipy import special, stats
 
 from dpjax import auditing
-from dpjax.auditing import Scores, lower_bounds
+from dpjax.auditing import lower_bounds
+from dpjax.auditing import scores as scores_lib
 from dpjax.auditing.canaries import Canaries, split_scores
+from dpjax.auditing.scores import Scores
 from dpjax.auditing.verdict import check_method
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
@@ -228,7 +230,7 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
 
 
 def test_scores_without_a_finite_spread_prove_nothing_wrong():
-  bound = auditing.one_run_gaussian
+  bound = lower_bounds.one_run_gaussian
   assert bound(Scores(np.array([np.inf, 1.0]), np.zeros(5)), delta=DELTA) == 0
   assert bound(Scores(np.ones(1), np.zeros(1)), delta=DELTA) == 0
   assert bound(Scores(np.zeros(9), np.zeros(9)), delta=DELTA) == 0
@@ -245,7 +247,7 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
     canaries = Canaries(None, coins, "random")  # type: ignore[arg-type]
     scores = split_scores(np.zeros(16), canaries)
     found += lower_bounds.METHODS[method](scores, delta=0.0) > 0
-    plain = auditing.Scores(scores.inside, scores.outside)  # nobody knows whose each is
+    plain = scores_lib.Scores(scores.inside, scores.outside)  # nobody knows whose each is
     assert lower_bounds.METHODS[method](plain, delta=0.0) == 0
   assert 0 < found <= MOST
 

@@ -21,6 +21,7 @@ from dpjax.federated import (
   round,
   top_k,
 )
+from dpjax.federated.client import uniform
 from dpjax.federated.execution import client_loop
 from dpjax.federated.execution.context import Context
 from dpjax.parallel.client_states import ClientStates
@@ -219,7 +220,7 @@ def test_private_fed_nova_goes_where_the_clients_go():
 _ONE_STEP = lambda w, x: jnp.sum(w * x)
 
 
-def _sent(wrap, value, weighting=federated.uniform):
+def _sent(wrap, value, weighting=uniform):
   client = wrap(local_training(_ONE_STEP, optax.sgd(1.0), weighting=weighting))
   received = federated.client.Received(jnp.zeros(50))
   context = Context(received, None, None, jax.random.key(3), None)

@@ -30,7 +30,6 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
 from dpjax.mechanisms.whitening import Spread
-from dpjax.zoo import networks
 from tests.refuses import refuses
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
@@ -402,7 +401,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   def chunks(images, **seen):
     yield from np.array_split(np.zeros((len(images), 2, 2, 3), np.float32), 7)
 
-  monkeypatch.setattr(networks, "scattering_chunks", chunks)
+  monkeypatch.setattr(scattering_features, "scattering_chunks", chunks)
   said = []
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)

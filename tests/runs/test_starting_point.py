@@ -25,6 +25,7 @@ from dpjax.zoo import networks
 from dpjax.zoo.datasets import shakespeare
 from dpjax.zoo.datasets.shakespeare_lines import blocks_of, tokens_of
 from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.gpt2 import save_gpt2
 from tests.refuses import refuses
 
 _OPTIONS = dict(num_layers=1, num_heads=2, features=8, max_length=7, norm_epsilon=1e-5)
@@ -37,7 +38,7 @@ def weights(tmp_path_factory):
   tokens = jnp.zeros((1, 7), jnp.int32)
   params = jax.jit(_MODEL.init)(jax.random.key(5), tokens)
   path = tmp_path_factory.mktemp("weights") / "base.safetensors"
-  networks.save_gpt2(path, _MODEL, params)
+  save_gpt2(path, _MODEL, params)
   return path
 
 
@@ -90,9 +91,7 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   # edited weights are another run: the folder is refused
   held = weights.read_bytes()
   try:
-    networks.save_gpt2(
-      weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}}
-    )
+    save_gpt2(weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}})
     with pytest.raises(UserError, match="pretrained: is not the file"):
       loop.train(config, tmp_path / "run", data=_datasets())
   finally:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, noise, plan, sampling
+from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.sweeps import tuning
@@ -85,7 +86,7 @@ def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsy
   )
   assert found["epsilon"] == pytest.approx(expected)
   assert found["epsilon"] > 1.5 * found["epsilon_of_one_run"]
-  assert accounting.event_from_json(found["event"]) == event_of_choice
+  assert event_from_json(found["event"]) == event_of_choice
   for name in ("epsilon_of_one_run", "epsilon"):
     assert f"epsilon = {accounting.upper(found[name])}," in shown
 

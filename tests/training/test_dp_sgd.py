@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import training
 from dpjax.training.augment import AUGMENTATIONS
-from dpjax.training.dp_sgd import noise_state
+from dpjax.training.dp_sgd import StepInfo, noise_state
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
@@ -139,7 +139,7 @@ def test_p32_info_is_named_and_kept_out_of_the_state():
   batch = next(_batches(1))
   assert int(info.batch_size) == int(batch.mask.sum())
   assert not set(info._fields) & set(state._fields)
-  assert "NOT private" in training.StepInfo.__doc__
+  assert "NOT private" in StepInfo.__doc__
 
 
 @pytest.mark.slow

@@ -8,14 +8,14 @@ import pytest
 
 import dpjax
 from dpjax import transforms
-from dpjax.transforms.dp_sgld import sgld_step_size, sgld_temperature
+from dpjax.transforms.dp_sgld import sgld_noise_multiplier, sgld_step_size, sgld_temperature
 from tests.refuses import refuses
 
 
 def test_step_size_temperature_and_noise_multiplier_are_one_relation():
   """The noise is that of DP-SGD with sigma = (L / (n C)) sqrt(2 tau / eta)."""
   n, batch, clip, tau, eta = 1000, 50, 0.7, 2.0, 1e-5
-  z = transforms.sgld_noise_multiplier(
+  z = sgld_noise_multiplier(
     temperature=tau,
     step_size=eta,
     num_examples=n,
@@ -102,4 +102,4 @@ def test_wrong_arguments_are_named(changes, field):
     expected_batch_size=1.0,
   )
   with refuses(field):
-    transforms.sgld_noise_multiplier(**{**options, **changes})
+    sgld_noise_multiplier(**{**options, **changes})

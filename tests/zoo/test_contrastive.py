@@ -14,6 +14,7 @@ from dpjax.zoo import recipes
 from dpjax.zoo.recipes.contrastive import (
   alignment,
   alignment_and_uniformity,
+  contrastive_loss,
   on_sphere,
   two_views,
   uniformity,
@@ -148,7 +149,7 @@ def test_a_step_is_that_of_gradient_descent_on_the_loss():
   init, step = _made()
   state, info = step(init(_PARAMS), _batch())
   keys = jax.random.split(jax.random.fold_in(jax.random.key(7), 0), 6)
-  loss = lambda p: recipes.contrastive_loss(_linear, _noisy, p, _batch(), keys)
+  loss = lambda p: contrastive_loss(_linear, _noisy, p, _batch(), keys)
   value, grad = jax.value_and_grad(loss)(_PARAMS)
   np.testing.assert_allclose(state.params["w"], _PARAMS["w"] - 0.1 * grad["w"], rtol=1e-6)
   assert float(info.train_loss) == pytest.approx(float(value))

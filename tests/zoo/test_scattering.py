@@ -23,7 +23,7 @@ from dpjax.zoo.networks.scattering import (
 )
 from tests.refuses import refuses
 
-MODULE = sys.modules["dpjax.zoo.networks.scattering"]  # the package's name is the function
+MODULE = sys.modules["dpjax.zoo.networks.scattering"]
 RNG = np.random.default_rng(0)
 
 

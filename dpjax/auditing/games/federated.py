@@ -37,7 +37,7 @@ from dpjax.federated.execution.context import (
   row,
 )
 from dpjax.federated.placement import local_epsilon
-from dpjax.federated.round import optimizing_server
+from dpjax.federated.round import FederatedState, optimizing_server
 from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.transforms import guard
@@ -94,7 +94,7 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
 
-def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
+def _with_keys(state: FederatedState, key: Any) -> FederatedState:
   """Returns the state with noise keys of one draw; no two keys are equal."""
   # No state holds more than eight keys.
   places = iter(range(8))

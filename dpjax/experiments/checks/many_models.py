@@ -27,6 +27,7 @@ from dpjax.accounting.text import lower
 from dpjax.auditing import bootstrap
 from dpjax.auditing.final_model import blank_target, fitted_params
 from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.scores import Scores
 from dpjax.auditing.verdict import check_method
 from dpjax.experiments.run import provenance, writers
 from dpjax.plan import Plan
@@ -160,7 +161,7 @@ def _scores(
   params: Params,
   records: Any,
   target: Any,
-) -> auditing.Scores:
+) -> Scores:
   done = 0
   with writers.progress(2 * settings.num_models, 0, "final models") as bar:
 
@@ -194,7 +195,7 @@ def line(result: dict[str, Any]) -> str:
   )
 
 
-def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
+def _estimates(scores: Scores, settings: FinalModels) -> dict[str, Any]:
   """Returns estimates with bootstrap intervals, which hold since the models are independent; {} for
   few models."""
   if settings.num_models < _FOR_BOOTSTRAP:
@@ -204,7 +205,7 @@ def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]
     "epsilon": functools.partial(bootstrap.estimated_epsilon, delta=settings.delta),
   }
   interval = functools.partial(
-    auditing.bootstrap_interval, seed=settings.seed, confidence=settings.confidence
+    bootstrap.bootstrap_interval, seed=settings.seed, confidence=settings.confidence
   )
   return {
     name: interval(statistic, scores).to_json() for name, statistic in statistics.items()

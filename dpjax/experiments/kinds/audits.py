@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from dpjax import accounting, auditing, validate
+from dpjax import auditing, validate
 from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import lower
-from dpjax.accounting.trade_off import all_pairs
-from dpjax.auditing import Scores, verdict
+from dpjax.accounting.trade_off import TradeOff, all_pairs
+from dpjax.auditing import verdict
 from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.scores import Scores
 from dpjax.auditing.verdict import check_event
 from dpjax.data import Dataset
 from dpjax.data.target_kinds import needs_classes
@@ -73,7 +74,7 @@ class AuditClaim:
   delta: float
   event: Callable[[], Any]  # event of the whole run
   epsilon: Callable[[], float]  # epsilon at delta, as planned; infinity: nothing is claimed
-  trade_off: Callable[[], accounting.TradeOff]  # all pairs (epsilon, delta) at once
+  trade_off: Callable[[], TradeOff]  # all pairs (epsilon, delta) at once
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
@@ -99,7 +100,7 @@ class AuditClaim:
     epsilon = functools.partial(guarantee.curve, num_steps)
     return cls(guarantee.relation, guarantee.delta or 0.0, lambda: event, epsilon, pairs)
 
-  def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
+  def pairs(self, epsilon: float | None) -> TradeOff | None:
     """Returns all claimed pairs (epsilon, delta).
 
     `epsilon` is the epsilon of the actual steps. Returns None unless it is finite and equals the

@@ -14,11 +14,12 @@ from typing import Any
 from dp_accounting import DpEvent, NoOpDpEvent
 
 from dpjax import accounting, validate
-from dpjax.accounting import Budget, BudgetExceeded, Ledger, attack_bounds, overflow, upper
+from dpjax.accounting import Budget, Ledger, attack_bounds, overflow, upper
 from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds import elements
 from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.proved import ADD
 from dpjax.accounting.statement import NOTHING, delta_warning

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax.experiments.run import writers
 from dpjax.parallel.exchanges import is_first
-from dpjax.training import StepInfo
+from dpjax.training.dp_sgd import StepInfo
 from dpjax.validate import UserError
 
 

@@ -30,7 +30,9 @@ import numpy as np
 
 from dpjax import accounting, validate
 from dpjax.accounting import tuning, upper
+from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -127,7 +129,7 @@ def planned(
   budgets = [point.config.privacy.epsilon_budget for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
-    raise accounting.BudgetExceeded(
+    raise BudgetExceeded(
       f"privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
       f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
     )
@@ -195,7 +197,7 @@ def selection_cost(
     **failed,
     "neighboring_relation": plan.neighboring_relation,
     "unit": plan.unit,
-    "event": accounting.event_to_json(event),
+    "event": event_to_json(event),
     "statement": _statement(plan, one_run, epsilon, delta, assumptions),
     "privacy_statement": words,
   }

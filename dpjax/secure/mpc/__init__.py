@@ -23,7 +23,6 @@ if TYPE_CHECKING:
   from dpjax.secure.mpc.comparison import relu as relu
   from dpjax.secure.mpc.comparison import sigmoid as sigmoid
   from dpjax.secure.mpc.output_noise import OutputNoise as OutputNoise
-  from dpjax.secure.mpc.party import Party as Party
   from dpjax.secure.mpc.private_values import reveal as reveal
   from dpjax.secure.mpc.private_values import share as share
   from dpjax.secure.mpc.products import add as add

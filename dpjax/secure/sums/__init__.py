@@ -27,11 +27,9 @@ if TYPE_CHECKING:
   from dpjax.secure.sums.homomorphic_sums import BfvSum as BfvSum
   from dpjax.secure.sums.homomorphic_sums import CkksSum as CkksSum
   from dpjax.secure.sums.interface import Drops as Drops
-  from dpjax.secure.sums.interface import SumProtocol as SumProtocol
   from dpjax.secure.sums.plain import PlainSum as PlainSum
   from dpjax.secure.sums.protocols import by_name as by_name
   from dpjax.secure.sums.secagg import SecAgg as SecAgg
   from dpjax.secure.sums.secagg import SecAggPlus as SecAggPlus
-  from dpjax.secure.sums.simulated import Simulated as Simulated
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

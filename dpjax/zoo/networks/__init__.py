@@ -9,9 +9,7 @@ if TYPE_CHECKING:
   from dpjax.zoo.networks.bert import load_bert as load_bert
   from dpjax.zoo.networks.checkpoint_files import load_checkpoint as load_checkpoint
   from dpjax.zoo.networks.equivariant import EquivariantCnn as EquivariantCnn
-  from dpjax.zoo.networks.equivariant import GroupConv as GroupConv
   from dpjax.zoo.networks.gpt2 import load_gpt2 as load_gpt2
-  from dpjax.zoo.networks.gpt2 import save_gpt2 as save_gpt2
   from dpjax.zoo.networks.patches import PatchNetwork as PatchNetwork
   from dpjax.zoo.networks.patches import learned_patches as learned_patches
   from dpjax.zoo.networks.patches import patch_features as patch_features
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
   from dpjax.zoo.networks.resnet import load_resnet as load_resnet
   from dpjax.zoo.networks.scatter_heads import ScatterCnn as ScatterCnn
   from dpjax.zoo.networks.scatter_heads import ScatterLinear as ScatterLinear
-  from dpjax.zoo.networks.scattering import scattering as scattering
   from dpjax.zoo.networks.scattering import scattering_features as scattering_features
   from dpjax.zoo.networks.sentence_encoder import sentence_features as sentence_features
   from dpjax.zoo.networks.transformer import Transformer as Transformer

@@ -7,7 +7,6 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.zoo.recipes.adversarial import adversarial as adversarial
   from dpjax.zoo.recipes.contrastive import contrastive as contrastive
-  from dpjax.zoo.recipes.contrastive import contrastive_loss as contrastive_loss
   from dpjax.zoo.recipes.distillation import distillation as distillation
   from dpjax.zoo.recipes.distillation import joint_distillation as joint_distillation
 else:

@@ -354,7 +354,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
 
     return noisy_model.measured(config, ready, fit)
 
-  monkeypatch.setattr(noisy_model.mpc, "split", lambda inputs, **given: inputs)
+  monkeypatch.setattr(noisy_model.private_values, "split", lambda inputs, **given: inputs)
   one = result(y)
   two = result(1 - y)
   assert (one.error == two.error) is not diagnostics

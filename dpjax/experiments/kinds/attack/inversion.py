@@ -19,7 +19,7 @@ from jax import flatten_util
 
 from dpjax import attacks, trees
 from dpjax.attacks import reconstructions, recovery
-from dpjax.attacks.leakage import distance_correlation, recovered_leakage
+from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
 from dpjax.attacks.views import View
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
@@ -358,7 +358,7 @@ def _leakage(
     scores["recovered"] = recovered_leakage(truth, recovered)
   kernels = _first_kernels(config, messages, truth[0].size)
   if kernels is not None and len(messages) >= 3:
-    scores["dense"] = attacks.dense_leakage(kernels, inputs)
+    scores["dense"] = dense_leakage(kernels, inputs)
   if len(messages) >= 4:
     flat = [np.asarray(flatten_util.ravel_pytree(message)[0]) for message in messages]
     scores["distance"] = distance_correlation(np.stack(flat), inputs)

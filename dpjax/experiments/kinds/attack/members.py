@@ -17,6 +17,7 @@ from dpjax.attacks.difficulty import quantile_regression
 from dpjax.attacks.membership import confidence_rule, loss_rule
 from dpjax.attacks.queries import mean_score, queries_of_model
 from dpjax.attacks.roc import FPRS, Leakage, Roc, auc_interval, loss_tail, rate_at
+from dpjax.auditing.scores import Scores
 from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
@@ -447,7 +448,7 @@ def _lower_bounds(
   delta = facts.get("delta") or 0.0
 
   def bound(scores: np.ndarray) -> float:
-    sides = auditing.Scores(inside=scores[members], outside=scores[~members])
+    sides = Scores(inside=scores[members], outside=scores[~members])
     return auditing.clopper_pearson(sides, delta=delta, confidence=confidence)
 
   return {

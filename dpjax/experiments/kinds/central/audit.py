@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from dpjax import auditing
-from dpjax.auditing.canaries import KINDS, SCORES, Canaries, gradient_scores
+from dpjax.auditing.canaries import KINDS, SCORES, Canaries, gradient_scores, loss_scores
 from dpjax.auditing.gradient_canaries import canary_loss, canary_sums, sum_scores
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
@@ -112,7 +112,7 @@ def facts(
     state: last training state; it holds the noisy sums along canaries that are gradients.
     epsilon: epsilon of the steps that ran; None: nothing is claimed.
   """
-  scored = {"loss": auditing.loss_scores, "gradient": gradient_scores}
+  scored = {"loss": loss_scores, "gradient": gradient_scores}
   if in_gradients(config):
     scores = sum_scores(state, canaries)
   else:

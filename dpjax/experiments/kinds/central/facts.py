@@ -14,7 +14,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, writers
 from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
-from dpjax.training.dp_sgd import clip_scale
+from dpjax.training.dp_sgd import TrainState, clip_scale
 from dpjax.transforms.dp_sgld import sgld_temperature
 from dpjax.types import ArrayLike
 
@@ -47,7 +47,7 @@ def scaling(config: TrainConfig) -> dict[str, Any]:
 
 
 def observed(
-  config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
+  config: TrainConfig, run: Run, state: TrainState, info: Any, step: int
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
@@ -130,7 +130,7 @@ def class_scores(apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
 
 
 def of(
-  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
+  config: TrainConfig, run: Run, state: TrainState, epsilon: float | None
 ) -> dict[str, Any]:
   """Returns the parts of a central run's result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size

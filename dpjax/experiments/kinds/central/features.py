@@ -143,7 +143,6 @@ def featured(
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, jaxlib's version, device."""
-  # Modules are read from sys.modules, since `networks.scattering` is a function.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -76,4 +76,4 @@ def write(
   config: TrainConfig, model: networks.Transformer, whole: Params, path: pathlib.Path
 ) -> None:
   """Writes all weights of a language model, with token ids as in the tokenizer's own file."""
-  networks.save_gpt2(path, model, whole, first_id=_first_id(config))
+  gpt2.save_gpt2(path, model, whole, first_id=_first_id(config))

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from dpjax import auditing, federated, secure, trees
+from dpjax import auditing, federated, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
@@ -20,6 +21,7 @@ from dpjax.federated.cohort import Cohort
 from dpjax.federated.round import params_of
 from dpjax.plan import Plan
 from dpjax.secure import summation
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -163,7 +165,7 @@ def target_of(
   config: FedConfig,
   plan: Plan,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> AuditTarget:
   """Returns the guarantee that an audit of this run tests, and what its adversary sees.
 
@@ -377,7 +379,7 @@ def facts(
   return facts_of_audit
 
 
-def _at_best(config: FedConfig, audited: Audited, scores: auditing.Scores) -> Any:
+def _at_best(config: FedConfig, audited: Audited, scores: Scores) -> Any:
   """Returns the scores of a perfect attack where the adversary knows who takes part; else None.
 
   A canary that took part in no round has the score 0, whether it is in or out: nobody can guess it.

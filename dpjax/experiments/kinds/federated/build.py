@@ -56,6 +56,7 @@ from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
@@ -84,7 +85,7 @@ class FedRun(NamedTuple):
   # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
-  mechanism: secure.SkellamSum | None = None  # for privacy.method="distributed"
+  mechanism: SkellamSum | None = None  # for privacy.method="distributed"
 
 
 @bounds.names_fields
@@ -258,7 +259,7 @@ def secure_aggregator(
   plan: Plan,
   key: jax.Array,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> federated.Aggregator:
   """Returns the aggregator whose server sees only the sum of the messages.
 
@@ -282,7 +283,7 @@ def _aggregator(
   plan: Plan,
   key: jax.Array,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> federated.Aggregator:
   if _is_summed(config):
     return secure_aggregator(config, plan, key, num_clients, mechanism)
@@ -370,7 +371,7 @@ def _algorithm(
   random: RunKeys,
   num_clients: int,
   audited: audit.Audited | None,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
   around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
     aggregator

@@ -120,7 +120,7 @@ def _uncompressed() -> None:
 
 
 WEIGHTINGS = {
-  "uniform": settings(lambda: federated.uniform, federated.uniform),
+  "uniform": settings(lambda: client.uniform, client.uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
   "examples": settings(lambda: federated.by_examples, federated.by_examples),
   "capped": settings(client.capped, cap=100),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax import accounting, gradients, names, sampling, validate
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
@@ -27,6 +27,7 @@ from dpjax.plan import Plan
 from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
 from dpjax.sampling.registry import used_for
 from dpjax.sampling.samplers import Sizing
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
@@ -409,7 +410,7 @@ def make_promise(
   ran: Plan,
   reported: Plan,
   num_clients: int,
-  mechanism: secure.SkellamSum | None = None,
+  mechanism: SkellamSum | None = None,
 ) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`.
 

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
+from dpjax.auditing.canaries import loss_scores
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import record_noise as noise_lib
@@ -144,7 +146,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
     for key, x in zip(keys, pair)
   ]
   ratio = _log_ratio(pair, noise_lib.by_feature(noise.scales, noise.shape), noise.mechanism)
-  scores = auditing.Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
+  scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
   local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
@@ -175,7 +177,7 @@ def shared_noise_scores(
   *,
   clip_after: float | None = None,
   **options: Any,
-) -> auditing.Scores:
+) -> Scores:
   """Returns the scores of an attacker who knows one record of a batch of two.
 
   The known record is all 0. The attacker must tell whether the other record is all 0 or all 1, in
@@ -199,7 +201,7 @@ def shared_noise_scores(
     run = jax.vmap(lambda i: score(jax.random.fold_in(mine, i), target))
     return np.asarray(run(jnp.arange(num_trials)), np.float64)
 
-  return auditing.Scores(inside=many(1.0, 1), outside=many(0.0, 0))
+  return Scores(inside=many(1.0, 1), outside=many(0.0, 0))
 
 
 def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
@@ -252,7 +254,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
-  scores = auditing.loss_scores(
+  scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),
     attacked.initial,
     attacked.params,

@@ -23,6 +23,7 @@ from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
 from dpjax.secure.sums import protocols, vectors
 from dpjax.secure.sums.homomorphic_sums import CkksSum
+from dpjax.secure.sums.interface import SumProtocol
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
@@ -246,7 +247,7 @@ class SecureConfig(WithChoices):
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
   protocol: Annotated[
-    sums.SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
+    SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
   ] = dataclasses.field(default_factory=sums.SecAgg)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   rows: Annotated[

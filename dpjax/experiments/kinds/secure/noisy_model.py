@@ -25,6 +25,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc import private_values
 from dpjax.secure.mpc.output_noise import OutputNoise
+from dpjax.secure.mpc.party import Party
 
 # Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 10
@@ -190,7 +191,7 @@ def _training(ready: _Ready) -> Phase:
     first = place * _CHUNK
     last = min(first + _CHUNK, mechanism.num_steps)
 
-    def program(party: mpc.Party, weights: np.ndarray, x: np.ndarray, y: np.ndarray):
+    def program(party: Party, weights: np.ndarray, x: np.ndarray, y: np.ndarray):
       kept = weights if first else None
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
@@ -225,7 +226,7 @@ def _release(ready: _Ready, trained: Arrays) -> Phase:
   def open_once(state: Arrays, place: int) -> None:
     del place
 
-    def program(party: mpc.Party, weights: np.ndarray) -> np.ndarray:
+    def program(party: Party, weights: np.ndarray) -> np.ndarray:
       bits = np.random.SeedSequence(secret[party.number])
       rng = np.random.Generator(np.random.Philox(bits))
       return mechanism.release(party, weights, rng=rng)
