@@ -165,7 +165,7 @@ def test_empty_records_are_left_out(loaded):
 )
 def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
   if changes.get("augmentation"):
-    changes = {"augmentation": next(iter(build.training.AUGMENTATIONS))}
+    changes = {"augmentation": next(iter(build.AUGMENTATIONS))}
   with refuses(field) as caught:
     build.check(_config(**changes))
   assert "\n" not in str(caught.value)
