@@ -26,6 +26,7 @@ import optax
 
 from benchmarks import alone
 from dpjax import data, losses, models, sampling, training, trees, validate
+from dpjax.data import resident
 from dpjax.experiments.run import provenance, report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel import allocator
@@ -97,7 +98,7 @@ def _measured(workload: str) -> _Found:
   step = jax.jit(step, donate_argnums=0)
   x = np.random.default_rng(0).random((_EXAMPLES, *shape), np.float32)
   labels = np.arange(_EXAMPLES) % _CLASSES
-  dataset = data.resident(data.from_arrays(x, labels, num_classes=_CLASSES))
+  dataset = resident.resident(data.from_arrays(x, labels, num_classes=_CLASSES))
   state = init(model.init(jax.random.key(1), jnp.zeros((1, *shape))))
   seconds = []
   batches = plan.batches(dataset, rng=1)

@@ -23,6 +23,7 @@ from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import NoiseShape, correlated
 from dpjax.plan import Plan
+from dpjax.training.dp_sgd import TrainState
 from dpjax.transforms import guard
 from dpjax.types import Batch, Example
 
@@ -93,7 +94,7 @@ class _Compiled(NamedTuple):
   parameters: int
 
 
-def _advanced(state: training.TrainState) -> training.TrainState:
+def _advanced(state: TrainState) -> TrainState:
   """Returns the state with `_DONE` draws behind it."""
 
   def later(part: Any) -> Any:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpjax import gradients
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import report
+from dpjax.gradients.device_mesh import mesh_of
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel.collectives import collectives
 
@@ -54,7 +54,7 @@ class _Stepper:
 
   def __init__(self, config: TrainConfig, mesh: str, loaded: Any):
     config = dataclasses.replace(config, mesh=mesh)
-    self.num_devices = gradients.mesh_of(mesh).size
+    self.num_devices = mesh_of(mesh).size
     self.run = build.assemble(config, loaded)
     phase = build.phase(config, self.run)
     draws = phase.draws(0)  # while it is held, its steps have batches

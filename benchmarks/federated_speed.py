@@ -22,7 +22,8 @@ from benchmarks import fedjax_peer
 from dpjax import data, federated, losses, pictures, validate
 from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
-from dpjax.federated import execution
+from dpjax.federated.cohort import Cohort, LocalBatches
+from dpjax.federated.execution.named import by_name
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -57,7 +58,7 @@ class RoundLoad(NamedTuple):
 
   loss_fn: Any
   params: Any
-  cohort: federated.Cohort
+  cohort: Cohort
 
 
 def default_methods() -> list[str]:
@@ -120,10 +121,8 @@ def build(
     np.arange(i * held, (i + 1) * held, dtype=np.int32) % total for i in range(num_clients)
   ]
   shape = (steps, batch_size)
-  batches = [
-    federated.LocalBatches(row.reshape(shape), np.ones(shape, bool)) for row in rows
-  ]
-  cohort = federated.Cohort(
+  batches = [LocalBatches(row.reshape(shape), np.ones(shape, bool)) for row in rows]
+  cohort = Cohort(
     ids=np.arange(num_clients),
     num_examples=np.full(num_clients, held),
     batches=tuple(batches),
@@ -170,7 +169,7 @@ def _runner(work: RoundLoad, method: str) -> Callable[[], Any]:
   algorithm = federated.fed_avg(
     work.loss_fn,
     optax.sgd(_RATE),
-    map_clients=execution.by_name(name, num_threads=1 if method == "loop" else None),
+    map_clients=by_name(name, num_threads=1 if method == "loop" else None),
     key=jax.random.key(_KEY_SEED),
   )
   state = algorithm.init(work.params)

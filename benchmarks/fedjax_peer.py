@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.federated import Cohort
+from dpjax.federated.cohort import Cohort
 from dpjax.types import Example, LossFn, Params
 
 

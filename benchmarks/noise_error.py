@@ -19,6 +19,7 @@ import numpy as np
 from dpjax import accounting, markdown, pictures, secure, validate
 from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.sums import PlainSum
 from dpjax.validate import UserError
 
@@ -78,8 +79,8 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
     _calibrated(accounting.gaussian_event, epsilon, by) for by in ("rdp", "pld")
   )
 
-  def sized(z: float) -> secure.SkellamSum:
-    return secure.SkellamSum.sized(
+  def sized(z: float) -> SkellamSum:
+    return SkellamSum.sized(
       noise_multiplier=z, l2_clip_norm=1.0, dim=dim, bits=bits,
       max_clients=count, min_survivors=count,
     )  # fmt: skip

@@ -33,7 +33,8 @@ import optax
 from benchmarks.federated_speed import Entry
 from dpjax import federated, losses, trees, validate
 from dpjax.data import Federation, from_arrays
-from dpjax.federated import execution
+from dpjax.federated.cohort import cohort_of
+from dpjax.federated.execution.named import by_name
 from dpjax.models import pooling
 from dpjax.models.dense import dense_layers
 from dpjax.types import Params
@@ -204,7 +205,7 @@ def ours(work: Load, method: str) -> Callable[[], Params]:
   algorithm = federated.fed_avg(
     work.loss_fn,
     optax.sgd(setup.rate),
-    map_clients=execution.by_name(
+    map_clients=by_name(
       "loop" if method == "threads" else method,
       num_threads=1 if method == "loop" else None,
     ),
@@ -217,7 +218,7 @@ def ours(work: Load, method: str) -> Callable[[], Params]:
   def one_round() -> Params:
     nonlocal state, number
     clients = rng.choice(setup.clients, setup.cohort, replace=False)
-    drawn = federated.cohort_of(work.federation, clients, local, seed=_SEED, round=number)
+    drawn = cohort_of(work.federation, clients, local, seed=_SEED, round=number)
     state, _ = algorithm.round(state, drawn)
     number += 1
     return jax.block_until_ready(state.params)

@@ -25,6 +25,7 @@ from benchmarks import alone
 from dpjax import federated, validate
 from dpjax.experiments.run import checkpoint, report
 from dpjax.experiments.run.provenance import process_memory
+from dpjax.federated.cohort import Cohort
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.validate import UserError
 
@@ -57,7 +58,7 @@ def _loss(params: Any, example: Any) -> Any:
   return 0.5 * jnp.mean((example @ params["w"] - example[:_OUT]) ** 2)
 
 
-def _cohorts(num_clients: int, rounds: int) -> Iterator[federated.Cohort]:
+def _cohorts(num_clients: int, rounds: int) -> Iterator[Cohort]:
   """All clients in turn, each with the same few examples of its own in every round."""
   for number in range(rounds):
     ids = (np.arange(_COHORT) + number * _COHORT) % num_clients

@@ -15,7 +15,7 @@ Poisson, add/remove-one, per example; statistics included). Of red, green and bl
 (model.colours=rgb) .693 (.692-.696). Tried on those with seed 0, by a script that
 draws other noise: without the average .687, at learning rate 3 .689, averages of decay .9 to .99
 .690 to .691. Without mirror images .667 (three seeds; 600 steps .651, and .656 without
-`networks.typical_scales`). Per-example groups (model.options.num_groups=27,
+`networks.scattering.typical_scales`). Per-example groups (model.options.num_groups=27,
 privacy.normalization=per_example, 400 averaged steps of 4,096) reach .629.
 """
 

@@ -29,10 +29,6 @@ _PAGE = """# dpjax.{package}
 """
 
 
-# Modules that a package lists, whose names another package exports and documents.
-_ELSEWHERE = ("dpjax.parallel.client_states", "dpjax.parallel.row_journal")
-
-
 def _tables():
   """docs/tables.py, which stands in no package."""
   spec = importlib.util.spec_from_file_location("dpjax_tables", ROOT / "docs" / "tables.py")
@@ -62,10 +58,13 @@ def public_names(package: str) -> list[tuple[str, str]]:
 # The reference's pages, in the groups of its menu.
 _GROUPS = {
   "The private step": (
-    "plan", "joint", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
-    "training", "solve",
+    "plan", "joint", "gradients", "noise", "noise.correlated", "sampling", "accounting",
+    "transforms", "mechanisms", "training", "solve",
   ),
-  "Across parties": ("federated", "secure"),
+  "Across parties": (
+    "federated", "federated.algorithms", "federated.aggregators", "secure", "secure.sums",
+    "secure.mpc", "secure.homomorphic", "secure.vertical",
+  ),
   "Attacks and audits": ("attacks", "auditing", "relevance"),
   "Data and models": (
     "data", "models", "losses", "metrics", "zoo.datasets", "zoo.networks", "zoo.recipes", "serving",
@@ -110,7 +109,7 @@ def grouped() -> list[dict[str, list[str]]]:
 
 def _documented(package: str) -> str:
   """The page of a package: its docstring, then every name."""
-  names = [home for _, home in public_names(package) if home not in _ELSEWHERE]
+  names = [home for _, home in public_names(package)]
   members_here = (
     [] if public_names(package) else defined_names(ROOT / "dpjax" / f"{package}.py")
   )

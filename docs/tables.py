@@ -864,7 +864,7 @@ def _rounds_beside_a_loop() -> list[Row]:
 
 def _noise_left() -> list[Row]:
   """Computed, not measured: error on prefix sums times sensitivity, by dpjax itself."""
-  from dpjax import accounting
+  from dpjax.accounting import matrix
   from dpjax.noise import correlated
   from dpjax.noise.correlated import series
 
@@ -882,7 +882,7 @@ def _noise_left() -> list[Row]:
   def error(choice, num_steps: int, min_sep: int) -> float:
     strategy = choice.make(num_steps, min_sep)
     column = strategy.multiply([[1.0]] + [[0.0]] * (num_steps - 1))[:, 0]
-    costs = accounting.participation_costs(
+    costs = matrix.participation_costs(
       strategy, num_steps=num_steps, min_sep=min_sep, cyclic=True
     )
     return math.sqrt(series.prefix_error(column, num_steps) * costs[-1])

@@ -23,8 +23,10 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from dpjax import accounting, validate
-from dpjax.accounting import overflow
-from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting import matrix, overflow, proved
+from dpjax.accounting.calibration import Unreachable
+from dpjax.accounting.event_kinds.elements import accountable, check_accountant
+from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import ADD, NeighboringRelation
 from dpjax.plan import Plan, SpentBudget
 from dpjax.validate import UserError, Verbatim
@@ -142,7 +144,7 @@ class JointPlan(overflow.MayAbort):
         for name, part in list(self.parts.items())[:1]
       }
     relation = self.neighboring_relation or next(iter(stated.values()))
-    validate.one_of(accounting.RELATIONS, neighboring_relation=relation)
+    validate.one_of(proved.RELATIONS, neighboring_relation=relation)
     for name, other in stated.items():
       if isinstance(self.parts[name], Plan) and other != relation:
         raise UserError(
@@ -174,9 +176,9 @@ class JointPlan(overflow.MayAbort):
 
     Raises UserError if there is none."""
     if self.accountant:
-      accounting.check_accountant(self.accountant)
+      check_accountant(self.accountant)
     reasons = []
-    for accountant in (self.accountant,) if self.accountant else accounting.ACCOUNTANTS:
+    for accountant in (self.accountant,) if self.accountant else proved.ACCOUNTANTS:
       reason = self._reason_against(accountant)
       if reason is None:
         return accountant
@@ -263,7 +265,7 @@ class JointPlan(overflow.MayAbort):
     kept = dict.fromkeys(free, 0)
     least = shares._epsilon_at(shares.event(kept), left)
     if least > epsilon:
-      raise accounting.Unreachable(
+      raise Unreachable(
         f"unreachable, the parts whose noise stays cost epsilon={accounting.upper(least)} "
         f"at delta={delta!r}",
         field="epsilon",
@@ -355,7 +357,7 @@ class JointPlan(overflow.MayAbort):
       validate.one_of(self.parts, steps=name)
       validate.integer_at_least(0, **{f"steps[{name!r}]": count})
       if count > counts[name]:
-        raise accounting.BudgetExceeded(
+        raise BudgetExceeded(
           f"must be <= {counts[name]}, how often this part may run",
           field=f"steps[{name!r}]",
           value=count,
@@ -368,7 +370,7 @@ class JointPlan(overflow.MayAbort):
 
     `steps`: name -> how often that part ran; a part that is not named counts in full. The
     statistics of a plan are part of its event, also at 0 steps."""
-    return accounting.joined(
+    return matrix.joined(
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
 
@@ -424,7 +426,7 @@ class JointPlan(overflow.MayAbort):
     part = self[name]
     first = self._ran(ledger)[name]
     if first + num_steps > self.allowed(name):
-      raise accounting.BudgetExceeded(
+      raise BudgetExceeded(
         f"ran {first} times, and may run {self.allowed(name)} times in all",
         field=f"parts[{name!r}]",
         value=Verbatim(f"{num_steps} more"),
@@ -500,7 +502,7 @@ class JointPlan(overflow.MayAbort):
       self._check_keys(charge.noise_key_id for charge in ledger.charges)
     return ran
 
-  def _is_step(self, name: str, charge: accounting.Charge) -> bool:
+  def _is_step(self, name: str, charge: Charge) -> bool:
     part = self.parts[name]
     if charge.neighboring_relation != self.neighboring_relation:
       return False

@@ -23,17 +23,33 @@ from jax import core
 from dpjax import (
   accounting,
   gradients,
-  mechanisms,
   noise,
   sampling,
   transforms,
   trees,
   validate,
 )
-from dpjax.accounting import overflow
+from dpjax.accounting import calibration, matrix, overflow
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.event_kinds.elements import check_accountant
+from dpjax.accounting.event_kinds.kind import event_to_json
+from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.matrix import correlated_events
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.accounting.statement import NOTHING, delta_warning
+from dpjax.gradients.per_example import ClippedGrad
+from dpjax.mechanisms import noisy_means
+from dpjax.noise import source
+from dpjax.noise.shape import WHITE
+from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
+from dpjax.sampling.batches import rows_of_slice
+from dpjax.sampling.samplers import PaddedSampler
+from dpjax.transforms import ScaledLoss, together
+from dpjax.transforms.group_noise import group_stds
+from dpjax.transforms.together import check_together
+from dpjax.transforms.words import noise_in_words
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn
 from dpjax.validate import UserError, Verbatim
 
@@ -102,7 +118,7 @@ class Plan(overflow.MayAbort):
     slices: number of physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL), and
       shares of groups. Correlation needs a sampler that bounds the participation of one
-      example (`dpjax.sampling.Participation`), since the cost depends on that bound.
+      example (`dpjax.sampling.samplers.Participation`), since the cost depends on that bound.
     statistics: private statistics, computed once on the same data before the first step. What
       a run costs includes them, also at 0 steps: `epsilon(steps=0)` is their cost alone. In the
       events of single steps they are part of the first one. They may use the key of `transform`,
@@ -133,8 +149,8 @@ class Plan(overflow.MayAbort):
   neighboring_relation: NeighboringRelation | str = ""
   accountant: str = ""
   slices: int = 1
-  noise_shape: noise.NoiseShape = noise.WHITE
-  statistics: mechanisms.noisy_means.NoisyMeans | None = None
+  noise_shape: noise.NoiseShape = WHITE
+  statistics: noisy_means.NoisyMeans | None = None
   scaling: transforms.CoordinateScaling | None = None
 
   def __post_init__(self):
@@ -154,7 +170,7 @@ class Plan(overflow.MayAbort):
       )
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None and not isinstance(
-      self.statistics, mechanisms.noisy_means.NoisyMeans
+      self.statistics, noisy_means.NoisyMeans
     ):
       shown = f"statistics={self.statistics!r:.60}"
       raise UserError(
@@ -169,7 +185,7 @@ class Plan(overflow.MayAbort):
         field="scaling",
         value=self.scaling,
       )
-    transforms.check_together(
+    check_together(
       self.l2_clip_norm,
       self.noise_shape,
       sampler=self.sampler,
@@ -181,7 +197,7 @@ class Plan(overflow.MayAbort):
     object.__setattr__(self, "neighboring_relation", relation)
     known = self.sampler.accountants(relation)
     object.__setattr__(self, "accountant", self.accountant or known[0])
-    accounting.check_accountant(self.accountant)
+    check_accountant(self.accountant)
     if self.accountant not in known:
       raise UserError(
         f"has no analysis of {type(self.sampler).__name__}; use "
@@ -199,7 +215,7 @@ class Plan(overflow.MayAbort):
       self.statistics.event(self.neighboring_relation)
     shape.check_steps(self.num_steps)
     self.l2_clip_norm.check_steps(self.num_steps)
-    transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
+    group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
       # The events are computed now, to raise UserError for combinations without an analysis.
       _ = self._correlated_events
@@ -211,7 +227,7 @@ class Plan(overflow.MayAbort):
     """Returns the event of each step. Read it only if the sampler bounds participation."""
     participation = self.sampler.participation
     assert participation is not None
-    return accounting.correlated_events(
+    return correlated_events(
       self.noise_shape.strategy,
       noise_multiplier=self.noise_multiplier,
       num_steps=self.num_steps,
@@ -224,7 +240,7 @@ class Plan(overflow.MayAbort):
     cls,
     *,
     epsilon: float | None = None,
-    attack: accounting.AttackBound | None = None,
+    attack: AttackBound | None = None,
     delta: float,
     sampler: sampling.Sampler,
     num_steps: int,
@@ -294,16 +310,16 @@ class Plan(overflow.MayAbort):
       object.__setattr__(plan, field.name, value)
     return plan
 
-  def _kept_from(self, attack: accounting.AttackBound) -> Plan:
+  def _kept_from(self, attack: AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
-    def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
+    def make_profile(noise_multiplier: float, accountant: str) -> Profile:
       # The search asks a faster accountant where to start. If that accountant does not know the
       # sampler, UserError is raised, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       return self._changed(noise_multiplier=noise_multiplier, **changed).privacy_profile()
 
-    noise_multiplier = accounting.calibration.noise_of_profile(
+    noise_multiplier = calibration.noise_of_profile(
       make_profile, attack, delta=self.delta, accountant=self.accountant
     )
     return self._changed(noise_multiplier=noise_multiplier)
@@ -316,7 +332,7 @@ class Plan(overflow.MayAbort):
     batch_size: int,
     epochs: float,
     epsilon: float | None = None,
-    attack: accounting.AttackBound | None = None,
+    attack: AttackBound | None = None,
     delta: float,
     l2_clip_norm: gradients.Clip | ArrayTree,
     num_examples: int | None = None,
@@ -401,7 +417,7 @@ class Plan(overflow.MayAbort):
       normalize_by=batch_size,
       **options,
     )
-    warning = accounting.delta_warning(delta, size)
+    warning = delta_warning(delta, size)
     if warning:
       warnings.warn(warning, stacklevel=2)
     fitted = plan._changed(sampler=plan.fitted_sampler(size))
@@ -454,7 +470,7 @@ class Plan(overflow.MayAbort):
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
-    return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
+    return matrix.joined([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
     """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
@@ -483,7 +499,7 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.composed(self._event_at(0), len(steps))
-    return accounting.joined([self._event_at(step) for step in steps])
+    return matrix.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.
@@ -496,7 +512,7 @@ class Plan(overflow.MayAbort):
       return self.event(steps)
     if participation.sampling_prob < 1:
       return self.event(steps)
-    costs = accounting.participation_costs(
+    costs = matrix.participation_costs(
       self.noise_shape.strategy,
       num_steps=self.num_steps,
       min_sep=participation.min_sep,
@@ -599,7 +615,7 @@ class Plan(overflow.MayAbort):
     participation = self.sampler.participation
     event = self.sum_event(0)
     try:
-      cost: Any = accounting.event_to_json(event)
+      cost: Any = event_to_json(event)
     # A user's own event has no JSON form.
     except UserError:
       cost = type(event).__name__
@@ -631,7 +647,7 @@ class Plan(overflow.MayAbort):
     from dpjax.transforms.scale_then_privatize import scaled_noise
 
     trees.check_key(key=key)
-    noise.source.to_words(key)
+    source.to_words(key)
     shape = self.noise_shape
     numbers: Any = {
       "noise_multiplier": self.noise_multiplier,
@@ -720,18 +736,18 @@ class Plan(overflow.MayAbort):
       statement=at_delta.statement(num_examples, steps),
     )
 
-  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> gradients.ClippedGrad:
+  def clipped_grad(self, loss_fn: LossFn, **options: Any) -> ClippedGrad:
     """Returns `dpjax.clipped_grad` with this plan's clip norm; give its result to `transform`.
 
     If the clip norm changes from step to step, `loss_fn` must be the loss divided by
-    `transforms.clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan
-    with `scaling`, `loss_fn` must be a `transforms.ScaledLoss`, and the result takes
-    `loss_fn.start` in place of the parameters.
+    `clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan with `scaling`,
+    `loss_fn` must be a `transforms.ScaledLoss`, and the result takes `loss_fn.start` in place of
+    the parameters.
 
     Raises:
       UserError: a loss that is no `ScaledLoss` in a plan with scaling.
     """
-    if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
+    if self.scaling is not None and not isinstance(loss_fn, ScaledLoss):
       raise UserError(
         "must be a dpjax.transforms.ScaledLoss for a plan with scaling; training.dp_sgd makes "
         "it, or give plan.transform the gradients of dpjax.per_example_grads",
@@ -753,9 +769,7 @@ class Plan(overflow.MayAbort):
     """
     if self.slices == 1:
       return tx
-    padded_batch_size = rows or sampling.rows_of_slice(
-      self.sampler.padded_batch_size, self.slices
-    )
+    padded_batch_size = rows or rows_of_slice(self.sampler.padded_batch_size, self.slices)
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
@@ -776,13 +790,11 @@ class Plan(overflow.MayAbort):
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
     names += ("scaled coordinates",)
-    features = transforms.features(
-      self.l2_clip_norm, self.noise_shape, scaling=self.scaling
-    )
+    features = together.features(self.l2_clip_norm, self.noise_shape, scaling=self.scaling)
     for name in [name for name in names if name in features]:
       raise UserError(f"{features[name]}: makes noise_std differ by step")
     shares = self.noise_shape.shares
-    stds = transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
+    stds = group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
@@ -865,7 +877,7 @@ class Plan(overflow.MayAbort):
     read = indexed.reader(data, num_examples)
     self._warn_of_divisor(num_examples, declared)
 
-    return sampling.batches(
+    return batches_lib.batches(
       self.sampler,
       read,
       num_examples,
@@ -884,7 +896,7 @@ class Plan(overflow.MayAbort):
       return
     if isinstance(sampler, sampling.FixedSizeSampler):
       least = most = sampler.padded_batch_size
-    elif not isinstance(sampler, sampling.PaddedSampler):
+    elif not isinstance(sampler, PaddedSampler):
       return
     elif self.neighboring_relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
       # The divisor may fit the size of a subset, or that of the whole, which is declared.
@@ -920,7 +932,7 @@ class Plan(overflow.MayAbort):
     """
     unit = unit or self.unit
     if not self.is_private:
-      return accounting.NOTHING
+      return NOTHING
     return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,
@@ -929,7 +941,7 @@ class Plan(overflow.MayAbort):
       accountants=self.sampler.accountants(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
-      noise=transforms.noise_in_words(
+      noise=noise_in_words(
         self.l2_clip_norm,
         self.noise_shape,
         self.sampler,
@@ -948,7 +960,7 @@ class Plan(overflow.MayAbort):
     """Returns the unproved assumptions of the plan's epsilon; empty if epsilon is proved."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
-    found = transforms.assumptions(clip, shape, self.sampler, self.statistics)
+    found = together.assumptions(clip, shape, self.sampler, self.statistics)
     # A user's subclass may state an event that dpjax has not proved.
     if not type(self).__module__.startswith("dpjax."):
       found = (*found, f"the event of {type(self).__name__} is its author's word")

@@ -14,15 +14,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import accounting, sampling, validate
+from dpjax.accounting import matrix
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.matrix import Strategy
+from dpjax.accounting.monte_carlo import MOST_APART, min_sep_epsilon
 from dpjax.accounting.overflow import without_share
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
+from dpjax.sampling import registry
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
 # Value of `sampler` for a run without sampling: every record is in every step.
 EVERYBODY = "none"
-SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
+SAMPLERS = (*registry.answered("exact"), EVERYBODY)
 # Samplers that bound how often an example takes part, and whose epsilon `bounded_rows` simulates.
-BOUNDED = sampling.answered("simulated")
+BOUNDED = registry.answered("simulated")
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -34,8 +43,8 @@ def proved_for(sampler: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
   ((('replace_special',), ('pld',)), ('replace_one', 'add_or_remove_one'))
   """
   if sampler == EVERYBODY:
-    return accounting.RELATIONS, accounting.ACCOUNTANTS
-  kind = sampling.SAMPLERS[sampler]
+    return RELATIONS, ACCOUNTANTS
+  kind = registry.SAMPLERS[sampler]
   made: Any = kind(**kind.small[0])
   return kind.relations, made.accountants(made.proved_under[0])
 
@@ -60,13 +69,13 @@ class Question(NamedTuple):
   num_examples: int | None = None  # for samplers that need it
   capacity: int | None = None  # for truncated_poisson
   # A bound on attackers in place of epsilon, to solve for the noise.
-  attack: accounting.AttackBound | None = None
+  attack: AttackBound | None = None
   num_selected: int | None = None  # of k_out_of_t
 
   @property
   def kind(self) -> type[sampling.Sampler] | None:
     """Returns the class of the sampler; None if every record is in every step."""
-    return None if self.sampler == EVERYBODY else sampling.SAMPLERS[self.sampler]
+    return None if self.sampler == EVERYBODY else registry.SAMPLERS[self.sampler]
 
   @property
   def can_overflow(self) -> bool:
@@ -81,12 +90,12 @@ class Question(NamedTuple):
     return 1 if drawn is None else drawn.steps_per_event
 
   @property
-  def size(self) -> sampling.Sizing:
+  def size(self) -> Sizing:
     """Returns the numbers that fix the sampler's size; see `size_of`."""
     return size_of(self)
 
 
-def size_of(numbers: Any) -> sampling.Sizing:
+def size_of(numbers: Any) -> Sizing:
   """Returns the known numbers that fix a sampler's size.
 
   Args:
@@ -97,7 +106,7 @@ def size_of(numbers: Any) -> sampling.Sizing:
   >>> size_of(asked).sampling_prob, size_of(asked._replace(num_examples=9)).num_examples
   (0.0, 9)
   """
-  return sampling.Sizing(
+  return Sizing(
     sampling_prob=numbers.sampling_prob or 0.0,
     num_examples=numbers.num_examples or 0,
     capacity=numbers.capacity,
@@ -109,7 +118,7 @@ def _sampler(question: Question) -> sampling.Sampler | None:
   return None if question.kind is None else question.kind.sized(question.size)
 
 
-def event(question: Question) -> accounting.DpEvent:
+def event(question: Question) -> DpEvent:
   """Returns the event of one step, or of one pass if passes are accounted as a whole."""
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   drawn = _sampler(question)
@@ -119,7 +128,7 @@ def event(question: Question) -> accounting.DpEvent:
   return sampled
 
 
-def run_event(question: Question) -> accounting.DpEvent:
+def run_event(question: Question) -> DpEvent:
   """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
   # The two minus signs make the division round up, to whole passes.
@@ -201,9 +210,9 @@ def epsilon_of(question: Question, accountant: str) -> float:
   )
 
 
-def profile_of(question: Question) -> accounting.Profile:
+def profile_of(question: Question) -> Profile:
   """Returns the privacy profile epsilon -> delta of the whole run, by the first accountant."""
-  return accounting.privacy_profile(
+  return privacy_profile(
     run_event(question),
     neighboring_relation=question.neighboring_relation,
     accountant=question.accountants[0],
@@ -246,7 +255,7 @@ class Bounded(NamedTuple):
 def check_bounded(run: Bounded) -> None:
   """Raises UserError for settings that `bounded_rows` refuses. It simulates nothing."""
   validate.one_of(BOUNDED, sampler=run.sampler)
-  validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
+  validate.integer_in(1, MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
   turn = run.sampling_prob * run.min_sep
@@ -286,7 +295,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     estimate = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
   else:
     prob = sampling.MinSepSampler.prob_of(run.sampling_prob, run.min_sep)
-    estimate = accounting.min_sep_epsilon(
+    estimate = min_sep_epsilon(
       strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
     )
   share = f"{100 * estimate.confidence:g} %"
@@ -294,7 +303,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     ("Monte Carlo estimate, NOT a bound", estimate.estimate),
     (f"Monte Carlo, {share} confidence, NOT a proof", estimate.upper),
   ]
-  for by in accounting.ACCOUNTANTS if bins else ():
+  for by in ACCOUNTANTS if bins else ():
     proved = accounting.balls_in_bins_proved(
       strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
     )
@@ -304,8 +313,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   if not bins and run.bands <= run.min_sep and turn < 1:
     schemes["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
   for scheme, more in schemes.items():
-    event = accounting.joined(
-      accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
+    event = matrix.joined(
+      matrix.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
     )
     deltas = {"pld": run.delta, "launch.train, pld": without_share(run.delta)}
     rows += [

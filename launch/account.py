@@ -82,7 +82,15 @@ from typing import Any
 from absl import flags
 
 from dpjax import accounting, sampling, solve, validate
-from dpjax.accounting import overflow, trade_off_files
+from dpjax.accounting import attack_bounds, gdp, overflow, trade_off_files
+from dpjax.accounting.attack_bounds import AttackBound, attack_bound
+from dpjax.accounting.epsilon import epsilon_of_zcdp
+from dpjax.accounting.epsilon import zcdp as zcdp_of
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
+from dpjax.accounting.statement import delta_warning
+from dpjax.accounting.text import lower
+from dpjax.sampling import registry
+from dpjax.sampling.samplers import SizedSampler
 from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
@@ -151,10 +159,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "default: add_or_remove_one; fixed_size, with_replacement: replace_one; truncated_poisson: "
     "replace_special"
   )
-  flag("enum", "neighboring_relation", None, accounting.RELATIONS, default_text)
-  flag(
-    "enum", "accountant", "both", (*accounting.ACCOUNTANTS, "both"), "pld solves for both"
-  )
+  flag("enum", "neighboring_relation", None, RELATIONS, default_text)
+  flag("enum", "accountant", "both", (*ACCOUNTANTS, "both"), "pld solves for both")
   folder = (
     "directory for epsilon_curve.csv and .png (epsilon over the steps), trade_off.csv (the "
     "whole run's trade-off curve) and privacy_loss.npz (its privacy loss, of dp_accounting)"
@@ -233,8 +239,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
   value = getattr(values, name)
   readers = [
     sampler
-    for sampler in sampling.answered("exact")
-    if _decides_cost(sampling.SAMPLERS[sampler], name)
+    for sampler in registry.answered("exact")
+    if _decides_cost(registry.SAMPLERS[sampler], name)
   ]
   if values.sampler in readers:
     validate.integer_at_least(1, **{name: value})
@@ -263,14 +269,14 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
   return levels
 
 
-def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
+def _attack(values: Any, has_noise: bool) -> AttackBound | None:
   """Returns the bound on attackers for which the noise is solved; None if there is no such bound.
 
   If the noise is given, --fpr and --prior only add a rate and a risk to the printed line.
   """
   numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
   if not has_noise:
-    return accounting.attack_bound(**numbers)
+    return attack_bound(**numbers)
   for name, value in numbers.items():
     if value is not None and name not in ("fpr", "prior"):
       raise UserError(
@@ -287,18 +293,18 @@ def _sampling_prob(values: Any) -> float | None:
   n = values.num_examples
   batch = values.batch_size
   prob = values.sampling_prob
-  kind = sampling.SAMPLERS.get(values.sampler)
+  kind = registry.SAMPLERS.get(values.sampler)
   if kind is None:
     if (batch, prob) != (None, None):
       raise UserError(
         "takes no sampling_prob and no batch_size", field="sampler", value="none"
       )
     return 1.0
-  if n is None and (batch is not None or issubclass(kind, sampling.SizedSampler)):
+  if n is None and (batch is not None or issubclass(kind, SizedSampler)):
     sized = [
       name
-      for name in sampling.answered("exact")
-      if issubclass(sampling.SAMPLERS[name], sampling.SizedSampler)
+      for name in registry.answered("exact")
+      if issubclass(registry.SAMPLERS[name], SizedSampler)
     ]
     raise UserError(
       f"must be given with batch_size, and with sampler={' or '.join(map(repr, sized))}",
@@ -324,7 +330,7 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   Without the flag, the result for a sampler in passes is the probability that makes the run one
   pass, and for other samplers None.
   """
-  kind = sampling.SAMPLERS[values.sampler]
+  kind = registry.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))
@@ -417,7 +423,7 @@ def table(answers: Iterable[Question], *, gdp: bool = False, zcdp: bool = False)
 
 def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
   known = (
-    accounting.lower(answer.noise_multiplier or 0.0, digits=6),
+    lower(answer.noise_multiplier or 0.0, digits=6),
     accounting.upper(answer.sampling_prob or 0.0, digits=6),
     f"{answer.num_steps}",
   )
@@ -433,9 +439,9 @@ def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
     rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
   if zcdp:
     relation = answer.neighboring_relation
-    rho = accounting.zcdp(solve.run_event(answer), neighboring_relation=relation)
+    rho = zcdp_of(solve.run_event(answer), neighboring_relation=relation)
     name = f"zcdp (rho {accounting.upper(rho, digits=6)})"
-    rows.append((name, *known, _up(accounting.epsilon_of_zcdp(rho, delta=answer.delta))))
+    rows.append((name, *known, _up(epsilon_of_zcdp(rho, delta=answer.delta))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 
@@ -445,7 +451,7 @@ def _up(epsilon: float) -> str:
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the row of --gdp, labelled as an approximation unless it is exact."""
-  bound = accounting.gdp.approximate(
+  bound = gdp.approximate(
     solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
@@ -474,7 +480,7 @@ def note_on_training(answer: Question) -> str | None:
   )
 
 
-def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | None:
+def _note_on_attack(answer: Question, attack: AttackBound) -> str | None:
   epsilon = solve.epsilon_in_training(answer, answer.accountants[0])
   aside = overflow.OVERFLOW_SHARE * answer.delta
   profile = overflow.with_aborts(solve.profile_of(answer), aside=aside, epsilon=epsilon)
@@ -501,18 +507,18 @@ def attackers(
   asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
-    f"{accounting.lower(rate)}"
+    f"{lower(rate)}"
     for rate in asked
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
-  advantage = accounting.upper(accounting.advantage(profile))
+  advantage = accounting.upper(attack_bounds.advantage(profile))
   risk = ""
   if prior is not None:
-    least = accounting.lower(accounting.bayes_risk(profile, prior))
+    least = lower(attack_bounds.bayes_risk(profile, prior))
     risk = f"; anyone who knows the prior {prior!r} errs with probability {least} at least"
   return (
-    f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
+    f"noise_multiplier {lower(answer.noise_multiplier or 0.0, digits=6)}: true "
     f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
     f"above a guess{risk}; {mu}-Gaussian DP up to {delta} (by {by})"
   )
@@ -587,7 +593,7 @@ def _write_trade_offs(
   """
   paths = []
   for answer in answers:
-    level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
+    level = lower(answer.noise_multiplier or 0.0, digits=6)
     names = {
       name: folder / (f"{level}_{name}" if len(answers) > 1 else name)
       for name in (trade_off_files.CURVE, trade_off_files.LOSSES)
@@ -633,7 +639,7 @@ def answer_questions(values: Any) -> None:
     print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples
   # The warning goes to stderr, so that a table in a pipe stays a table.
-  warning = accounting.delta_warning(values.delta, n) if n else None
+  warning = delta_warning(values.delta, n) if n else None
   if warning:
     print(f"warning: {warning}", file=sys.stderr)
   for answer in answers if values.statement else ():

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from absl import app, flags, logging
 
-from dpjax import names, parallel
-from dpjax.parallel import allocator
+from dpjax import names
+from dpjax.parallel import allocator, made_for, targets
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import needs_features
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -61,7 +61,7 @@ def define_target() -> None:
 def target() -> Machine | None:
   """Returns the machine of --target; None if the flag is not given."""
   text = flags.FLAGS.target
-  return None if text is None else parallel.targets.parse(text)
+  return None if text is None else targets.parse(text)
 
 
 def as_targeted() -> contextlib.AbstractContextManager[None]:
@@ -69,7 +69,7 @@ def as_targeted() -> contextlib.AbstractContextManager[None]:
 
   A mesh must then fit that machine, not this one. Without --target the context changes nothing.
   """
-  return parallel.made_for.compiling_for(target())
+  return made_for.compiling_for(target())
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:
@@ -104,7 +104,7 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process with one line and exit code 1 if an audit refuted the claim of a run."""
-  from dpjax.accounting import lower
+  from dpjax.accounting.text import lower
 
   refuted = [row for row in rows if row.get("refuted")]
   if refuted:
@@ -137,7 +137,7 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
   # An unknown model raises UserError here. The run itself refuses it later, and names the field.
   with contextlib.suppress(UserError):
-    if any(map(networks.needs_features, asked)):
+    if any(map(needs_features, asked)):
       allocator.keep_freed_memory()
 
 

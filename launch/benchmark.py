@@ -114,8 +114,10 @@ import sys
 
 from absl import flags
 
-from dpjax import gradients, validate
+from dpjax import validate
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.gradients import per_example
+from dpjax.gradients.device_mesh import mesh_of
 from launch import app, config_flag
 
 try:
@@ -399,7 +401,7 @@ def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(training_speed.METHODS)
   for method in methods:
-    validate.one_of(gradients.METHODS, methods=method)
+    validate.one_of(per_example.METHODS, methods=method)
   configs = _configs(options)
   entries = []
   # launch.train prepares memory in the same way, so its steps are as fast as the timed ones.
@@ -430,7 +432,7 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   # Meshes are checked before any timing, since an error in the last one would waste the minutes
   # spent on the others.
   for mesh in meshes:
-    gradients.mesh_of(mesh)
+    mesh_of(mesh)
   for name, config in configs.items():
     entries += device_speed.measure(name, config, meshes, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)

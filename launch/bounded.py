@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpjax import accounting, solve, validate
+from dpjax.accounting import text
+from dpjax.accounting.monte_carlo import MOST_APART
 from dpjax.validate import UserError
 
 # Flags for samplers that bound how often an example takes part, and for no others.
@@ -38,7 +40,7 @@ def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
       f"must be given for {values.sampler!r}", field="noise_multiplier", value=None
     )
   validate.integer_at_least(1, num_steps=values.num_steps)
-  validate.integer_in(1, accounting.MOST_APART, min_sep=values.min_sep)
+  validate.integer_in(1, MOST_APART, min_sep=values.min_sep)
   validate.integer_in(1, values.min_sep, bands=values.bands)
   bins = values.sampler == "balls_in_bins"
   prob = values.sampling_prob
@@ -57,7 +59,7 @@ def table(asked: Iterable[solve.Bounded]) -> str:
   """Returns a text table with a row for each run and kind of epsilon."""
   lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
   for run in asked:
-    level = accounting.lower(run.noise_multiplier, digits=6)
+    level = text.lower(run.noise_multiplier, digits=6)
     up = lambda value: accounting.upper(value, decimals=4)
     lines += [(level, up(value), kind) for kind, value in solve.bounded_rows(run)]
   return "\n".join(f"{level:>16}  {value:>10}  {kind}" for level, value, kind in lines)

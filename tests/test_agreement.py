@@ -8,6 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting, sampling
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.validate import UserError
 
 _SAMPLERS = {
@@ -31,9 +32,7 @@ _PROVED = {
   "shuffled": {_REPLACE: _BOTH, _ZERO: _BOTH},
 }
 _WAYS_OUT = ("use accountant=", "is accounted under", "is proved only under", "dpjax.")
-_CASES = list(
-  itertools.product(_SAMPLERS, (*accounting.ACCOUNTANTS, "gdp"), accounting.RELATIONS)
-)
+_CASES = list(itertools.product(_SAMPLERS, (*ACCOUNTANTS, "gdp"), RELATIONS))
 
 
 def _plan(sampler, relation, accountant):
@@ -94,7 +93,7 @@ def test_p13_no_public_size_no_event_no_epsilon(accountant, relation):
   assert plan.epsilon() == math.inf and not plan.is_private
 
 
-@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", _SAMPLERS)
 def test_every_epsilon_is_at_least_that_of_poisson_sampling_at_the_same_rate(
   name, relation

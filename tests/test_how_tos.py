@@ -22,13 +22,15 @@ from configs.fed import quickstart
 from dpjax import accounting, data, models
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
-from dpjax.auditing.games import play, registry
+from dpjax.auditing.games import registry
+from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.zoo import networks
 from dpjax.zoo.datasets import published
+from dpjax.zoo.networks.registry import names
 from launch import list as launch_list
 from tests import commands, own_folder
 from tests.adversary import plants
@@ -91,7 +93,7 @@ def test_a_model_by_name_is_one_row(monkeypatch):
   module = importlib.import_module("dpjax.zoo.networks.registry")
   row = module._Entry(models.Mlp, models.Mlp)
   monkeypatch.setitem(module._ENTRIES, "perceptron", row)
-  assert "perceptron" in networks.names()
+  assert "perceptron" in names()
   assert networks.build("perceptron", num_classes=2, features=(3,)).features == (3,)
 
 

@@ -15,6 +15,11 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 import dpjax
 from dpjax import JointPlan, Plan, accounting, mechanisms, sampling
 from dpjax.accounting import overflow
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -147,7 +152,7 @@ def test_the_ledger_charges_what_ran_in_any_order(joint):
   # The ledger, read without the joint plan, has the same cost.
   left = _DELTA * (1 - overflow.OVERFLOW_SHARE)
   assert ledger.epsilon(left, accountant="rdp") == pytest.approx(joint.epsilon(), rel=1e-6)
-  with refuses("parts['first']", error=accounting.BudgetExceeded):
+  with refuses("parts['first']", error=BudgetExceeded):
     joint.charge(ledger, "first", noise_key_id="a")
 
 
@@ -191,8 +196,8 @@ def test_a_pass_of_random_allocation_beside_a_mean_is_charged_at_its_start():
     _DELTA,
   )
   ledger = joint.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=5)
-  counts = accounting.parts(ledger.event())
-  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  counts = elements.parts(ledger.event())
+  once = random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
   assert counts == {once: 2}
   ledger = joint.charge(ledger, "mean", noise_key_id="b")
   # Five of eight steps overflow less often than eight, which leaves more of delta.
@@ -203,7 +208,7 @@ class _Stopped(mechanisms.Gaussian):
   """A selection of the best of several runs, which only Renyi DP knows."""
 
   def event(self, neighboring_relation=_ADD):
-    return accounting.repeat_and_select_event(
+    return repeat_and_select_event(
       super().event(neighboring_relation), mean_trials=2.0, shape=1.0
     )
 
@@ -283,7 +288,7 @@ def test_parts_cannot_be_changed_after_they_were_accounted(joint):
   before = plan.epsilon()
   mine["mean"] = _mean(noise_multiplier=0.1)
   assert plan.epsilon() == before
-  with refuses("steps['first']", value=21, error=accounting.BudgetExceeded):
+  with refuses("steps['first']", value=21, error=BudgetExceeded):
     plan.epsilon(steps={"first": 21})
 
 
@@ -406,7 +411,7 @@ _G = dpa.GaussianDpEvent
   [
     (lambda real, whole: _G(real(300.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.LaplaceDpEvent(real(300.0)), _ADD, "rdp"),
-    (lambda real, whole: accounting.KOutOfTDpEvent(9, whole(3), real(300.0)), _ADD, "rdp"),
+    (lambda real, whole: KOutOfTDpEvent(9, whole(3), real(300.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.PoissonSampledDpEvent(real(0.125), _G(4.0)), _ADD, "rdp"),
     (lambda real, whole: dpa.RandomizedResponseDpEvent(real(0.75), whole(3)), _ADD, "rdp"),
     (

@@ -17,6 +17,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import experiment
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import source
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.training import augment
 from dpjax.zoo import recipes
@@ -221,7 +222,7 @@ def test_no_two_uses_of_a_run_share_a_key(name, tmp_path):
 
 
 def _draw(key):
-  return noise.source.gaussian(key, jnp.zeros(3), 1.0)
+  return source.gaussian(key, jnp.zeros(3), 1.0)
 
 
 def _one_number_for_two():

@@ -8,6 +8,8 @@ from dpjax import data, names
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.registry import check_options
 from tests.refuses import refuses
 
 _MODULES = {
@@ -60,14 +62,14 @@ def test_a_name_that_is_neither_registered_nor_a_path_says_both_forms():
 def test_a_model_is_a_class_or_a_function():
   assert networks.build("own_parts:Net", num_classes=2, width=5).width == 5
   assert networks.build("own_parts:net", num_classes=2, width=5).width == 5
-  assert networks.options("own_parts:Net") == ("width",)
-  assert networks.needs_features("own_parts:Net") is None
+  assert registry.options("own_parts:Net") == ("width",)
+  assert registry.needs_features("own_parts:Net") is None
 
 
 def test_an_option_that_a_model_does_not_have_is_refused():
   with refuses("widht", value=5):
-    networks.check_options("own_parts:Net", {"widht": 5})
-  networks.check_options("own_parts:net", {"widht": 5})  # takes any
+    check_options("own_parts:Net", {"widht": 5})
+  check_options("own_parts:net", {"widht": 5})  # takes any
 
 
 def test_what_a_path_returns_is_checked():

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from dpjax import pictures
-from dpjax.accounting import RELATIONS
+from dpjax.accounting.proved import RELATIONS
 from tests.refuses import refuses
 
 _STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}

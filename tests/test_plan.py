@@ -11,8 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import dpjax
-from dpjax import accounting
 from dpjax import plan as plan_lib
+from dpjax.accounting import overflow
 from tests.refuses import refuses
 
 
@@ -170,14 +170,14 @@ def test_p12_a_capacity_that_could_overflow_is_refused_before_the_first_step():
 
 
 def test_a_delta_next_to_nothing_has_a_logarithm():
-  assert accounting.overflow.log_allowed(1e-322, 0.0, 150) == pytest.approx(
+  assert overflow.log_allowed(1e-322, 0.0, 150) == pytest.approx(
     math.log(1e-322) + math.log(0.05 / 150) - math.log(2)
   )
 
 
 def test_p12_the_overflow_share_pays_for_both_neighbours():
   plan = _plan()
-  per_draw = math.exp(accounting.overflow.log_allowed(1e-5, 2.0, 500))
+  per_draw = math.exp(overflow.log_allowed(1e-5, 2.0, 500))
   spent = (1 + math.exp(2.0)) * 500 * per_draw
   assert spent == pytest.approx(plan_lib.OVERFLOW_SHARE * 1e-5)
   assert plan.accounted_delta(1e-5) + spent == pytest.approx(1e-5)

@@ -14,6 +14,8 @@ from dp_accounting.rdp import RdpAccountant
 
 import dpjax
 from dpjax import accounting, plan, sampling, transforms
+from dpjax.accounting import matrix as matrix_lib
+from dpjax.accounting.matrix import participation_costs
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
@@ -115,7 +117,7 @@ def test_the_curve_is_epsilon_and_never_falls(one):
 def test_the_whole_run_is_one_gaussian_on_c():
   found = _PLANS["banded"]
   matrix = correlated.matrix(_BANDED, 24)
-  sensitivity = accounting.sensitivity(matrix, min_sep=4, cyclic=True)
+  sensitivity = matrix_lib.sensitivity(matrix, min_sep=4, cyclic=True)
   event = dp_accounting.GaussianDpEvent(4.0 / sensitivity)
   relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
   expected = PLDAccountant(relation).compose(event).get_epsilon(1e-5)
@@ -197,7 +199,7 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
   factors = np.array(one.noise_shape.schedule or np.ones(24))[:, None]
   image = (correlated.matrix(strategy, 24) / factors) @ taken
   participation = one.sampler.participation
-  costs = accounting.participation_costs(
+  costs = participation_costs(
     strategy,
     num_steps=24,
     min_sep=participation.min_sep,
@@ -213,7 +215,7 @@ def test_p43_a_poisson_trace_would_exceed_it():
   poisson = dpjax.PoissonSampler(0.25, 101)  # as many per step, but too close together
   for step in range(24):
     taken[step, poisson.draw(100, seed=5, step=step)] = True
-  costs = accounting.participation_costs(_BANDED, num_steps=24, min_sep=4, cyclic=True)
+  costs = participation_costs(_BANDED, num_steps=24, min_sep=4, cyclic=True)
   worst = ((correlated.matrix(_BANDED, 24) @ taken) ** 2).sum(0).max()
   assert worst > costs[-1]
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import accounting, sampling
+from dpjax import sampling
+from dpjax.accounting import overflow
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -484,7 +485,7 @@ def test_batches_account_nothing_and_a_search_checks_one_plan(monkeypatch):
   def accounts(*args, **named):
     raise AssertionError("accounted again")
 
-  monkeypatch.setattr(accounting.overflow, "epsilon_of", accounts)
+  monkeypatch.setattr(overflow, "epsilon_of", accounts)
   with pytest.raises(AssertionError, match="again"):
     plan.epsilon()
   drawn = next(plan.batches(np.zeros((1000, 2)), rng=1))

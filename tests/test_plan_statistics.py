@@ -13,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from dpjax import JointPlan, Plan, accounting, gradients, mechanisms, sampling
+from dpjax.accounting import matrix
 from dpjax.experiments.run import guarantee
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
@@ -212,7 +213,7 @@ def test_what_was_released_before_the_first_step_is_in_what_was_spent(noise_mult
     assert f"Epsilon {accounting.upper(alone, digits=4)}"[:12] in spent.statement
     joint = JointPlan(parts={"train": plan, "more": _plan(_POISSON)}, delta=2 * _DELTA)
     both = joint.spent(accounting.Ledger())
-    two = accounting.joined([plan.statistics.event()] * 2)
+    two = matrix.joined([plan.statistics.event()] * 2)
     assert both.steps == 0
     assert both.epsilon == pytest.approx(
       accounting.epsilon(two, delta=2 * _DELTA), rel=1e-3

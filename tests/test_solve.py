@@ -5,6 +5,7 @@ import math
 import pytest
 
 from dpjax import accounting, solve
+from dpjax.accounting import matrix
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.solve import Bounded, Question
 from tests.refuses import refuses
@@ -135,7 +136,7 @@ def test_bounded_rows_hold_the_accountants_epsilons_of_their_names():
     "cyclic poisson": {"cyclic": True, "sampling_prob": 0.5},
   }
   for name, more in schemes.items():
-    event = accounting.joined(accounting.correlated_events(run.strategy, **common, **more))
+    event = matrix.joined(matrix.correlated_events(run.strategy, **common, **more))
     whole = accounting.epsilon(event, delta=1e-3)
     trained = accounting.epsilon(event, delta=1e-3 * (1 - OVERFLOW_SHARE))
     assert rows[f"{name} (pld)"] == pytest.approx(whole, rel=1e-9)

@@ -44,8 +44,9 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
 
   Guarantee: an upper bound. Each epsilon gives an upper bound; the search may miss the smallest.
 
-  >>> from dpjax import accounting
-  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> from dpjax.accounting.epsilon import privacy_profile
+  >>> from dpjax.accounting import gaussian_event
+  >>> profile = privacy_profile(gaussian_event(1.0))
   >>> round(true_positive_rate(profile, 0.01), 4)  # Phi(Phi^-1(.01) + 1) is .0924
   0.0924
   """
@@ -72,8 +73,9 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
 def advantage(profile: Profile) -> float:
   """Returns an upper bound on TPR - FPR of any test: delta at epsilon 0.
 
-  >>> from dpjax import accounting
-  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> from dpjax.accounting.epsilon import privacy_profile
+  >>> from dpjax.accounting import gaussian_event
+  >>> profile = privacy_profile(gaussian_event(1.0))
   >>> round(advantage(profile), 4)  # 2 Phi(1/2) - 1
   0.3829
   """
@@ -89,8 +91,9 @@ def bayes_risk(profile: Profile, prior: float) -> float:
     prior: chance in (0, 1) that the record is in the data, or that it has the first of its two
       possible values.
 
-  >>> from dpjax import accounting
-  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> from dpjax.accounting.epsilon import privacy_profile
+  >>> from dpjax.accounting import gaussian_event
+  >>> profile = privacy_profile(gaussian_event(1.0))
   >>> round(bayes_risk(profile, 0.5), 4)  # Phi(-1/2)
   0.3085
   """

@@ -132,7 +132,7 @@ def of_whole(delta: float) -> Iterator[None]:
 
 
 class Capacity(Protocol):
-  """What is read of a sampler whose draws may be too large: `dpjax.sampling.PaddedSampler`."""
+  """What is read of a sampler whose draws may be too large: `sampling.samplers.PaddedSampler`."""
 
   @property
   def padded_batch_size(self) -> int: ...

@@ -219,8 +219,9 @@ def pairs_of(profile: Profile, slack: float) -> TradeOff:
     profile: function epsilons -> deltas, such as `privacy_profile` returns.
     slack: smallest delta of interest, in (0, 1).
 
-  >>> from dpjax import accounting
-  >>> profile = accounting.privacy_profile(accounting.gaussian_event(2.0))
+  >>> from dpjax.accounting.epsilon import privacy_profile
+  >>> from dpjax.accounting import gaussian_event
+  >>> profile = privacy_profile(gaussian_event(2.0))
   >>> round(pairs_of(profile, 1e-5).mu(1e-5), 3)
   0.5
   """

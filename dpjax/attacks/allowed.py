@@ -23,8 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from dpjax import accounting, validate
-from dpjax.accounting import lower, upper
+from dpjax import validate
+from dpjax.accounting import upper
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import TradeOff, all_pairs
 from dpjax.attacks import roc, signals
 from dpjax.plan import Plan
 from dpjax.types import HostArray
@@ -59,7 +62,7 @@ def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
   if delta:
     validate.open_unit(delta=delta)
   words = f"epsilon = {upper(epsilon)} at delta = {upper(delta)}"
-  pair = accounting.TradeOff(np.array([epsilon], float), np.array([delta], float))
+  pair = TradeOff(np.array([epsilon], float), np.array([delta], float))
   return AllowedRoc(words, pair.true_positive_rate)
 
 
@@ -79,7 +82,7 @@ def by_mu(mu: float) -> AllowedRoc:
 
 
 def by_event(
-  event: accounting.DpEvent,
+  event: DpEvent,
   *,
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
@@ -88,13 +91,12 @@ def by_event(
 
   Raises UserError if no epsilon is proved for the event.
 
+  >>> from dpjax import accounting
   >>> line = by_event(accounting.gaussian_event(1.0))  # which is 1-Gaussian DP
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
   True
   """
-  pairs = accounting.all_pairs(
-    event, neighboring_relation=neighboring_relation, accountant=accountant
-  )
+  pairs = all_pairs(event, neighboring_relation=neighboring_relation, accountant=accountant)
   return _by_pairs("event", pairs, accountant, neighboring_relation)
 
 
@@ -164,7 +166,7 @@ def of_group(line: AllowedRoc, size: int) -> AllowedRoc:
 
 def _by_pairs(
   name: str,
-  pairs: accounting.TradeOff,
+  pairs: TradeOff,
   accountant: str,
   relation: str,
   assumed: Sequence[str] = (),

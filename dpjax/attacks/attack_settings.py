@@ -79,7 +79,7 @@ class PoisoningSettings(AttackSettings):
     self.method()
 
   def method(self) -> Poisoning:
-    """Returns the attack for `attacks.poisoned_training`, made from these settings."""
+    """Returns the attack for `attacks.poisoning.poisoned_training`, made from these settings."""
     raise NotImplementedError
 
 

@@ -237,7 +237,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
 @dataclasses.dataclass(frozen=True)
 class LittleIsEnough(CollusionSettings):
-  """Settings of `attacks.alie`. If `z` is None, the round's clients and attackers determine it."""
+  """Settings of `alie`. If `z` is None, the round's clients and attackers determine it."""
 
   z: float | None = None
 
@@ -248,7 +248,7 @@ class LittleIsEnough(CollusionSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MinMax(CollusionSettings):
-  """Settings of `attacks.min_max`. The direction is "std", "unit" or "sign"."""
+  """Settings of `min_max`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 
@@ -259,7 +259,7 @@ class MinMax(CollusionSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MinSum(CollusionSettings):
-  """Settings of `attacks.min_sum`. The direction is "std", "unit" or "sign"."""
+  """Settings of `min_sum`. The direction is "std", "unit" or "sign"."""
 
   direction: str = "std"
 

@@ -59,7 +59,7 @@ class Poisoning(NamedTuple):
 
 
 class Colluders(NamedTuple):
-  """State of the aggregator that `attacks.colluding` returns."""
+  """State of the aggregator that `attacks.collusion.colluding` returns."""
 
   own: Any  # state of the aggregator without the attack
 
@@ -353,7 +353,7 @@ def poisoned_training(
   if attack.collude is not None and not isinstance(state.aggregator, Colluders):
     raise UserError(
       "its attackers collude, so its aggregator must be "
-      "attacks.colluding(aggregator, attack)",
+      "attacks.collusion.colluding(aggregator, attack)",
       field="algorithm",
     )
   held = poisoned(federation, attack, attackers)

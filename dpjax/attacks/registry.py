@@ -116,7 +116,8 @@ ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
     "confidence rule", _MEMBER, "answers", _OWNER,
-    f"{_DP}; less overfitting", "dpjax.attacks.confidence_rule", "folklore: surer than .8",
+    f"{_DP}; less overfitting", "dpjax.attacks.membership.confidence_rule",
+    "folklore: surer than .8",
   ),
   Attack(
     "loss threshold", _MEMBER, "answers", _OWNER,
@@ -139,30 +140,30 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "RMIA, tuned on shadows", _MEMBER, "answers",
     f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.rmia_tuned", "Zarifzadeh et al. 2024",
+    "dpjax.attacks.rmia_tuning.rmia_tuned", "Zarifzadeh et al. 2024",
   ),
   Attack(
     "InfoRMIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.informia", "Tao and Shokri 2025",
+    "dpjax.attacks.information.informia", "Tao and Shokri 2025",
   ),
   Attack(
     "BaVarIA", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
-    "dpjax.attacks.bavaria", "Brännvall 2026",
+    "dpjax.attacks.student_t.bavaria", "Brännvall 2026",
   ),
   Attack(
     "augmented queries", _MEMBER, "answers",
     f"{_OWNER}, flips and shifts records, and has data like the training's", _DP,
-    "dpjax.attacks.mean_score", "Carlini et al. 2022, section 6.C",
+    "dpjax.attacks.queries.mean_score", "Carlini et al. 2022, section 6.C",
   ),
   Attack(
     "quantile regression", _MEMBER, "answers",
     f"{_OWNER} and has records that are certainly no members", _DP,
-    "dpjax.attacks.quantile_regression", "Bertran et al. 2023",
+    "dpjax.attacks.difficulty.quantile_regression", "Bertran et al. 2023",
   ),
   Attack(
     "loss tail", "how many members LiRA would find, without shadow models", "answers",
     f"{_OWNER} and knows members and non-members: an estimate for owners, no attack", _DP,
-    "dpjax.attacks.loss_tail", "Dodd et al. 2025",
+    "dpjax.attacks.roc.loss_tail", "Dodd et al. 2025",
   ),
   Attack(
     "canary audit of one run", "a lower bound on epsilon", "two models",
@@ -225,7 +226,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
   Attack(
     "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
-    _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
+    _NOISE, "dpjax.attacks.leakage.dense_leakage", "three readings, each beside its shuffled null",
   ),
   # --- knowledge in a model
   Attack(
@@ -249,19 +250,20 @@ ATTACKS: tuple[Attack, ...] = (
   ),
   Attack(
     "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
-    "answers by label alone", "dpjax.attacks.solve_softmax", "Tramer et al. 2016",
+    "answers by label alone", "dpjax.attacks.extraction.solve_softmax", "Tramer et al. 2016",
   ),
   Attack(
     "property inference", "a fact about all training records together", "model",
     "whoever holds the model and has data like the training's",
     "not differential privacy of records, which hides one; fewer, coarser parameters",
-    "dpjax.attacks.infer_property", "Ateniese et al. 2015; Ganju et al. 2018",
+    "dpjax.attacks.property_inference.infer_property", "Ateniese et al. 2015; Ganju et al. 2018",
   ),
   Attack(
     "attribute inference", "a missing field of a known record", "answers",
     f"{_OWNER} and knows the rest of the record",
     f"{_DP}, against what is more than a guess from others' records",
-    "dpjax.attacks.attribute_advantage", "Fredrikson et al. 2014; Yeom et al. 2018",
+    "dpjax.attacks.attribute_inference.attribute_advantage",
+    "Fredrikson et al. 2014; Yeom et al. 2018",
   ),
   # --- poisoned rounds
   Attack(
@@ -281,21 +283,23 @@ ATTACKS: tuple[Attack, ...] = (
     "a little is enough", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.alie", "Baruch et al. 2019",
+    "honest clients in each round", "dpjax.attacks.collusion.alie", "Baruch et al. 2019",
     word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.min_max", "Shejwalkar and Houmansadr 2021",
+    "honest clients in each round", "dpjax.attacks.collusion.min_max",
+    "Shejwalkar and Houmansadr 2021",
     word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
-    "honest clients in each round", "dpjax.attacks.min_sum", "Shejwalkar and Houmansadr 2021",
+    "honest clients in each round", "dpjax.attacks.collusion.min_sum",
+    "Shejwalkar and Houmansadr 2021",
     word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),
   Attack(

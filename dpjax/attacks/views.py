@@ -24,9 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, trees, validate
+from dpjax import trees, validate
 from dpjax.federated.client import ClientAlgorithm, Received, mean_grad
 from dpjax.federated.cohort import LocalBatches
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.types import Array, ArrayTree, Example, LossFn, Params
 from dpjax.validate import UserError
 
@@ -87,7 +88,7 @@ def gradient_view(
     if l2_clip_norm is None:
       return mean_grad(loss)(wide, examples, mask)[0]
     grads = jax.vmap(jax.grad(loss), (None, 0))(wide, examples)
-    clipped = gradients.clip_and_sum(grads, jnp.zeros(len(mask)), mask, l2_clip_norm)
+    clipped = clip_and_sum(grads, jnp.zeros(len(mask)), mask, l2_clip_norm)
     return trees.scale(clipped.total, 1.0 / len(mask))
 
   return jax.jit(view)

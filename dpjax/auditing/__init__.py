@@ -25,56 +25,14 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.auditing.bootstrap import Interval as Interval
-  from dpjax.auditing.bootstrap import auc as auc
-  from dpjax.auditing.bootstrap import bootstrap_interval as bootstrap_interval
-  from dpjax.auditing.bootstrap import estimated_epsilon as estimated_epsilon
-  from dpjax.auditing.canaries import KINDS as KINDS
-  from dpjax.auditing.canaries import SCORES as SCORES
-  from dpjax.auditing.canaries import Canaries as Canaries
-  from dpjax.auditing.canaries import gradient_scores as gradient_scores
   from dpjax.auditing.canaries import insert_canaries as insert_canaries
-  from dpjax.auditing.canaries import loss_scores as loss_scores
-  from dpjax.auditing.canaries import split_scores as split_scores
-  from dpjax.auditing.canary_clients import CLIENT_KINDS as CLIENT_KINDS
-  from dpjax.auditing.canary_clients import CLIENT_SCORES as CLIENT_SCORES
-  from dpjax.auditing.canary_clients import CanaryClients as CanaryClients
   from dpjax.auditing.canary_clients import insert_canary_clients as insert_canary_clients
-  from dpjax.auditing.final_model import blank_target as blank_target
   from dpjax.auditing.final_model import final_model_scores as final_model_scores
-  from dpjax.auditing.final_model import fitted_params as fitted_params
-  from dpjax.auditing.gradient_canaries import canary_loss as canary_loss
-  from dpjax.auditing.gradient_canaries import canary_sums as canary_sums
   from dpjax.auditing.gradient_canaries import gradient_canaries as gradient_canaries
-  from dpjax.auditing.gradient_canaries import sum_scores as sum_scores
   from dpjax.auditing.gradient_canaries import with_canaries as with_canaries
-  from dpjax.auditing.likelihood import discrete_log_ratio as discrete_log_ratio
-  from dpjax.auditing.likelihood import gaussian_log_ratio as gaussian_log_ratio
-  from dpjax.auditing.likelihood import laplace_log_ratio as laplace_log_ratio
-  from dpjax.auditing.likelihood import likelihood_ratio as likelihood_ratio
-  from dpjax.auditing.likelihood import trial_scores as trial_scores
-  from dpjax.auditing.lower_bounds import METHODS as METHODS
-  from dpjax.auditing.lower_bounds import alarm_p_value as alarm_p_value
-  from dpjax.auditing.lower_bounds import claim_p_value as claim_p_value
   from dpjax.auditing.lower_bounds import clopper_pearson as clopper_pearson
-  from dpjax.auditing.lower_bounds import delta_from_mu as delta_from_mu
-  from dpjax.auditing.lower_bounds import epsilon_from_mu as epsilon_from_mu
-  from dpjax.auditing.lower_bounds import gdp_lower_bound as gdp_lower_bound
-  from dpjax.auditing.lower_bounds import mu_from_epsilon as mu_from_epsilon
   from dpjax.auditing.lower_bounds import one_run as one_run
   from dpjax.auditing.lower_bounds import one_run_fdp as one_run_fdp
-  from dpjax.auditing.lower_bounds import one_run_fdp_two_sided as one_run_fdp_two_sided
-  from dpjax.auditing.lower_bounds import one_run_gaussian as one_run_gaussian
-  from dpjax.auditing.lower_bounds import one_run_p_value as one_run_p_value
-  from dpjax.auditing.lower_bounds import one_run_two_sided as one_run_two_sided
-  from dpjax.auditing.scores import CanaryScores as CanaryScores
-  from dpjax.auditing.scores import Scores as Scores
-  from dpjax.auditing.verdict import AtBest as AtBest
-  from dpjax.auditing.verdict import Audit as Audit
   from dpjax.auditing.verdict import audit as audit
-  from dpjax.auditing.verdict import ceiling as ceiling
-  from dpjax.auditing.verdict import check_event as check_event
-  from dpjax.auditing.verdict import check_method as check_method
-  from dpjax.auditing.verdict import reason as reason
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, validate
+from dpjax import validate
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.data import Dataset
+from dpjax.gradients.per_example import stacked_arrays
 from dpjax.types import Example, HostArray, LossFn, Params
 from dpjax.validate import UserError
 
@@ -236,7 +237,7 @@ def gradient_scores(
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:
-    _, grads = gradients.stacked_arrays(loss_fn)(before, batch)
+    _, grads = stacked_arrays(loss_fn)(before, batch)
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])

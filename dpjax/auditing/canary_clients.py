@@ -69,7 +69,7 @@ from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import hadamard
-from dpjax.federated.execution import MapClients
+from dpjax.federated.execution.context import MapClients
 from dpjax.federated.round import FederatedAlgorithm
 from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, LossFn, Params

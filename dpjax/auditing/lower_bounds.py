@@ -43,7 +43,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import validate
-from dpjax.accounting import TradeOff
+from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError

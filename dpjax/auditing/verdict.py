@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import accounting, validate
-from dpjax.accounting import TradeOff, lower, upper
+from dpjax import validate
+from dpjax.accounting import upper
+from dpjax.accounting.event_kinds.elements import merged_parts
+from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import TradeOff
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
@@ -43,13 +46,14 @@ def check_method(method: str, plan: Plan) -> None:
 def check_event(method: str, event: Any) -> None:
   """Raises the errors of `check_method`, given the event of a whole run.
 
+  >>> from dpjax import accounting
   >>> check_event("one_run_fdp", accounting.composed(accounting.gaussian_event(1.0), 5))
   """
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:
     return
   other = set()
-  parts: list[Any] = list(accounting.merged_parts(event))
+  parts: list[Any] = list(merged_parts(event))
   for part in parts:
     # Sampling with probability 1 counts as no sampling: only the noise matters.
     everybody = getattr(part, "sampling_probability", None) == 1.0

@@ -15,8 +15,9 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import sampling, trees
-from dpjax.accounting import KOutOfTDpEvent, RandomAllocationDpEvent
+from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
+from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, auditing, gradients, noise, trees
+from dpjax import accounting, auditing, trees
 from dpjax.checks import noise_record
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
+from dpjax.gradients.clipping import clip_and_sum
+from dpjax.noise import source
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum
@@ -190,11 +192,9 @@ def divisor(subject: Subject) -> Row:
   if not plan.l2_clip_norm.is_one_number:
     active = [c for c in plan.l2_clip_norm.group_bounds() if c]
     length = min(active) / math.sqrt(size)
-  floats = noise.source.as_floats(subject.params)
+  floats = source.as_floats(subject.params)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
-  clipped = lambda mask: gradients.clip_and_sum(
-    grads, jnp.zeros(BATCH), mask, plan.l2_clip_norm
-  )
+  clipped = lambda mask: clip_and_sum(grads, jnp.zeros(BATCH), mask, plan.l2_clip_norm)
   term = clipped(jnp.arange(BATCH) < 1)
   unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
 

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import columns, gradients, training, trees
+from dpjax import columns, training, trees
 from dpjax.checks.subject import BATCH, Subject
 from dpjax.checks.table import CheckTable, checks
+from dpjax.gradients.arguments import check_real
+from dpjax.gradients.per_example import ClippedGrad
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
 from dpjax.validate import UserError, first_line
@@ -145,7 +147,7 @@ def check(
     "algorithm": algorithm,
   }
   _check_arguments(functions, plan, optimizer, example_key)
-  gradients.check_real(params=params)
+  check_real(params=params)
   clip = plan.l2_clip_norm
   if algorithm is not None and optimizer is None:
     raise UserError(
@@ -175,7 +177,7 @@ def check(
   # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
   unscaled = dataclasses.replace(plan, scaling=None)
 
-  def gradient_of(loss: LossFn) -> gradients.ClippedGrad:
+  def gradient_of(loss: LossFn) -> ClippedGrad:
     return unscaled.clipped_grad(loss, **options)
 
   def whole_step(key: Array) -> Algorithm:

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import gradients, noise, trees
+from dpjax import gradients, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.gradients.clip import sensitivity
+from dpjax.noise import source
 from dpjax.types import ArrayTree, LossFn, Params
 
 # Tolerance for rounding in float32, relative to the sensitivity.
@@ -149,7 +151,7 @@ def influence(subject: Subject) -> Row:
     for j in range(3)
     for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
   ]
-  bound = gradients.sensitivity(subject.plan.l2_bound, relation)
+  bound = sensitivity(subject.plan.l2_bound, relation)
   norms += _alike_moves(subject, exchange)
   return row(
     "influence of one example",
@@ -520,7 +522,7 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   plan = subject.plan
   key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
-  floats = noise.source.as_floats(subject.params)
+  floats = source.as_floats(subject.params)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
   # The gradient of this loss is the example itself. It gives stacked gradients of any
   # value, in the type that the private transform accepts.

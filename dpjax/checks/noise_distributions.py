@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from dpjax import noise
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.checks import noise_record
 from dpjax.checks.noise_record import Record
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.noise import source
 from dpjax.plan import Plan
 
 _Z = 6.0
@@ -200,7 +200,7 @@ def noise_tails(subject: Subject) -> Row:
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
     return not_applicable(name, "correlated noise; its std and independence are tested")
-  grid = noise.source.grid_step(std) / std if subject.release else 0.0
+  grid = source.grid_step(std) / std if subject.release else 0.0
   worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
   extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
   detail = f"largest z of {seen.count:.2g} values ({extremes} std): {what}"
@@ -216,7 +216,7 @@ def noise_std(subject: Subject) -> Row:
     return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
-  grid = noise.source.grid_step(std) if subject.release else 0.0
+  grid = source.grid_step(std) if subject.release else 0.0
   worst, where = max(_distribution_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   # Each value is spread over its cell of the grid: the test assumes a continuous distribution.
@@ -457,7 +457,7 @@ def noise_independence(subject: Subject) -> Row:
   if not all(_is_finite(recorded) for recorded in (mine, other, plain)):
     return Row(name, False, math.inf, _Z, f"NaN or infinite values over {_span(mine)}")
   accounted = multiplier * subject.plan.l2_bound
-  grid = noise.source.grid_step(accounted) if subject.release else 0.0
+  grid = source.grid_step(accounted) if subject.release else 0.0
   deviations = [*_dependences(mine, other, std, grid), *_copies(plain, std)]
   deviations.append(
     (_same_marks(plain, other if plain is mine else None), "steps, reordered")

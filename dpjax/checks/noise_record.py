@@ -17,9 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, transforms, trees
+from dpjax import trees
 from dpjax.checks.subject import SEED, Subject
+from dpjax.noise import source
 from dpjax.plan import Plan
+from dpjax.transforms.clip_scale import clip_scale
+from dpjax.transforms.group_noise import group_stds
+from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
 # Noise values nearer to 0 than this, in standard deviations, are counted for each coordinate.
@@ -88,7 +92,7 @@ def test_key(subject: Subject, number: int) -> jax.Array:
   """Returns a noise key of the run's type. The same `number` always gives the same key."""
   if not subject.release:
     return jax.random.key(SEED + number)
-  return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
+  return source.key_from_bytes(number.to_bytes(source.KEY_BYTES, "little"))
 
 
 def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
@@ -254,7 +258,7 @@ def _covering(count: int) -> np.ndarray:
 
 def _relative_stds(plan: Plan, params: Any) -> list[float]:
   """Returns the noise std of each leaf, in units of clip norm times noise multiplier."""
-  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
+  stds = group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
 
@@ -286,8 +290,8 @@ def updated(
 ):
   """Returns (update, next state) of a transform. The update is scaled back to a constant clip norm,
   or to constant scales of coordinates."""
-  scale = transforms.clip_scale(state)
-  scales = transforms.coordinate_scales(state)
+  scale = clip_scale(state)
+  scales = coordinate_scales(state)
   update, state = update_fn(summed, state, params, mask=mask)
   if scales is not None:
     return jax.tree.map(lambda leaf, s: leaf / s, update, scales), state
@@ -299,7 +303,7 @@ def _updater(subject: Subject, key: jax.Array):
   tx = subject.transform(key)
   plan = subject.plan
   # A sum is at least float32, for every type of parameters.
-  zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
+  zeros = jax.tree.map(jnp.zeros_like, source.as_floats(subject.params))
   empty = jnp.zeros(1)
   bounds = plan.l2_clip_norm.group_bounds()
   nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import sampling, transforms, trees
+from dpjax import trees
 from dpjax.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.sampling.batches import rows_of_slice
+from dpjax.transforms.clip_scale import clip_scale
+from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
 from dpjax.types import Batch, ClippedSum
 
 _NAME = "step is its parts"
@@ -41,7 +44,7 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
   """Yields the slices of each step, padded to the size of the run's slices. In turn a slice holds
   many examples, none, the last row alone, all, and all with one that is not finite."""
   slices = subject.plan.slices
-  size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
+  size = rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
   for step in range(_num_steps(subject)):
     parts = []
@@ -104,13 +107,13 @@ class _Parts:
 
     def step(params, held, parts):
       state, opt_state = held
-      scale = transforms.clip_scale(state)
-      scales = transforms.coordinate_scales(state)
+      scale = clip_scale(state)
+      scales = coordinate_scales(state)
       grad_fn = subject.clipped_grad
       at = params
       if scales is not None:
         assert subject.gradient_of is not None
-        scaled_loss = transforms.ScaledLoss(subject.loss_fn, params, scales)
+        scaled_loss = ScaledLoss(subject.loss_fn, params, scales)
         grad_fn = subject.gradient_of(scaled_loss)
         at = scaled_loss.start
       if scale is not None:

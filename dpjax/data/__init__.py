@@ -13,29 +13,19 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.data import cache as cache
   from dpjax.data import partition as partition
   from dpjax.data import preprocess as preprocess
-  from dpjax.data.ahead import ahead as ahead
   from dpjax.data.dataset import Dataset as Dataset
   from dpjax.data.dataset import from_arrays as from_arrays
   from dpjax.data.dataset import in_files as in_files
   from dpjax.data.federation import Federation as Federation
   from dpjax.data.federation import by_client as by_client
-  from dpjax.data.identity import computed as computed
   from dpjax.data.identity import digest as digest
   from dpjax.data.image_folders import image_folder as image_folder
-  from dpjax.data.resident import resident as resident
-  from dpjax.data.resident import resident_bytes as resident_bytes
-  from dpjax.data.rows import Rows as Rows
   from dpjax.data.tables import clipped_cells as clipped_cells
   from dpjax.data.tables import table as table
   from dpjax.data.target_kinds import Interval as Interval
   from dpjax.data.target_kinds import Labels as Labels
-  from dpjax.data.target_kinds import needs_arrays as needs_arrays
-  from dpjax.data.target_kinds import needs_classes as needs_classes
-  from dpjax.data.text import PADDING_ID as PADDING_ID
-  from dpjax.data.text import encode_text as encode_text
   from dpjax.data.text_files import text_file as text_file
   from dpjax.zoo.datasets.registry import load as load
 else:

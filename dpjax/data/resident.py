@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from dpjax import parallel as processes
 from dpjax.columns import Columns
 from dpjax.data.rows import Rows
+from dpjax.parallel import spanning
 from dpjax.types import Example, Labelled
 
 # Largest size of the inputs of a data set that `resident` moves to the device by default.
@@ -51,7 +51,7 @@ class Resident:
     arrays = Example(x, dataset.y)
     put = jnp.asarray
     if everywhere is not None:
-      put = functools.partial(processes.placed, sharding=everywhere)
+      put = functools.partial(spanning.placed, sharding=everywhere)
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)

@@ -14,10 +14,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import accounting, auditing, models, names, sampling, training
+from dpjax import names, sampling
+from dpjax.accounting import proved
 from dpjax.accounting.event_kinds.kind import KINDS
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
+from dpjax.auditing.lower_bounds import METHODS
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -29,10 +31,12 @@ from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
+from dpjax.models.libraries.by_path import is_model_class
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
-from dpjax.zoo import networks
+from dpjax.training import augment
 from dpjax.zoo.datasets import prepared
 from dpjax.zoo.datasets.published import PUBLISHED
+from dpjax.zoo.networks import registry
 
 Rows = Mapping[str, str]  # name -> what it is, one line
 
@@ -163,7 +167,7 @@ def _accountants() -> Rows:
     events = (name for name, kind in kinds.items() if by in kind.accountants)
     return f"proves: {', '.join(events)}"
 
-  return {by: line(by) for by in accounting.ACCOUNTANTS}
+  return {by: line(by) for by in proved.ACCOUNTANTS}
 
 
 def _data_sets() -> Rows:
@@ -190,9 +194,9 @@ def _data_sets() -> Rows:
 
 def _models() -> Rows:
   return {
-    name: f"{sentence(networks.documented(name).__doc__)} "
-    f"[options: {', '.join(networks.options(name))}]"
-    for name in networks.names()
+    name: f"{sentence(registry.documented(name).__doc__)} "
+    f"[options: {', '.join(registry.options(name))}]"
+    for name in registry.names()
   }
 
 
@@ -219,8 +223,8 @@ def user_defined(paths: Sequence[str]) -> Section:
 def _users(path: str) -> str:
   value = names.find(path, "topic")
   words = sentence(value.__doc__) or "without a docstring"
-  if models.libraries.is_model_class(value):
-    options = ", ".join(networks.options(path))
+  if is_model_class(value):
+    options = ", ".join(registry.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):
     return f"{_line(value)} (--config.attack of launch.attack)"
@@ -241,7 +245,7 @@ _RADP = {
   "radp, mode=rigorous": rigorous_method.radp_rigorous,
 }
 
-_BOUNDS = {name: method.bound for name, method in auditing.METHODS.items()}
+_BOUNDS = {name: method.bound for name, method in METHODS.items()}
 
 TOPICS: dict[str, tuple[Section, ...]] = {
   "data": (Section("--config.data.name of every launcher", _data_sets),),
@@ -265,7 +269,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
   "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
-  "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),
+  "augmentations": (_documented("--config.augmentation", augment.AUGMENTATIONS),),
   "optimizers": (
     _choice(TrainConfig, "optimizer.rule"),
     _choice(FedConfig, "client_optimizer.rule"),

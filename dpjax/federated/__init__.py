@@ -14,41 +14,26 @@ if TYPE_CHECKING:
   from dpjax.federated.aggregators import *  # noqa: F403
   from dpjax.federated.algorithms import *  # noqa: F403
   from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm
-  from dpjax.federated.client import ClientInfo as ClientInfo
   from dpjax.federated.client import by_examples as by_examples
-  from dpjax.federated.client import capped as capped
-  from dpjax.federated.client import clipped_grad as clipped_grad
   from dpjax.federated.client import local_training as local_training
-  from dpjax.federated.client import uniform as uniform
-  from dpjax.federated.cohort import Cohort as Cohort
-  from dpjax.federated.cohort import LocalBatches as LocalBatches
   from dpjax.federated.cohort import LocalWork as LocalWork
-  from dpjax.federated.cohort import cohort_of as cohort_of
   from dpjax.federated.cohort import cohorts as cohorts
   from dpjax.federated.cohort import from_batches as from_batches
-  from dpjax.federated.compression import Compressor as Compressor
   from dpjax.federated.compression import compressed as compressed
   from dpjax.federated.compression import drive as drive
-  from dpjax.federated.compression import error_memory as error_memory
   from dpjax.federated.compression import quantize as quantize
   from dpjax.federated.compression import rotated as rotated
   from dpjax.federated.compression import top_k as top_k
-  from dpjax.federated.execution import auto_clients as auto_clients
-  from dpjax.federated.execution import loop_clients as loop_clients
-  from dpjax.federated.execution import pmap_clients as pmap_clients
-  from dpjax.federated.execution import process_clients as process_clients
-  from dpjax.federated.execution import shard_map_clients as shard_map_clients
-  from dpjax.federated.execution import vmap_clients as vmap_clients
+  from dpjax.federated.execution.client_blocks import vmap_clients as vmap_clients
+  from dpjax.federated.execution.client_devices import pmap_clients as pmap_clients
+  from dpjax.federated.execution.client_devices import (
+    shard_map_clients as shard_map_clients,
+  )
+  from dpjax.federated.execution.client_loop import loop_clients as loop_clients
+  from dpjax.federated.execution.client_processes import process_clients as process_clients
+  from dpjax.federated.execution.named import auto_clients as auto_clients
   from dpjax.federated.placement import compare_placements as compare_placements
-  from dpjax.federated.placement import local_epsilon as local_epsilon
   from dpjax.federated.round import FederatedAlgorithm as FederatedAlgorithm
-  from dpjax.federated.round import FederatedState as FederatedState
-  from dpjax.federated.round import RoundInfo as RoundInfo
-  from dpjax.federated.round import federated as federated
-  from dpjax.federated.round import params_of as params_of
   from dpjax.federated.server_optimizers import fed_opt as fed_opt
-  from dpjax.parallel.client_states import ClientStates as ClientStates
-  from dpjax.parallel.client_states import OnDisk as OnDisk
-  from dpjax.parallel.row_journal import Journal as Journal
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

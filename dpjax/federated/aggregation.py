@@ -25,11 +25,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, noise, transforms, trees, validate
+from dpjax import gradients, noise, trees, validate
 from dpjax.federated.client import ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
+from dpjax.gradients.arguments import checked_mask
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import gaussian
 from dpjax.plan import Plan
+from dpjax.transforms.clip_scale import clip_scale
+from dpjax.transforms.scale_then_privatize import coordinate_scales
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -88,7 +93,7 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
   """Returns (mask [C], weights [C]) of C messages; weights default to 1. Raises UserError for other
   lengths."""
   size = jax.tree.leaves(messages)[0].shape[0]
-  mask = gradients.checked_mask(mask, size)
+  mask = checked_mask(mask, size)
   weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
   if weights.shape != (size,):
     raise UserError(
@@ -108,7 +113,7 @@ def at_least_one(stacked: ArrayTree) -> Any:
 def finite(messages: ArrayTree, mask: Array) -> Array:
   """Returns a mask [C] of the clients of `mask` whose message has a finite l2 norm."""
   lengths = trees.per_example_norms(messages)
-  return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
+  return checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
 
 @aggregator(
@@ -195,7 +200,7 @@ def dp_mean(
 
   def init(params: Any) -> Any:
     state = transform.init(params)
-    if transforms.coordinate_scales(state) is not None:
+    if coordinate_scales(state) is not None:
       raise UserError(
         "must be None for a transform that scales coordinates: messages would be clipped before "
         "they are scaled",
@@ -207,11 +212,11 @@ def dp_mean(
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
-    scale = transforms.clip_scale(state)
+    scale = clip_scale(state)
     # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
-    summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
+    summed = clip_and_sum(weighted, zeros, mask, clip)
     return summed.total, clip.rule.query(summed) if clip.rule.adapts else None
 
   def finish(sums: Any, state: Any) -> Any:
@@ -290,9 +295,9 @@ def client_noise(
     stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
     weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
-    clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
+    clipped = clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     # The noise has a key of its own, so it shares no random stream with the optimizer or rounding.
-    state = noise.init(key_for(KeyUse.CLIENT_NOISE, local.key))
+    state = gaussian.init(key_for(KeyUse.CLIENT_NOISE, local.key))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
     # The message already contains the weight. A weight that is sent separately would reveal the

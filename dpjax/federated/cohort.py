@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import sampling, validate
+from dpjax import validate
 from dpjax.data import Federation
 from dpjax.plan import Plan
+from dpjax.sampling import batches as batches_lib
+from dpjax.sampling.batches import taken
 from dpjax.types import ArrayTree, Example
 from dpjax.validate import UserError
 
@@ -210,7 +212,7 @@ def cohorts(
 
   def generate() -> Iterator[Cohort]:
     for step in range(start, plan.num_steps):
-      ids = sampling.taken(plan.sampler, federation.num_clients, seed=rng, step=step)
+      ids = taken(plan.sampler, federation.num_clients, seed=rng, step=step)
       cohort = cohort_of(federation, ids, work, seed=rng, round=step)
       yield cohort._replace(drawn=Drawn(plan, step))
 
@@ -275,7 +277,7 @@ def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None
 
   def in_order(client_examples: ArrayTree, n: int) -> LocalBatches:
     shape = (-1, batch_size or bucket(max(n, 1)))
-    places, mask = sampling.pad(np.arange(n), -(-n // shape[1]) * shape[1])
+    places, mask = batches_lib.pad(np.arange(n), -(-n // shape[1]) * shape[1])
     places = places.reshape(shape)
     mask = mask.reshape(shape)
     return LocalBatches(

@@ -25,13 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import noise, sampling, trees
-from dpjax.federated import execution
+from dpjax import trees
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
+from dpjax.federated.execution.context import Context, MapClients
+from dpjax.federated.execution.named import auto_clients
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import source
 from dpjax.parallel.client_states import ClientStates
+from dpjax.sampling import batches
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
@@ -54,7 +57,7 @@ class FederatedState(NamedTuple):
   server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
   memories: ClientStates | None  # state of each client; None if clients keep no state
-  # Words (`noise.source.to_words`) of the key of all randomness on clients; they never change.
+  # Words (`source.to_words`) of the key of all randomness on clients; they never change.
   key: Array
   round: Array  # int32, number of rounds done
 
@@ -94,7 +97,7 @@ class Common(TypedDict, total=False):
 
   key: Required[Array]
   aggregator: Aggregator | None
-  map_clients: execution.MapClients | None
+  map_clients: MapClients | None
 
 
 def counted(info: ClientInfo) -> np.ndarray:
@@ -219,7 +222,7 @@ def federated(
   *,
   key: Array,
   aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
+  map_clients: MapClients | None = None,
   memory: Callable[[Params], Any] | None = None,
 ) -> FederatedAlgorithm:
   """Makes an algorithm from the one loop body that all algorithms here share.
@@ -248,9 +251,9 @@ def federated(
       one with a client twice. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
-  noise.source.to_words(key)
+  source.to_words(key)
   aggregator = weighted_mean() if aggregator is None else aggregator
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  map_clients = auto_clients() if map_clients is None else map_clients
   through = aggregator.through or (lambda inner: inner)
   run = through(map_clients)(client, aggregator.partial)
   combine = _combined(aggregator)
@@ -274,7 +277,7 @@ def federated(
       server=server.init(params),
       aggregator=aggregator.init(like),
       memories=memories,
-      key=noise.source.to_words(key),
+      key=source.to_words(key),
       round=jnp.zeros((), jnp.int32),
     )
 
@@ -282,9 +285,9 @@ def federated(
     check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
     # Places are padded to one of few numbers of rows, so that few programs are compiled.
-    places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
-    key, following = _of_round(noise.source.from_words(state.key), state.round)
-    context = execution.Context(
+    places, _ = batches.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
+    key, following = _of_round(source.from_words(state.key), state.round)
+    context = Context(
       received=Received(state.params, server.extra(state.server)),
       data=cohort.data,
       memories=None if state.memories is None else state.memories.rows(places),

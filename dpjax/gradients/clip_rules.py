@@ -1,6 +1,6 @@
 """Table of the clipping rules that a config, or a `Clip`, may name.
 
-`transforms.CLIP_RULES` adds the rules whose clip norm follows a noisy query.
+`transforms.every_clip_rule.CLIP_RULES` adds the rules whose clip norm follows a noisy query.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpjax import parallel as processes
 from dpjax import trees
 from dpjax.gradients.microbatch import filled
-from dpjax.parallel import made_for
+from dpjax.parallel import made_for, spanning
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
 
@@ -197,7 +196,7 @@ def _at(leaf: Any, sharding: NamedSharding) -> Any:
   """Places a leaf by its sharding, also during tracing."""
   if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
-  return processes.placed(leaf, sharding)
+  return spanning.placed(leaf, sharding)
 
 
 def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
@@ -225,8 +224,8 @@ def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
   """Returns the tree on the first device of this process, if each device holds the whole tree.
   Otherwise the tree stays on the devices of this process."""
   if mesh.shape.get(MODEL, 1) > 1:
-    return processes.own_copy(tree)
-  return jax.device_put(processes.own_copy(tree), mesh.local_devices[0])
+    return spanning.own_copy(tree)
+  return jax.device_put(spanning.own_copy(tree), mesh.local_devices[0])
 
 
 def over_devices(

@@ -25,46 +25,30 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.mechanisms import noisy_means as noisy_means
   from dpjax.mechanisms.additive import Gaussian as Gaussian
   from dpjax.mechanisms.additive import Laplace as Laplace
   from dpjax.mechanisms.additive import (
     analytic_noise_multiplier as analytic_noise_multiplier,
   )
-  from dpjax.mechanisms.additive import classic_noise_multiplier as classic_noise_multiplier
-  from dpjax.mechanisms.additive import gaussian_delta as gaussian_delta
   from dpjax.mechanisms.aggregate import SampleAndAggregateMean as SampleAndAggregateMean
   from dpjax.mechanisms.aggregate import SampleAndAggregateVote as SampleAndAggregateVote
   from dpjax.mechanisms.bounded import BoundedMean as BoundedMean
   from dpjax.mechanisms.bounded import Histogram as Histogram
   from dpjax.mechanisms.bounded import Quantile as Quantile
-  from dpjax.mechanisms.budget import BudgetCharge as BudgetCharge
   from dpjax.mechanisms.budget import BudgetLedger as BudgetLedger
-  from dpjax.mechanisms.budget import OverlappingShards as OverlappingShards
-  from dpjax.mechanisms.budget import Overspent as Overspent
   from dpjax.mechanisms.budget import ShardCharge as ShardCharge
-  from dpjax.mechanisms.channel_statistics import ChannelMoments as ChannelMoments
   from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
   from dpjax.mechanisms.class_sums import ClassSums as ClassSums
   from dpjax.mechanisms.least_squares import LeastSquares as LeastSquares
-  from dpjax.mechanisms.least_squares import NoisyMoments as NoisyMoments
   from dpjax.mechanisms.least_squares import centred_labels as centred_labels
   from dpjax.mechanisms.least_squares import centred_norm as centred_norm
   from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
   from dpjax.mechanisms.selection import Exponential as Exponential
   from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip
   from dpjax.mechanisms.selection import ReportNoisyMax as ReportNoisyMax
-  from dpjax.mechanisms.sensitivity import count_sensitivity as count_sensitivity
-  from dpjax.mechanisms.sensitivity import histogram_sensitivity as histogram_sensitivity
-  from dpjax.mechanisms.sensitivity import mean_sensitivity as mean_sensitivity
-  from dpjax.mechanisms.sensitivity import sum_sensitivity as sum_sensitivity
-  from dpjax.mechanisms.sensitivity import vector_sum_sensitivity as vector_sum_sensitivity
   from dpjax.mechanisms.sparse_vector import SparseVector as SparseVector
-  from dpjax.mechanisms.sparse_vector import SparseVectorAnswer as SparseVectorAnswer
-  from dpjax.mechanisms.sparse_vector import SparseVectorState as SparseVectorState
   from dpjax.mechanisms.teacher_votes import ConfidentGNMax as ConfidentGNMax
   from dpjax.mechanisms.teacher_votes import GNMax as GNMax
-  from dpjax.mechanisms.whitening import Spread as Spread
   from dpjax.mechanisms.whitening import Whitening as Whitening
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from dpjax import accounting, validate
+from dpjax.accounting import text
 from dpjax.data.rows import Rows
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.mechanisms import finite, stated
@@ -169,8 +170,8 @@ class NoisyMeans(abc.ABC):
     if not self.clip_norms:
       spent = accounting.upper(self.median_epsilon, digits=6)
       norms = f"private {self.norms} of their norms (each ({spent}, 0)-private)"
-    noise = accounting.lower(self.noise_multiplier, digits=6)
-    total = accounting.lower(self.total_noise_multiplier, digits=6)
+    noise = text.lower(self.noise_multiplier, digits=6)
+    total = text.lower(self.total_noise_multiplier, digits=6)
     count = _COUNTS[len(self.vectors)]
     return (
       f"Before the first step: {what} over all {unit}s, the {count} "

@@ -18,10 +18,13 @@ from __future__ import annotations
 import math
 
 from dpjax import accounting, validate
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds import kind
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.validate import UserError
 
-RELATIONS = accounting.RELATIONS
-DpEvent = accounting.DpEvent
+RELATIONS = proved.RELATIONS
+DpEvent = kind.DpEvent
 _MOST = 1e300
 
 
@@ -58,7 +61,7 @@ def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
   """
   _check(stated, asked)
-  return accounting.pure_dp_event(epsilon if asked == stated else 2 * epsilon)
+  return pure_dp_event(epsilon if asked == stated else 2 * epsilon)
 
 
 def _check(stated: str, asked: str) -> None:

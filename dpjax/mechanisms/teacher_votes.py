@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import accounting, validate
+from dpjax.accounting import matrix
 from dpjax.mechanisms import finite, stated
 from dpjax.mechanisms.additive import Gaussian, analytic_noise_multiplier
 from dpjax.types import Array
@@ -166,7 +167,7 @@ class ConfidentGNMax:
     if not num_answers:
       return checks
     answers = self.votes.event(neighboring_relation, num_queries=num_answers)
-    return accounting.joined([checks, answers])
+    return matrix.joined([checks, answers])
 
 
 def std_for(

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.models import libraries as libraries
-  from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
-  from dpjax.models.activations import activation_fn as activation_fn
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
   from dpjax.models.convnet import CifarCnn as CifarCnn
   from dpjax.models.convnet import Cnn as Cnn

@@ -24,9 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from dpjax import parallel as processes
 from dpjax import validate
-from dpjax.parallel import lobby
+from dpjax.parallel import exchanges, lobby
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
@@ -265,4 +264,4 @@ def start(
     else None,
   )
   # The first exchange raises PeerLost if a process has died meanwhile.
-  processes.exchange(np.zeros((), np.int32), ())
+  exchanges.exchange(np.zeros((), np.int32), ())

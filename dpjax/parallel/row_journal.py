@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dpjax import parallel as processes
+from dpjax.parallel.exchanges import arrays_from_first, on_first
 from dpjax.validate import UserError
 
 # Size in bytes at which a file is closed; later rows go to a new file.
@@ -77,7 +77,7 @@ class Journal:
     self._named: list[set[int]] = []  # files that each of the newest indexes uses
     self._open: int | None = None  # the file that is written to
     self._unsynced: set[int] = set()
-    processes.on_first(self._look)
+    on_first(self._look)
 
   def _look(self) -> None:
     self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class Journal:
     """
     places = no_rows(len(records))
     if records:
-      places[:, :2] = processes.on_first(lambda: self._appended(records))
+      places[:, :2] = on_first(lambda: self._appended(records))
       places[:, 2:] = [_digest(record) for record in records]
     return places
 
@@ -132,12 +132,12 @@ class Journal:
       UserError: a file is gone, or holds other bytes there.
     """
     records: list[bytes] = []
-    processes.on_first(lambda: records.extend(self._read_at(places)))
+    on_first(lambda: records.extend(self._read_at(places)))
     if jax.process_count() == 1 or not len(places):
       return records
     rows = [np.frombuffer(record, np.uint8) for record in records]
     empty = np.zeros((len(places), self.row_bytes), np.uint8)
-    whole = processes.arrays_from_first(np.stack(rows) if rows else empty)
+    whole = arrays_from_first(np.stack(rows) if rows else empty)
     return [row.tobytes() for row in whole]
 
   def _read_at(self, places: np.ndarray) -> list[bytes]:
@@ -160,7 +160,7 @@ class Journal:
 
   def sync(self) -> None:
     """Makes appended rows survive a loss of power."""
-    processes.on_first(self._synced)
+    on_first(self._synced)
 
   def _synced(self) -> None:
     written = [self.path(segment) for segment in sorted(self._unsynced)]
@@ -179,7 +179,7 @@ class Journal:
     Changes `index` in place. Afterwards `index` names no row, or at least half of the rows, of each
     file that was closed before.
     """
-    for segment, slot, who in processes.on_first(lambda: self._moved(index)):
+    for segment, slot, who in on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot
 
   def _moved(self, index: np.ndarray) -> list[tuple[int, int, int]]:
@@ -202,7 +202,7 @@ class Journal:
   def keep(self, index: np.ndarray) -> None:
     """Removes the closed files that neither this index nor the previous one uses."""
     self._named = [*self._named, _segments(index)][-KEPT:]
-    processes.on_first(self._pruned)
+    on_first(self._pruned)
 
   def _pruned(self) -> None:
     needed = set().union(*self._named, {self._open} - {None})

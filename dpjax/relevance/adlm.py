@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise as noise_lib
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import source
 from dpjax.relevance.settings import AdLM
 from dpjax.types import Array
 
@@ -109,7 +109,7 @@ def loss_noise(
   like = jnp.zeros((how.hidden, num_classes), jnp.float32)
   if not how.loss_noise:
     return like
-  return noise_lib.source.laplace(key, like, scale)
+  return source.laplace(key, like, scale)
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:

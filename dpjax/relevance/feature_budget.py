@@ -29,7 +29,9 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
   """
   shares = np.asarray(shares, np.float64)
   if (shares < 0).any():
-    raise UserError("must be >= 0 to have an entropy; see relevance.shares", field="shares")
+    raise UserError(
+      "must be >= 0 to have an entropy; see feature_shares.shares", field="shares"
+    )
   # A share of 0 gives 0 * log2(1) = 0, which is the limit of the entropy.
   return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
 

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from dpjax import accounting, losses, sampling, transforms
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.data import Dataset
 from dpjax.plan import Plan
 from dpjax.relevance import (
@@ -120,7 +121,7 @@ def _plan(
 def _with(before: float, event: Any) -> Any:
   if before == 0:
     return event
-  return dp_accounting.ComposedDpEvent([accounting.pure_dp_event(before), event])
+  return dp_accounting.ComposedDpEvent([pure_dp_event(before), event])
 
 
 def _spent(plan: Plan, before: float = 0.0) -> float:

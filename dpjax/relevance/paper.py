@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpjax import noise as noise_lib
 from dpjax import validate
 from dpjax.accounting import upper
+from dpjax.noise import source
 from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
 from dpjax.types import HostArray
@@ -89,7 +89,7 @@ def features(
   b = feature_budget.entropy_noise_scales(relevance, num_records, floor)
   # The relevance is float64, so its noise must be, too.
   with jax.enable_x64(True):
-    unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
+    unit = np.asarray(source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
   # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite. A feature
   # with such noise then gets the smallest share, or nearly the whole budget.

@@ -29,9 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise as noise_lib
 from dpjax import validate
 from dpjax.mechanisms import finite
+from dpjax.noise import source
 from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
@@ -39,8 +39,8 @@ from dpjax.validate import UserError
 GRID = 2.0**-6
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
-  "laplace": noise_lib.source.laplace,
-  "gaussian": noise_lib.source.gaussian,
+  "laplace": source.laplace,
+  "gaussian": source.gaussian,
 }
 # Number of records that get their noise at a time.
 _CHUNK = 2000
@@ -93,7 +93,7 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     if steps is None:
       return x + drawn
     # Scaling by the steps is exact, since they are powers of two.
-    return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
+    return source.snap((x + drawn) / steps, 1.0) * steps
 
   return jax.jit(jax.vmap(noisy_record, in_axes=(None, 0, 0, None, None)))
 
@@ -158,9 +158,9 @@ def noisy_records(
   ids = distinct_ids(record_ids, len(x))
   shaped = by_feature(scales, x.shape[1:])
   for end in (shaped.min(), shaped.max()) if shaped.size else ():
-    noise_lib.source.check_scale(float(end), shaped.dtype, "scales")
+    source.check_scale(float(end), shaped.dtype, "scales")
   if grid is not None:
-    noise_lib.source.check_step(jnp.dtype(x.dtype), grid=grid)
+    source.check_step(jnp.dtype(x.dtype), grid=grid)
   shaped = jnp.asarray(shaped)
   steps = None
   if grid is not None:
@@ -199,7 +199,7 @@ def noisy_batch(
   >>> jnp.allclose(noisy[0] - noisy[1], x[0] - x[1], atol=1e-5).item()
   True
   """
-  x = noise_lib.source.as_floats(x)
+  x = source.as_floats(x)
   drawn = sample(
     key,
     scales,

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
   from dpjax.secure import mpc as mpc
   from dpjax.secure import sums as sums
   from dpjax.secure import vertical as vertical
-  from dpjax.secure import vertical_models as vertical_models
-  from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
   from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
-  from dpjax.secure.encoding import Encoding as Encoding
   from dpjax.secure.summation import Dropout as Dropout
-  from dpjax.secure.summation import RoundRefused as RoundRefused
   from dpjax.secure.summation import forgiving as forgiving
   from dpjax.secure.summation import secure_mean as secure_mean
-  from dpjax.secure.summation import uploading as uploading
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

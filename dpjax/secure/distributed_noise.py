@@ -36,12 +36,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, trees, validate
+from dpjax import trees, validate
 from dpjax.accounting.discrete import DistributedNoise, l1_sensitivity
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import rotate, unrotate
-from dpjax.federated.execution import Context, Mapped, Run
+from dpjax.federated.execution.context import Context, Mapped, Run
 from dpjax.noise import discrete
 from dpjax.plan import Plan
 from dpjax.secure.encoding import BITS
@@ -54,7 +55,8 @@ from dpjax.secure.summation import (
   through_way,
   with_cost,
 )
-from dpjax.secure.sums import NO_DROPS, BfvSum, Drops, Summed, SumProtocol
+from dpjax.secure.sums import BfvSum, Drops
+from dpjax.secure.sums.interface import NO_DROPS, Summed, SumProtocol
 from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -158,7 +160,7 @@ class SkellamSum:
     return discrete.rounded_norm_bound(self.scale * self.l2_clip_norm, dim=self.padded_dim)
 
   @property
-  def event(self) -> accounting.SkellamDpEvent:
+  def event(self) -> SkellamDpEvent:
     """Event of one round with the fewest survivors; a refused round must be accounted, too.
 
     Guarantee: it holds for one CLIENT under replace_special (its message is exchanged for zeros)
@@ -166,7 +168,7 @@ class SkellamSum:
     """
     l2 = self.l2_sensitivity
     variance = self.noise.share_variance * self.noise.min_survivors
-    return accounting.SkellamDpEvent(variance, l2, l1_sensitivity(l2, self.padded_dim))
+    return SkellamDpEvent(variance, l2, l1_sensitivity(l2, self.padded_dim))
 
   @property
   def noise_multiplier(self) -> float:

@@ -27,21 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.federated import FederatedAlgorithm, FederatedState, RoundInfo
+from dpjax.federated import FederatedAlgorithm
 from dpjax.federated.aggregation import Aggregator, summed
 from dpjax.federated.aggregation import RoundRefused as RoundRefused
 from dpjax.federated.client import ClientAlgorithm, ClientInfo
 from dpjax.federated.cohort import Cohort
-from dpjax.federated.execution import Context, MapClients, Mapped, Run
+from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
+from dpjax.federated.round import FederatedState, RoundInfo
 from dpjax.plan import Plan
 from dpjax.secure.encoding import Encoded, Encoding, from_vector, to_vector
-from dpjax.secure.sums import (
-  Drops,
-  PlainSum,
-  Simulated,
-  Summed,
-  SumProtocol,
-)
+from dpjax.secure.sums import Drops, PlainSum
+from dpjax.secure.sums.interface import Summed, SumProtocol
+from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 from dpjax.types import Array
 from dpjax.validate import UserError

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.serving.drift import Bins as Bins
-  from dpjax.serving.drift import psi as psi
-  from dpjax.serving.journal import ServiceJournal as ServiceJournal
   from dpjax.serving.predictor import Predictor as Predictor
   from dpjax.serving.rollout import Rollout as Rollout
   from dpjax.serving.rollout import StageRule as StageRule

@@ -25,8 +25,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import data, mechanisms, trees, validate
+from dpjax import data, trees, validate
 from dpjax.data import tables
+from dpjax.data.target_kinds import needs_arrays
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import (
   audit,
@@ -45,9 +46,11 @@ from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import loop, model_inputs, provenance, saved, workdir, writers
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.mechanisms.channel_statistics import ChannelMoments
+from dpjax.mechanisms.whitening import Spread
 from dpjax.types import Params
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import is_language, needs_unit_range
 
 # Batch size of the evaluation of runs, which is the default of dpjax.metrics.
 EVALUATION = 500
@@ -369,7 +372,7 @@ def _holds_all_weights(config: TrainConfig) -> bool:
 
 
 def _check_kind(config: TrainConfig, at: str) -> None:
-  if config.loss == embeddings.NAME or networks.is_language(config.model.name):
+  if config.loss == embeddings.NAME or is_language(config.model.name):
     if config.loss == embeddings.NAME:
       what = "embeddings"
       instead = "a run with pretrained='RUN/params.npz' and labels"
@@ -394,8 +397,8 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"{at}: has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
-  data.needs_arrays(test, at)
-  unit_range = networks.needs_unit_range(train.model.name)
+  needs_arrays(test, at)
+  unit_range = needs_unit_range(train.model.name)
   shape = tuple(test.x.shape[1:])
   known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
   assert known is not None
@@ -427,9 +430,9 @@ def _rebuilt(
   arrays = saved.read(file, "params")
   statistics = None
   if normalization.releases_statistics(config):
-    kind: Any = mechanisms.ChannelMoments
+    kind: Any = ChannelMoments
     if isinstance(config.privacy.normalization, Whitened):
-      kind = mechanisms.Spread
+      kind = Spread
     prefix = f"{normalization.RELEASED}/"
     try:
       # `pop` removes the statistics, so that only the parameters of the model are left.

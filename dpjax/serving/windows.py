@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax import mechanisms
 from dpjax.experiments.run import writers
-from dpjax.mechanisms import Overspent
+from dpjax.mechanisms.budget import Overspent
 from dpjax.serving import drift
 from dpjax.serving.alarms import Alarms
 from dpjax.serving.drift import Bins

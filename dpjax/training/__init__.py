@@ -5,14 +5,9 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
   from dpjax.training.augment import augmented as augmented
-  from dpjax.training.dp_sgd import StepInfo as StepInfo
-  from dpjax.training.dp_sgd import TrainState as TrainState
-  from dpjax.training.dp_sgd import clip_scale as clip_scale
   from dpjax.training.dp_sgd import dp_sgd as dp_sgd
   from dpjax.training.dp_sgd import eval_params as eval_params
-  from dpjax.training.dp_sgd import noise_state as noise_state
   from dpjax.training.gradient_penalty import gradient_penalty as gradient_penalty
   from dpjax.training.lora import Lora as Lora
   from dpjax.training.lora import lora as lora

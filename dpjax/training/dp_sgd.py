@@ -10,11 +10,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from dpjax import gradients, sampling, transforms, trees, validate
+from dpjax import trees, validate
+from dpjax.gradients import microbatch
+from dpjax.gradients.device_mesh import checked_mesh, laid_out, whole_rows
 from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
+from dpjax.sampling.batches import rows_of_slice
 from dpjax.training import schedule_free
 from dpjax.transforms import accumulation, guard
+from dpjax.transforms import clip_scale as clip_scale_lib
+from dpjax.transforms.scale_then_privatize import ScaledLoss, coordinate_scales
 from dpjax.types import (
   Algorithm,
   Array,
@@ -133,7 +138,7 @@ def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
 def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   """Returns the mesh. Raises UserError for None with several processes: each would train alone."""
   if mesh is not None:
-    return gradients.checked_mesh(mesh)
+    return checked_mesh(mesh)
   if jax.process_count() == 1:
     return None
   raise UserError(
@@ -209,7 +214,7 @@ def dp_sgd(
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
     `plan.slices` calls for one step of the optimizer; `state.step` counts such steps. With a mesh,
-    place batches by `gradients.split_rows`, so that no device gets the whole batch.
+    place batches by `gradients.device_mesh.split_rows`, so that no device gets the whole batch.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
@@ -232,26 +237,24 @@ def dp_sgd(
     memory_budget=memory_budget,
     mesh=mesh,
   )
-  padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
+  padded_batch_size = rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
-  placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
+  placed = lambda tree: tree if mesh is None else laid_out(mesh, tree)
   # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
-  rows = (
-    padded_batch_size if mesh is None else gradients.whole_rows(padded_batch_size, mesh)
-  )
+  rows = padded_batch_size if mesh is None else whole_rows(padded_batch_size, mesh)
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
-    scales = transforms.coordinate_scales(_private_state(state))
+    scales = coordinate_scales(_private_state(state))
     if scales is not None:
-      scaled_loss = transforms.ScaledLoss(loss_fn, state.params, scales)
+      scaled_loss = ScaledLoss(loss_fn, state.params, scales)
       return clipped_grad(scaled_loss)(scaled_loss.start, examples, mask), 1
-    scale = transforms.clip_scale(_private_state(state))
+    scale = clip_scale_lib.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
@@ -279,7 +282,7 @@ def dp_sgd(
       num_keys = padded_batch_size if size == rows else size
       # Rows beyond `num_keys` only fill the mesh. They must not change the keys of the other rows.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
-      examples = _with_keys(examples, placed(gradients.filled(keys, size)))
+      examples = _with_keys(examples, placed(microbatch.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
@@ -329,5 +332,5 @@ def clip_scale(state: TrainState) -> float | None:
   ratio is public, or an output of the mechanism: it may be logged and released.
   """
   private = accumulation.private_states(state.opt_state)
-  scale = transforms.clip_scale(private[0]) if private else None
+  scale = clip_scale_lib.clip_scale(private[0]) if private else None
   return None if scale is None else float(scale)

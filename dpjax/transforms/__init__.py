@@ -5,43 +5,24 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.transforms.accumulation import AccumulateState as AccumulateState
   from dpjax.transforms.accumulation import accumulate as accumulate
-  from dpjax.transforms.adaptive_clipping import AdaptingClip as AdaptingClip
   from dpjax.transforms.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
   from dpjax.transforms.adaptive_clipping import (
     adaptive_clip_and_noise as adaptive_clip_and_noise,
   )
   from dpjax.transforms.clip_and_noise import clip_and_noise as clip_and_noise
-  from dpjax.transforms.clip_scale import CLIP_SCHEDULES as CLIP_SCHEDULES
-  from dpjax.transforms.clip_scale import ScaledState as ScaledState
-  from dpjax.transforms.clip_scale import clip_scale as clip_scale
-  from dpjax.transforms.clip_scale import scheduled_scales as scheduled_scales
   from dpjax.transforms.clip_scale import with_clip_schedule as with_clip_schedule
   from dpjax.transforms.correlated import (
     clip_and_correlated_noise as clip_and_correlated_noise,
   )
   from dpjax.transforms.dp_adam import dp_adam as dp_adam
-  from dpjax.transforms.dp_adam import scale_by_dp_adam as scale_by_dp_adam
-  from dpjax.transforms.dp_adam import second_moment as second_moment
   from dpjax.transforms.dp_sgld import dp_sgld as dp_sgld
-  from dpjax.transforms.dp_sgld import sgld_noise_multiplier as sgld_noise_multiplier
-  from dpjax.transforms.dp_sgld import sgld_step_size as sgld_step_size
-  from dpjax.transforms.dp_sgld import sgld_temperature as sgld_temperature
-  from dpjax.transforms.every_clip_rule import CLIP_RULES as CLIP_RULES
   from dpjax.transforms.group_noise import PerLayer as PerLayer
-  from dpjax.transforms.group_noise import group_stds as group_stds
   from dpjax.transforms.scale_then_privatize import CoordinateScaling as CoordinateScaling
   from dpjax.transforms.scale_then_privatize import ScaledLoss as ScaledLoss
-  from dpjax.transforms.scale_then_privatize import ScalingState as ScalingState
-  from dpjax.transforms.scale_then_privatize import coordinate_scales as coordinate_scales
   from dpjax.transforms.scale_then_privatize import (
     scale_then_privatize as scale_then_privatize,
   )
   from dpjax.transforms.slack_clipping import SlackClipping as SlackClipping
-  from dpjax.transforms.together import assumptions as assumptions
-  from dpjax.transforms.together import check_together as check_together
-  from dpjax.transforms.together import features as features
-  from dpjax.transforms.words import noise_in_words as noise_in_words
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

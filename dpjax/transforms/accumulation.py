@@ -1,7 +1,7 @@
 """Gradient accumulation: the batch of one step comes in slices; noise and update happen once.
 
 The sensitivity of the accumulated sum is the clip norm C only if an example is in at most ONE slice
-of a step. This holds for slices that are cut from one draw (`dpjax.sampling.slices`,
+of a step. This holds for slices that are cut from one draw (`dpjax.sampling.batches.slices`,
 `Plan(slices=k).batches`). It does not hold for an independent draw per slice: an example drawn k
 times would move the sum by k C (pitfall P15).
 """

@@ -36,7 +36,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import accounting, gradients, noise, trees, validate
+from dpjax import gradients, noise, trees, validate
+from dpjax.accounting import text
+from dpjax.gradients.arguments import checked_mask
+from dpjax.noise import gaussian
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import ScaledState
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -170,7 +173,7 @@ class AdaptiveClipping(AdaptingClip):
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
     stds = (noise_multiplier, self.count_std(normalize_by), combined)
-    of_sum, of_count, of_both = (accounting.lower(std, digits=6) for std in stds)
+    of_sum, of_count, of_both = (text.lower(std, digits=6) for std in stds)
     return (
       f"Adaptive clipping. Every step releases a sum with noise multiplier {of_sum} and a "
       f"count with noise of standard deviation {of_count} and sensitivity 1/2, charged "
@@ -193,9 +196,9 @@ def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
   """
   known = summed.mask
   if known is None:
-    return gradients.checked_mask(mask, summed.norms.shape[0])
+    return checked_mask(mask, summed.norms.shape[0])
   if mask is not None:
-    known = known & gradients.checked_mask(mask, known.shape[0])
+    known = known & checked_mask(mask, known.shape[0])
   return known
 
 
@@ -278,7 +281,7 @@ def adaptive_noise(
 
   def init_fn(params) -> ScaledState:
     check_drawn(std, params)
-    started = noise.init(key, params)
+    started = gaussian.init(key, params)
     return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):

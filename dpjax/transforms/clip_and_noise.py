@@ -7,7 +7,9 @@ import optax
 
 from dpjax import noise, trees, validate
 from dpjax.gradients import Clip
-from dpjax.noise import WHITE, NoiseShape, NoiseState
+from dpjax.noise import NoiseShape, gaussian, source
+from dpjax.noise.shape import WHITE
+from dpjax.noise.state import NoiseState
 from dpjax.transforms import group_noise
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.guard import with_guard
@@ -30,7 +32,7 @@ def clip_of(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
-  noise.source.to_words(key)
+  source.to_words(key)
   return clip
 
 
@@ -126,7 +128,7 @@ def white_noise(
 
   def init_fn(params) -> NoiseState:
     group_noise.check_drawn(std, params)
-    return noise.init(key, params)
+    return gaussian.init(key, params)
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
     del count  # there is no query

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import trees, validate
 from dpjax.gradients import Clip
-from dpjax.noise import NoiseShape
-from dpjax.noise.correlated import CorrelatedNoiseState
+from dpjax.noise import NoiseShape, gaussian
+from dpjax.noise.correlated import draw
+from dpjax.noise.correlated.draw import CorrelatedNoiseState
 from dpjax.transforms.clip_and_noise import clip_of
 from dpjax.transforms.clip_scale import follow_schedule
 from dpjax.transforms.group_noise import check_drawn, noise_std
@@ -54,9 +55,10 @@ def clip_and_correlated_noise(
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked
+  >>> from dpjax.noise.correlated import BandedToeplitz
   >>> tx = clip_and_correlated_noise(
   ...   l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2, key=jax.random.key(0),
-  ...   noise_shape=NoiseShape(correlation=noise.correlated.BandedToeplitz((1.0, 0.5))),
+  ...   noise_shape=NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
   ...   num_steps=1)
   >>> grads, params = {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])}, {"w": jnp.zeros(2)}
   >>> grads = stacked(grads)
@@ -95,14 +97,14 @@ def correlated_noise(
   def init_fn(params) -> CorrelatedNoiseState:
     check_drawn(std, params)
     if is_placeholder(params):
-      started = noise.init(key)
+      started = gaussian.init(key)
       return CorrelatedNoiseState(started.key, started.draws, jnp.zeros(()))
-    return noise.correlated.init(key, correlation, params)
+    return draw.init(key, correlation, params)
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, conditions):
     del count  # there is no query
     summed, sound = open_gradients(updates, params, mask, clip, conditions)
-    noisy, state = noise.correlated.add_correlated(
+    noisy, state = draw.add_correlated(
       state,
       summed.total,
       std,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import ChainMap
 
 from dpjax import gradients
+from dpjax.gradients import clip
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.transforms.slack_clipping import SlackClipping
 
-# A ChainMap also shows rules that are added to `gradients.RULES` later.
+# A ChainMap also shows rules that are added to `clip.RULES` later.
 CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
-  {"adaptive": AdaptiveClipping, "slack": SlackClipping}, gradients.RULES
+  {"adaptive": AdaptiveClipping, "slack": SlackClipping}, clip.RULES
 )

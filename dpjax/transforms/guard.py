@@ -268,7 +268,7 @@ def exchange(state: Guarded, change: Callable[[Any], Any]) -> Guarded:
   A right checksum stays right, and a wrong one stays wrong.
 
   >>> from dpjax import noise
-  >>> inner = noise.init(jax.random.key(0))
+  >>> inner = noise.gaussian.init(jax.random.key(0))
   >>> state = exchange(Guarded(inner, digest(inner)), lambda s: s._replace(draws=s.draws + 1))
   >>> int(changed_bits(state))
   0

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, sealed, trees
+from dpjax.gradients.arguments import check_real, checked_mask
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.types import ArrayLike, ClippedSum, Params, PerExampleGrads
 from dpjax.validate import UserError
 
@@ -124,7 +126,7 @@ def _check_real(name: str, tree: Any) -> list[Any]:
   for leaf in _check_whole(name, tree):
     # Each leaf is asked here, and the whole tree only where one is odd: it may be Python's float.
     if not jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating):
-      gradients.check_real(**{name: tree})
+      check_real(**{name: tree})
     shapes.append(jnp.shape(leaf))
   return shapes
 
@@ -283,14 +285,14 @@ def _sum_rows(
   known = updates.mask
   if known is not None:
     # The gradients and the caller may both give a mask. A row counts only if both include it.
-    known = gradients.checked_mask(known, size)
-    mask = known if mask is None else known & gradients.checked_mask(mask, size)
-  mask = gradients.checked_mask(mask, size)
+    known = checked_mask(known, size)
+    mask = known if mask is None else known & checked_mask(mask, size)
+  mask = checked_mask(mask, size)
   numbers = jnp.where(mask, updates.numbers(size), 0)
   # Row number 0 is padding, whatever the masks say.
   mask = numbers > 0
   # Losses are unknown here and not needed, so zeros take their place.
-  summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
+  summed = clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
   ordered = jnp.sort(numbers)
   # Padding has the number 0, and may repeat.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))

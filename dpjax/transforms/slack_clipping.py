@@ -31,7 +31,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import accounting, validate
+from dpjax import validate
+from dpjax.accounting import text
 from dpjax.transforms.adaptive_clipping import AdaptingClip, check_factors, rows_that_count
 from dpjax.types import ClippedSum
 
@@ -128,7 +129,7 @@ class SlackClipping(AdaptingClip):
 
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
     del normalize_by
-    shown = accounting.lower(noise_multiplier, digits=6)
+    shown = text.lower(noise_multiplier, digits=6)
     return (
       f"Slack clipping. Every step releases a sum and {self.num_slots} sums of slack with noise "
       f"multiplier {shown}, as one Gaussian mechanism: an example's gradient and slack together "

@@ -6,7 +6,8 @@ import jax
 
 from dpjax.gradients import Clip, Flat
 from dpjax.noise import NoiseShape
-from dpjax.sampling import Sampler, assumption
+from dpjax.sampling import Sampler
+from dpjax.sampling.samplers import assumption
 from dpjax.validate import UserError
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")

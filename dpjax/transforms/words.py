@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dpjax import accounting, noise
+from dpjax.accounting import text
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
@@ -50,7 +51,7 @@ def noise_in_words(
   if noise_shape.shares is None:
     return ""
   stds = jax.tree.leaves(group_stds(clip, noise_multiplier, noise_shape.shares))
-  low, high = (accounting.lower(std, digits=6) for std in (min(stds), max(stds)))
+  low, high = (text.lower(std, digits=6) for std in (min(stds), max(stds)))
   return (
     f"Noise by group: its standard deviation on the sum is {low} to {high}, by the public "
     "shares of the groups; after division by the shares it is the noise above."
@@ -81,7 +82,7 @@ def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: 
   earlier noise fixes."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
   # Numbers are rounded down, since a statement must not claim more noise than there is.
-  number = lambda value: accounting.lower(noise_multiplier * value, digits=6)
+  number = lambda value: text.lower(noise_multiplier * value, digits=6)
   low = number(factors.min())
   high = number(factors.max())
   new = low if low == high else f"{low} to {high}"

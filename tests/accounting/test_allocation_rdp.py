@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import allocation_rdp as renyi
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 
 _ORDERS = np.array([1.3, 2.0, 2.5, 3.0, 6.0])
 
@@ -58,7 +59,7 @@ def test_the_second_moment_is_in_closed_form_at_many_steps():
 @pytest.mark.slow
 def test_it_is_above_the_privacy_loss_distribution_and_amplifies():
   """The same pair, so Renyi DP can only lose; unamplified it would be far more."""
-  one = accounting.random_allocation_event(accounting.gaussian_event(1.5), num_steps=50)
+  one = random_allocation_event(accounting.gaussian_event(1.5), num_steps=50)
   event = accounting.composed(one, 5)
   pld = accounting.epsilon(event, delta=1e-6)
   rdp = accounting.epsilon(event, delta=1e-6, accountant="rdp")

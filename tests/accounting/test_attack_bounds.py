@@ -11,7 +11,12 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting
-from dpjax.accounting.calibration import noise_of_profile
+from dpjax.accounting import attack_bounds
+from dpjax.accounting.attack_bounds import bayes_risk
+from dpjax.accounting.calibration import Unreachable, noise_of_profile
+from dpjax.accounting.epsilon import delta_curve, privacy_profile
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.trade_off import TradeOff
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -68,24 +73,24 @@ def test_one_gaussian_needs_the_noise_of_the_closed_form(name):
   # The slack of mu, alone, may save a little noise.
   least = exact * (0.9995 if name == "mu" else 1 - 1e-9)
   assert least <= found <= exact * 1.001
-  profile = accounting.privacy_profile(accounting.gaussian_event(found))
+  profile = privacy_profile(accounting.gaussian_event(found))
   assert bound.cost(profile, _DELTA) <= bound.limit
 
 
 @pytest.mark.parametrize("scale", [0.3, 2.0])
 def test_laplace_noise_has_the_rates_of_its_own_test(scale):
-  profile = accounting.privacy_profile(accounting.laplace_event(scale))
+  profile = privacy_profile(accounting.laplace_event(scale))
   for fpr in (1e-3, 0.05, 0.3, 0.49, 0.7):
     exact = _laplace_tpr(1 / scale, fpr)
     found = accounting.true_positive_rate(profile, fpr)
     assert exact - 1e-12 <= found <= exact * (1 + 1e-3)
   exact = -math.expm1(-1 / scale / 2)
-  assert exact <= accounting.advantage(profile) <= exact + 1e-6
+  assert exact <= attack_bounds.advantage(profile) <= exact + 1e-6
   # At even odds, and at odds of e^epsilon, beyond which the likelier answer is best.
-  even = accounting.bayes_risk(profile, 0.5)
+  even = bayes_risk(profile, 0.5)
   assert (1 - exact) / 2 - 1e-6 <= even <= (1 - exact) / 2
   lopsided = 1 / (1 + math.exp(1.01 / scale))
-  assert accounting.bayes_risk(profile, lopsided) == pytest.approx(lopsided, rel=1e-6)
+  assert bayes_risk(profile, lopsided) == pytest.approx(lopsided, rel=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -101,7 +106,7 @@ def test_a_profile_in_closed_form_gives_the_closed_forms(mu, fpr, prior):
   # The best test of a prior: the likelihood ratio against its odds.
   at = mu / 2 + math.log((1 - prior) / prior) / mu
   exact = (1 - prior) * special.ndtr(-at) + prior * special.ndtr(at - mu)
-  found = accounting.bayes_risk(profile, prior)
+  found = bayes_risk(profile, prior)
   assert found == pytest.approx(exact, rel=1e-6, abs=1e-9)
   # No line of a prior is above the curve: its risk is at most that of any test.
   risk = (1 - prior) * fpr + prior * (1 - accounting.true_positive_rate(profile, fpr))
@@ -146,7 +151,7 @@ def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
 )
 def test_lines_between_the_corners_are_the_bound_of_pairs_in_any_order(epsilons, deltas):
   """Also where a larger epsilon has a larger delta, which no profile has."""
-  pairs = accounting.TradeOff(np.sort(epsilons) / 100, np.array(deltas[: len(epsilons)]))
+  pairs = TradeOff(np.sort(epsilons) / 100, np.array(deltas[: len(epsilons)]))
   alphas, betas = pairs.points()
   rates = np.linspace(0, 1, 301)
   drawn = np.interp(rates, alphas, betas)
@@ -177,7 +182,7 @@ def simulated():
 def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, direction):
   without, inside = simulated
   null, other = (without, inside) if direction == "removed" else (-inside, -without)
-  profile = accounting.privacy_profile(_RUN)
+  profile = privacy_profile(_RUN)
   pairs = accounting.pairs_of(profile, _DELTA)
   mu = pairs.mu(_DELTA)
   nearest = 1.0
@@ -193,13 +198,13 @@ def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, directi
     assert tpr <= _gaussian_tpr(mu, fpr) + _DELTA + error
     nearest = min(nearest, bound + error - tpr)
     gain = tpr - fpr
-    assert gain <= accounting.advantage(profile) + error
+    assert gain <= attack_bounds.advantage(profile) + error
   # A test that cannot fail proves nothing: this attack refutes a bound for a little more noise,
   # in the direction that is the worse one there.
   less = accounting.composed(
     accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.3), 4
   )
-  wrong = accounting.privacy_profile(less)
+  wrong = privacy_profile(less)
   refuted = [
     np.mean(other > np.quantile(null, 1 - rate))
     > accounting.true_positive_rate(wrong, rate)
@@ -210,7 +215,7 @@ def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, directi
 
 def test_the_profile_is_never_below_the_curve_and_hardly_above():
   counting = {"neighboring_relation": "replace_one"}
-  allocated = accounting.random_allocation_event(accounting.gaussian_event(4), num_steps=4)
+  allocated = random_allocation_event(accounting.gaussian_event(4), num_steps=4)
   epsilons = [0.0, 1.0, 9.0, 400.0]
   for event, options in (
     (_RUN, {}),
@@ -220,8 +225,8 @@ def test_the_profile_is_never_below_the_curve_and_hardly_above():
     (accounting.gaussian_event(0), {}),
     (allocated, counting),
   ):
-    found = accounting.privacy_profile(event, **options)(epsilons)
-    exact = accounting.delta_curve(event, epsilons, **options)
+    found = privacy_profile(event, **options)(epsilons)
+    exact = delta_curve(event, epsilons, **options)
     # Sums in another order differ in the last digits.
     assert (found >= exact - 1e-15).all() and (found <= exact + 1e-10).all()
 
@@ -245,14 +250,14 @@ def test_the_profile_is_never_below_the_curve_and_hardly_above():
 )
 def test_what_no_attacker_is_bounded_by_is_one_line(numbers, message):
   with pytest.raises(UserError, match=message) as error:
-    accounting.attack_bound(**numbers)
+    attack_bounds.attack_bound(**numbers)
   assert "\n" not in str(error.value)
 
 
 def test_a_bound_below_the_slack_of_the_accountant_is_one_line():
   # Delta 1e-13 of rounding is left at any noise.
   bound = accounting.Advantage(1e-14)
-  with pytest.raises(accounting.Unreachable, match="even noise_multiplier=1e.06 leaves"):
+  with pytest.raises(Unreachable, match="even noise_multiplier=1e.06 leaves"):
     accounting.calibrate_noise_to_attack(accounting.gaussian_event, bound, delta=_DELTA)
 
 
@@ -272,7 +277,7 @@ def test_a_plan_keeps_its_bound_with_the_aborts_of_its_batches():
   cost = bound.cost(plan.privacy_profile(), _DELTA)
   assert bound.limit * (1 - 2e-4) <= cost <= bound.limit
   # Batches that may be above their capacity cost a little more than the event alone.
-  event_cost = bound.cost(accounting.privacy_profile(plan.event()), _DELTA)
+  event_cost = bound.cost(privacy_profile(plan.event()), _DELTA)
   assert event_cost < cost
   less = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * 0.999)
   assert bound.cost(less.privacy_profile(), _DELTA) > bound.limit

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from dpjax import accounting
+from dpjax.accounting import matrix
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.matrix import correlated_events
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -53,7 +56,7 @@ def test_noise_that_is_not_correlated_is_random_allocation():
   event = accounting.balls_in_bins_event(
     correlated.Independent(), noise_multiplier=2.0, num_steps=12, num_bins=4
   )
-  (once,) = accounting.parts(event)
+  (once,) = elements.parts(event)
   assert (once.num_steps, once.noise_multiplier) == (4, pytest.approx(2 / math.sqrt(3)))
 
 
@@ -71,10 +74,10 @@ def test_it_is_above_the_simulation_and_below_no_amplification(strategy):
   found = accounting.balls_in_bins_epsilon(strategy, num_samples=100_000, **common)
   proved = accounting.balls_in_bins_proved(strategy, **common)
   renyi = accounting.balls_in_bins_proved(strategy, accountant="rdp", **common)
-  events = accounting.correlated_events(
+  events = correlated_events(
     strategy, noise_multiplier=4.0, num_steps=12, min_sep=6, cyclic=True
   )
-  plain = accounting.epsilon(accounting.joined(events), delta=1e-3)
+  plain = accounting.epsilon(matrix.joined(events), delta=1e-3)
   assert 0.97 * found.estimate < proved <= plain * 1.001
   assert proved < renyi
 

@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon
+from dpjax.accounting import composed, epsilon, proved
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -150,7 +150,7 @@ def test_a_generous_target_needs_next_to_no_noise():
 
 
 @pytest.mark.cases(long=["pld"])
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_what_cannot_be_reached_is_said_in_one_line(accountant):
   target = {"delta": 1e-9, "accountant": accountant}
   with refuses("epsilon"):
@@ -183,7 +183,7 @@ def test_bad_targets_are_user_errors(bad):
 
 
 @pytest.mark.cases(long=["rdp"])
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_p13_a_mismatch_is_named_and_not_searched_around(accountant):
   with refuses("event"):
     accounting.calibrate_noise_multiplier(

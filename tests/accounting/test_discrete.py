@@ -9,6 +9,7 @@ from scipy import special, stats
 from dpjax import accounting
 from dpjax.accounting import discrete
 from dpjax.accounting.event_kinds import kind
+from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
 from tests.refuses import refuses
 
 _REACH = 400
@@ -184,7 +185,7 @@ def test_the_event_bounds_the_divergence_of_discrete_gaussians(variance, shift):
   log = lambda middle: -((x - middle) ** 2) / (2 * variance)
   normal = lambda weights: weights - special.logsumexp(weights)
   p, q = normal(log(shift)), normal(log(0))
-  event = accounting.DiscreteGaussianDpEvent(math.sqrt(variance) / shift)
+  event = DiscreteGaussianDpEvent(math.sqrt(variance) / shift)
   stated = kind.kind_of(event).rdp(event)
   for order, bound in zip(kind.ORDERS, stated):
     if order <= 20:

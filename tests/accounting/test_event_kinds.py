@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import event_kinds
+from dpjax.accounting import event_kinds, proved
 from dpjax.accounting.event_kinds import kind, noisy_sum
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -21,7 +21,7 @@ class TwiceDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class TwiceKind(accounting.EventKind):
+class TwiceKind(kind.EventKind):
   name = "twice"
   event = TwiceDpEvent
   relations = ("add_or_remove_one", "replace_one")
@@ -53,7 +53,7 @@ class TwiceKind(accounting.EventKind):
 def twice():
   tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
-  accounting.register(TwiceKind())
+  kind.register(TwiceKind())
   yield TwiceDpEvent(3.0)
   for table, before in zip(tables, held, strict=True):
     table.clear()
@@ -69,7 +69,7 @@ def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, a
     accounting.epsilon(two, **by), rel=1e-3
   )
   sampled = accounting.composed(twice, 4)
-  assert accounting.event_from_json(accounting.event_to_json(sampled)) == sampled
+  assert kind.event_from_json(kind.event_to_json(sampled)) == sampled
   assert "4 x two sums over users" in accounting.privacy_statement(
     sampled, delta=1e-5, unit="user"
   )
@@ -78,7 +78,7 @@ def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, a
 
 
 def test_it_may_be_registered_again_and_dpjaxs_own_may_not_be_taken_over(twice):
-  accounting.register(TwiceKind())
+  kind.register(TwiceKind())
 
   class Free(noisy_sum.GaussianKind):
     def rdp(self, part):
@@ -93,7 +93,7 @@ def test_it_may_be_registered_again_and_dpjaxs_own_may_not_be_taken_over(twice):
   before = accounting.epsilon(dpa.GaussianDpEvent(1.0), delta=1e-5, accountant="rdp")
   for taken in (Free(), Renamed(), Claimed()):
     with refuses("kind"):
-      accounting.register(taken)
+      kind.register(taken)
   after = accounting.epsilon(dpa.GaussianDpEvent(1.0), delta=1e-5, accountant="rdp")
   assert after == before and "free" not in kind.KINDS
 
@@ -129,8 +129,8 @@ def test_an_event_that_calls_itself_equal_to_another_shares_no_cache(twice):
     def pld(self, part, interval):
       return kind.kind_of(dpa.GaussianDpEvent(1e3)).pld(dpa.GaussianDpEvent(1e3), interval)
 
-  accounting.register(SlyKind())
-  for accountant in accounting.ACCOUNTANTS:
+  kind.register(SlyKind())
+  for accountant in proved.ACCOUNTANTS:
     by = {"delta": 1e-5, "accountant": accountant}
     assert accounting.epsilon(Sly(), **by) < 0.1
     honest = accounting.epsilon(accounting.gaussian_event(3.0), **by)
@@ -145,7 +145,7 @@ def test_a_users_event_takes_back_no_cost_and_is_claimed(twice):
     def elements(self, event):
       return [(dpa.GaussianDpEvent(1.0), -1)]
 
-  accounting.register(Refund())
+  kind.register(Refund())
   both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), Refund.event()])
   with refuses("times", value=-1):
     accounting.epsilon(both, delta=1e-5)
@@ -158,7 +158,7 @@ def test_a_users_event_takes_back_no_cost_and_is_claimed(twice):
 def test_what_is_no_kind_is_not_registered():
   for wrong in (TwiceKind, object()):
     with pytest.raises(UserError, match="must be an object of an EventKind"):
-      accounting.register(wrong)
+      kind.register(wrong)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import merged_parts, parts
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.elements import merged_parts, parts
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -33,16 +35,16 @@ _UNKNOWN = [
 
 @pytest.mark.parametrize("event", _KNOWN, ids=repr)
 def test_json_gives_back_the_same_event(event):
-  text = json.dumps(accounting.event_to_json(event), allow_nan=False)
-  assert accounting.event_from_json(json.loads(text)) == event
+  text = json.dumps(event_to_json(event), allow_nan=False)
+  assert event_from_json(json.loads(text)) == event
 
 
 @pytest.mark.parametrize("event", _UNKNOWN, ids=repr)
 def test_p12_an_unknown_event_is_refused_everywhere(event):
   """What has no proof here has no reading either (truncation: test_truncated)."""
   with refuses("event"):
-    accounting.event_to_json(event)
-  for accountant in accounting.ACCOUNTANTS:
+    event_to_json(event)
+  for accountant in proved.ACCOUNTANTS:
     with refuses("event"):
       accounting.epsilon(event, delta=1e-5, accountant=accountant)
   with refuses("event"):
@@ -62,7 +64,7 @@ def test_p12_an_unknown_event_is_refused_everywhere(event):
 )
 def test_malformed_json_is_a_user_error(data):
   with pytest.raises(UserError):
-    accounting.event_from_json(data)
+    event_from_json(data)
 
 
 def test_composed_of_nothing_is_free():

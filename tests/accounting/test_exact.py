@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from dpjax import accounting, sampling
-from dpjax.accounting import composed, epsilon, gaussian_event, repeat_and_select_event
+from dpjax import sampling
+from dpjax.accounting import composed, epsilon, gaussian_event, tuning
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.plan import Plan
 
 _DELTA = 1e-5
@@ -127,7 +128,7 @@ def _generating(mean, shape):
   """E[x^K] of the number of runs (Papernot and Steinke 2022, definition 1)."""
   if shape == math.inf:
     return lambda x: np.exp(mean * (x - 1))
-  gamma = accounting.tuning.stopping_prob(mean, shape)
+  gamma = tuning.stopping_prob(mean, shape)
   if shape == 0:
     return lambda x: np.log1p(-(1 - gamma) * x) / math.log(gamma)
   top = lambda x: (1 - (1 - gamma) * x) ** -shape - 1

@@ -16,8 +16,10 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import accounting, sampling
 from dpjax.accounting import discrete, gdp, shuffle, tuning, votes
+from dpjax.accounting.epsilon import delta_curve, epsilon_of_zcdp, privacy_profile, zcdp
 from dpjax.accounting.event_kinds.elements import rdp_of
 from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.mechanisms import additive
 
@@ -199,7 +201,7 @@ def test_no_conversion_gives_less_than_the_epsilon_of_a_gaussian(delta):
       "integers": discrete.epsilon_from_rdp(
         np.array(discrete.ORDERS) * mu**2 / 2, delta=delta
       ),
-      "zcdp": accounting.epsilon_of_zcdp(mu**2 / 2, delta=delta),
+      "zcdp": epsilon_of_zcdp(mu**2 / 2, delta=delta),
       "mu": gdp.epsilon(mu, delta=delta),
     }
     for name, epsilon in found.items():
@@ -214,8 +216,8 @@ def test_no_conversion_gives_less_than_the_epsilon_of_a_gaussian(delta):
 def test_no_delta_is_below_that_of_a_gaussian(z, accountant):
   event = accounting.gaussian_event(z)
   epsilons = [0.0, 1e-6, 0.1 / z, 1 / z, 6 / z, 30.0]
-  found = accounting.delta_curve(event, epsilons, accountant=accountant)
-  profile = accounting.privacy_profile(event, accountant=accountant)(epsilons)
+  found = delta_curve(event, epsilons, accountant=accountant)
+  profile = privacy_profile(event, accountant=accountant)(epsilons)
   for epsilon, *deltas in zip(epsilons, found, profile, strict=True):
     # A delta that is no float is 0.
     assert _gaussian_delta(1 / z, epsilon) <= min(deltas) * (1 + 1e-9) + 1e-300, epsilon
@@ -224,10 +226,10 @@ def test_no_delta_is_below_that_of_a_gaussian(z, accountant):
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-4, 0.1, 1.0, 8.0, 40.0])
 def test_a_pure_mechanism_costs_no_less_than_randomised_response(epsilon):
   """Its Renyi divergences, rho, and the epsilon at a delta by both accountants."""
-  event = accounting.pure_dp_event(epsilon)
+  event = pure_dp_event(epsilon)
   kept = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon)))
   curve = rdp_of({event: 1})
-  rho = accounting.zcdp(event)
+  rho = zcdp(event)
   for order, bound in list(zip(ORDERS, curve, strict=True))[::12]:
     exact = _both(order, _coin(kept), _coin(1 - kept))
     assert exact <= min(bound, rho * order) * (1 + 1e-9) + _LEAST

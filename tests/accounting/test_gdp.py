@@ -8,6 +8,7 @@ from scipy import stats
 
 from dpjax import accounting
 from dpjax.accounting import composed, gdp
+from dpjax.accounting.proved import RELATIONS
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -51,7 +52,7 @@ def test_in_its_limit_it_is_right():
   assert claimed.epsilon == pytest.approx(accounting.epsilon(run, delta=1e-5), rel=0.01)
 
 
-@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize("relation", RELATIONS)
 def test_unsampled_gaussian_noise_is_exact_and_proved(relation):
   event = composed(dpa.GaussianDpEvent(8.0), 4)
   found = gdp.approximate(event, delta=1e-5, neighboring_relation=relation)

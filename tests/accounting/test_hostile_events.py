@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import Ledger
+from dpjax.accounting.epsilon import delta_curve, privacy_profile
 from tests.refuses import refuses
 
 _FACTS = {
@@ -104,6 +105,6 @@ def test_a_profile_is_no_nan_where_the_power_of_epsilon_overflows():
     dpa.GaussianDpEvent(1e-3),
     dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1e-3)),
   ):
-    deltas = accounting.privacy_profile(event)(epsilons)
-    exact = accounting.delta_curve(event, epsilons)
+    deltas = privacy_profile(event)(epsilons)
+    exact = delta_curve(event, epsilons)
     assert np.all((deltas >= exact * (1 - 1e-12)) & (deltas <= 1))

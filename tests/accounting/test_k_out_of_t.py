@@ -11,6 +11,11 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling
+from dpjax.accounting.epsilon import delta_curve, zcdp
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from tests import pages
 from tests.refuses import refuses
 
@@ -78,7 +83,7 @@ def _all_sets(steps, selected):
 def test_delta_is_at_least_that_of_every_set_written_out(steps, selected, z):
   points = 181 if steps == 3 else 61
   epsilons = [0.0, 0.5, 1.5]
-  deltas = accounting.delta_curve(_event(steps, selected, z), epsilons)
+  deltas = delta_curve(_event(steps, selected, z), epsilons)
   for epsilon, found in zip(epsilons, deltas, strict=True):
     exact = _divergences(_all_sets(steps, selected), z, epsilon, points)
     assert max(exact) * (1 - 1e-6) <= found <= 2.5 * max(exact) + 1e-3
@@ -114,9 +119,9 @@ def test_a_simulated_run_loses_no_more_and_tells_fewer_steps():
   ratios = np.exp(normals / z - 1 / (2 * z**2))
   for epsilon in (0.2, 0.6):
     seen = _simulated(ratios, 5, epsilon)
-    (accounted,) = accounting.delta_curve(_event(12, 5, z), [epsilon])
+    (accounted,) = delta_curve(_event(12, 5, z), [epsilon])
     assert max(seen) <= accounted <= 1.2 * max(seen) + 2e-3
-    (of_fewer,) = accounting.delta_curve(_event(12, 4, z), [epsilon])
+    (of_fewer,) = delta_curve(_event(12, 4, z), [epsilon])
     assert of_fewer < max(seen)
 
 
@@ -126,7 +131,7 @@ def test_blocks_of_any_size_are_what_the_proof_says():
   sets = _all_sets(3, 2)
   one_order = [(0, 2), (1, 2)]  # blocks {0, 1} and {2}
   epsilons = [0.0, 0.7]
-  accounted = accounting.delta_curve(_event(3, 2), epsilons)
+  accounted = delta_curve(_event(3, 2), epsilons)
   for epsilon, found in zip(epsilons, accounted, strict=True):
     mixed = _divergences(sets, 1.0, epsilon)
     alone = _divergences(one_order, 1.0, epsilon)
@@ -136,7 +141,7 @@ def test_blocks_of_any_size_are_what_the_proof_says():
 
 def test_k_equal_to_one_is_random_allocation_exactly():
   noise = accounting.gaussian_event(2.0)
-  once = accounting.random_allocation_event(noise, num_steps=6)
+  once = random_allocation_event(noise, num_steps=6)
   assert _event(6, 1, 2.0) == once
   ours = sampling.KOutOfTSampler(steps_per_pass=6, selected=1, capacity=50)
   theirs = sampling.RandomAllocationSampler(steps_per_pass=6, capacity=50)
@@ -150,7 +155,7 @@ def test_k_equal_to_one_is_random_allocation_exactly():
 def test_it_is_accounted_as_passes_of_unequal_length():
   noise = accounting.gaussian_event(2.0)
   parts = [
-    accounting.composed(accounting.random_allocation_event(noise, num_steps=size), times)
+    accounting.composed(random_allocation_event(noise, num_steps=size), times)
     for size, times in ((3, 2), (4, 1))
   ]
   # The reduction stands before the choice of the accountant, so one suffices.
@@ -163,8 +168,8 @@ def test_it_is_accounted_as_passes_of_unequal_length():
   assert every == pytest.approx(
     accounting.epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5), rel=1e-3
   )
-  assert accounting.zcdp(_event(10, 3, 2.0)) == pytest.approx(3 / 8)
-  best = accounting.repeat_and_select_event(_event(10, 3, 2.0), mean_trials=2.0, shape=1.0)
+  assert zcdp(_event(10, 3, 2.0)) == pytest.approx(3 / 8)
+  best = repeat_and_select_event(_event(10, 3, 2.0), mean_trials=2.0, shape=1.0)
   assert accounting.epsilon(best, delta=1e-4, accountant="rdp") > accounting.epsilon(
     _event(10, 3, 2.0), delta=1e-4, accountant="rdp"
   )
@@ -223,12 +228,12 @@ def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():
     noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=30.0, num_steps=15, delta=1e-3,
     accountant="rdp",
   )  # fmt: skip
-  assert accounting.parts(plan.event()) == {_event(10, 3, 2.0): 2}
-  assert accounting.parts(plan.event(1)) == accounting.parts(plan.event(10))
+  assert elements.parts(plan.event()) == {_event(10, 3, 2.0): 2}
+  assert elements.parts(plan.event(1)) == elements.parts(plan.event(10))
   said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"rdp": 1.0})
   assert "in 3 steps of the pass, drawn uniformly" in " ".join(said.split())
   event = plan.step_event(0)
-  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+  assert event_from_json(event_to_json(event)) == event
 
 
 def _rows_of_page():

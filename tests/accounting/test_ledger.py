@@ -8,7 +8,8 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting import Budget, BudgetExceeded, Charge, Ledger
+from dpjax.accounting import Budget, Ledger, proved
+from dpjax.accounting.ledger import BudgetExceeded, Charge
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -188,7 +189,7 @@ def test_bad_charges_are_user_errors(change):
 
 
 @pytest.mark.cases(long=["pld"])
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_the_budget_is_checked_before_the_steps_run(accountant):
   options = {"delta": 1e-5, "accountant": accountant}
   target = accounting.epsilon(accounting.composed(_STEP, 100), **options)

@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from scipy import signal, stats
 
 from dpjax import accounting, sampling
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.plan import Plan
+from dpjax.sampling import registry
+from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.validate import UserError
 
 _N, _GRID = 60, 5e-3
@@ -118,7 +123,7 @@ _ATTACKS = {
 
 
 def _samplers(prob):
-  size = sampling.whole_batch_size(prob, _N)
+  size = whole_batch_size(prob, _N)
   yield sampling.PoissonSampler(prob, _N + 1)
   yield sampling.UserSampler(prob, _N + 1)
   yield sampling.BoundedContributionSampler(prob, _N + 3, max_contribution=3)
@@ -142,7 +147,7 @@ def _samplers(prob):
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
   # Each row of the registry has an attack that computes its delta without the accountants.
   assert {type(s) for s in _samplers(prob)} == set(_ATTACKS)
-  assert set(sampling.SAMPLERS.values()) == set(_ATTACKS), (
+  assert set(registry.SAMPLERS.values()) == set(_ATTACKS), (
     "a sampler needs an entry of _ATTACKS and a line of _samplers"
   )
   for sampler in _samplers(prob):
@@ -199,7 +204,7 @@ def _poisson(z, prob, steps):
     "0.999-1.0-0.001-pld",
   ]
 )
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 @pytest.mark.parametrize("z", [1e-300, 1e-160, 1e-6, 1e-3, 1e6, 1e160])
 @pytest.mark.parametrize("prob", [1e-15, 1e-6, 0.5, 1.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.999])
@@ -215,7 +220,7 @@ def test_extreme_settings_give_a_bound_or_one_line(accountant, z, prob, delta):
 
 
 @pytest.mark.cases(long=["pld"])
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_a_step_that_happens_almost_never_costs_delta_not_nothing(accountant):
   """With probability q the record is bare: below delta = q no epsilon may be small."""
   found = accounting.epsilon(_poisson(1e-3, 1e-4, 1), delta=1e-6, accountant=accountant)
@@ -236,7 +241,7 @@ def test_a_budget_may_be_spent_to_the_last_digit_and_no_further():
   )
   exact = ledger.epsilon(1e-5)
   assert ledger.check(accounting.Budget(exact, 1e-5)) == exact
-  with pytest.raises(accounting.BudgetExceeded) as caught:
+  with pytest.raises(BudgetExceeded) as caught:
     ledger.check(accounting.Budget(math.nextafter(exact, 0.0), 1e-5))
   shown = float(str(caught.value).split("would cost ")[1])
   assert shown >= exact
@@ -261,7 +266,7 @@ def test_a_ledger_of_unlike_plans_costs_no_less_than_each_and_all_together():
   assert accounting.Ledger.from_json(ledger.to_json()).epsilon(1e-5) == whole
   with pytest.raises(UserError):  # what has no common proof has no common number
     ledger.charge(
-      accounting.truncated_poisson_event(
+      truncated_poisson_event(
         dpa.GaussianDpEvent(1.0), sampling_prob=0.1, num_examples=10, capacity=2
       ),
       num_steps=1, l2_clip_norm=1.0, noise_key_id="z", first_step=0,
@@ -270,7 +275,7 @@ def test_a_ledger_of_unlike_plans_costs_no_less_than_each_and_all_together():
 
 
 @pytest.mark.cases(long=["rdp"])
-@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", proved.ACCOUNTANTS)
 def test_one_step_and_no_step(accountant):
   plan = Plan(
     sampler=sampling.PoissonSampler(1.0, 100), noise_multiplier=1.0, l2_clip_norm=1.0,

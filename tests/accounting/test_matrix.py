@@ -14,6 +14,13 @@ from scipy import optimize, stats
 
 from dpjax import accounting
 from dpjax.accounting import matrix
+from dpjax.accounting import matrix as matrix_lib
+from dpjax.accounting.matrix import (
+  amplified_costs,
+  correlated_events,
+  joined,
+  participation_costs,
+)
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -68,10 +75,10 @@ def _brute(matrix, patterns):
 def test_sensitivity_bounds_every_pattern_and_every_sign(seed, min_sep, times, signed):
   matrix = np.tril(np.random.default_rng(seed).normal(size=(6, 6)))
   matrix = matrix if signed else np.abs(matrix)
-  found = accounting.sensitivity(matrix, min_sep=min_sep, max_participations=times)
+  found = matrix_lib.sensitivity(matrix, min_sep=min_sep, max_participations=times)
   brute = _brute(matrix, _separated(6, min_sep, times))
   assert brute <= found * (1 + 1e-12)
-  cyclic = accounting.sensitivity(matrix, min_sep=min_sep, cyclic=True)
+  cyclic = matrix_lib.sensitivity(matrix, min_sep=min_sep, cyclic=True)
   exact = _brute(matrix, _cyclic(6, min_sep))
   assert exact <= cyclic * (1 + 1e-12)
   if not signed:
@@ -83,7 +90,7 @@ def test_sensitivity_bounds_every_pattern_and_every_sign(seed, min_sep, times, s
 def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
   rng = np.random.default_rng(seed)
   matrix = np.tril(rng.normal(size=(6, 6)))
-  found = accounting.sensitivity(matrix, min_sep=2)
+  found = matrix_lib.sensitivity(matrix, min_sep=2)
   for steps in _separated(6, 2):
     u = rng.normal(size=(len(steps), dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
@@ -93,14 +100,14 @@ def test_contributions_in_many_dimensions_stay_below_it(seed, dim):
 def test_orthogonal_columns_are_exact_whatever_their_signs():
   matrix = np.tril(np.random.default_rng(0).normal(size=(8, 8)))
   matrix[np.tril_indices(8, -3)] = 0  # three bands
-  found = accounting.sensitivity(matrix, min_sep=3, max_participations=2)
+  found = matrix_lib.sensitivity(matrix, min_sep=3, max_participations=2)
   assert found == pytest.approx(_brute(matrix, _separated(8, 3, 2)), rel=1e-12)
 
 
 def test_negative_products_raise_the_bound_above_equal_contributions():
   matrix = np.array([[1.0, 0.0], [-1.0, 1.0]])
   equal = np.linalg.norm(matrix @ np.ones(2))
-  found = accounting.sensitivity(matrix, min_sep=1)
+  found = matrix_lib.sensitivity(matrix, min_sep=1)
   assert found == pytest.approx(_brute(matrix, [[0], [1], [0, 1]]))
   assert found > equal * 2
 
@@ -112,7 +119,7 @@ def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep)
   strategy = _STRATEGIES["wide"]
   matrix = correlated.matrix(strategy, 11)
   for times in (1, 2, None):
-    found = accounting.sensitivity(matrix, min_sep=min_sep, max_participations=times)
+    found = matrix_lib.sensitivity(matrix, min_sep=min_sep, max_participations=times)
     brute = _brute(matrix, _separated(11, min_sep, times)) if min_sep > 2 else None
     peer = toeplitz.minsep_sensitivity_squared(
       np.array(strategy.coefficients), min_sep, times, n=11
@@ -128,7 +135,7 @@ def test_falling_toeplitz_matrices_are_exact_and_agree_with_jax_privacy(min_sep)
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 @pytest.mark.parametrize("min_sep", [1, 2, 3, 5, 20])
 def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
-  costs = accounting.participation_costs(
+  costs = participation_costs(
     strategy, num_steps=11, min_sep=min_sep, cyclic=True, factors=factors
   )
   rows = np.array(factors or np.ones(11))[:, None]
@@ -143,7 +150,7 @@ def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
 @pytest.mark.parametrize("name", ["independent", "banded", "wide", "blt", "inverse"])
 def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
   strategy = _STRATEGIES[name]
-  costs = accounting.participation_costs(strategy, num_steps=11, min_sep=3, cyclic=False)
+  costs = participation_costs(strategy, num_steps=11, min_sep=3, cyclic=False)
   matrix = correlated.matrix(strategy, 11)
   for t in (1, 3, 5, 8, 11):
     brute = _brute(matrix[:t, :t], _separated(t, 3))
@@ -153,7 +160,7 @@ def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
 @pytest.mark.parametrize("name", ["tree_restarts", "banded"])
 def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
   strategy = _STRATEGIES[name]
-  costs = accounting.participation_costs(
+  costs = participation_costs(
     strategy, num_steps=11, min_sep=3, cyclic=False, factors=_FACTORS
   )
   matrix = correlated.matrix(strategy, 11) / np.array(_FACTORS)[:, None]
@@ -164,12 +171,10 @@ def test_separated_costs_of_scheduled_bands_are_upper_bounds(name):
 
 def test_what_has_no_analysis_is_refused():
   with refuses("correlation"):
-    accounting.participation_costs(
-      _STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False
-    )
+    participation_costs(_STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False)
   for name in ("blt", "inverse", "wide"):
     with refuses("correlation"):
-      accounting.amplified_costs(_STRATEGIES[name], num_steps=11, num_groups=3)
+      amplified_costs(_STRATEGIES[name], num_steps=11, num_groups=3)
 
 
 class _Negative(correlated.Independent):
@@ -179,7 +184,7 @@ class _Negative(correlated.Independent):
 
 def test_a_strategy_with_negative_entries_is_refused():
   with refuses("correlation"):
-    accounting.participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
+    participation_costs(_Negative(), num_steps=4, min_sep=2, cyclic=True)
 
 
 class _Hidden(correlated.Independent):
@@ -194,21 +199,21 @@ class _Hidden(correlated.Independent):
 def test_a_negative_entry_is_found_behind_a_larger_one():
   """The sum of both columns has the length of 1, and their difference that of 3."""
   assert (_Hidden().multiply(np.array([[1.0], [0], [1], [0]])) >= 0).all()
-  for counted in (accounting.participation_costs, accounting.amplified_costs):
+  for counted in (participation_costs, amplified_costs):
     options = {"min_sep": 2, "cyclic": True}
-    if counted is accounting.amplified_costs:
+    if counted is amplified_costs:
       options = {"num_groups": 2}
     with refuses("correlation"):
       counted(_Hidden(), num_steps=4, **options)
   with refuses("num_steps", value=20000):
-    accounting.participation_costs(_Hidden(), num_steps=20_000, min_sep=2, cyclic=True)
+    participation_costs(_Hidden(), num_steps=20_000, min_sep=2, cyclic=True)
 
 
 @pytest.mark.parametrize("name", ["independent", "tree_restarts", "banded"])
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 def test_amplified_costs_are_the_largest_column_of_each_turn(name, factors):
   strategy = _STRATEGIES[name]
-  costs = accounting.amplified_costs(strategy, num_steps=11, num_groups=4, factors=factors)
+  costs = amplified_costs(strategy, num_steps=11, num_groups=4, factors=factors)
   rows = np.array(factors or np.ones(11))[:, None]
   norms = ((correlated.matrix(strategy, 11) / rows) ** 2).sum(0)
   expected = [norms[start : start + 4].max() for start in (0, 4, 8)]
@@ -233,26 +238,26 @@ def _gaussian_epsilon(noise_multiplier, delta):
 @pytest.mark.parametrize("factors", [(), _FACTORS], ids=["constant", "scheduled"])
 def test_any_prefix_of_the_charges_is_the_gaussian_of_that_prefix(strategy, factors):
   z = 4.0
-  events = accounting.correlated_events(
+  events = correlated_events(
     strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True, factors=factors
   )
   rows = np.array(factors or np.ones(11))[:, None]
   matrix = correlated.matrix(strategy, 11) / rows
   for t in (1, 5, 11):
-    sensitivity = accounting.sensitivity(matrix[:t, :t], min_sep=3, cyclic=True)
+    sensitivity = matrix_lib.sensitivity(matrix[:t, :t], min_sep=3, cyclic=True)
     expected = _gaussian_epsilon(z / sensitivity, 1e-5)
-    found = accounting.epsilon(accounting.joined(events[:t]), delta=1e-5)
+    found = accounting.epsilon(joined(events[:t]), delta=1e-5)
     assert expected <= found * (1 + 1e-9) and found < expected * 1.001
 
 
 def test_white_noise_in_fixed_order_costs_its_passes():
-  events = accounting.correlated_events(
+  events = correlated_events(
     correlated.Independent(), noise_multiplier=3.0, num_steps=10, min_sep=4, cyclic=True
   )
   assert [type(event).__name__ for event in events[:5]] == [
     *("GaussianDpEvent", "NoOpDpEvent", "NoOpDpEvent", "NoOpDpEvent", "GaussianDpEvent")
   ]
-  found = accounting.epsilon(accounting.joined(events), delta=1e-5)
+  found = accounting.epsilon(joined(events), delta=1e-5)
   assert found == pytest.approx(_gaussian_epsilon(3.0 / math.sqrt(3), 1e-5), rel=1e-3)
 
 
@@ -260,7 +265,7 @@ def test_white_noise_in_fixed_order_costs_its_passes():
 @pytest.mark.parametrize("name", ["pld", "rdp"])
 def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
   strategy = correlated.BandedToeplitz.optimized(num_steps=40, bands=4)
-  events = accounting.correlated_events(
+  events = correlated_events(
     strategy, noise_multiplier=2.0, num_steps=38, min_sep=4, cyclic=True, sampling_prob=0.1
   )
   norm = math.sqrt(np.sum(np.square(strategy.coefficients)))
@@ -268,16 +273,16 @@ def test_amplified_bands_are_the_composition_of_sampled_gaussians(name):
   for steps, turns in ((1, 1), (4, 1), (5, 2), (36, 9)):
     accountant = {"pld": PLDAccountant, "rdp": RdpAccountant}[name]()
     expected = accountant.compose(sampled, turns).get_epsilon(1e-5)
-    prefix = accounting.joined(events[:steps])
+    prefix = joined(events[:steps])
     found = accounting.epsilon(prefix, delta=1e-5, accountant=name)
     assert found == pytest.approx(expected, rel=2e-3)
   assert accounting.epsilon(
-    accounting.joined(events), delta=1e-5, accountant=name
+    joined(events), delta=1e-5, accountant=name
   ) < _gaussian_epsilon(2.0 / norm / math.sqrt(10), 1e-5)
 
 
 def test_one_group_of_white_noise_is_poisson_sampling():
-  events = accounting.correlated_events(
+  events = correlated_events(
     correlated.Independent(),
     noise_multiplier=2.0,
     num_steps=3,
@@ -290,10 +295,8 @@ def test_one_group_of_white_noise_is_poisson_sampling():
 
 def test_p9_replace_one_costs_what_half_the_noise_would():
   strategy = _STRATEGIES["banded"]
-  event = lambda z: accounting.joined(
-    accounting.correlated_events(
-      strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True
-    )
+  event = lambda z: joined(
+    correlated_events(strategy, noise_multiplier=z, num_steps=11, min_sep=3, cyclic=True)
   )
   doubled = accounting.epsilon(event(8.0), delta=1e-5, neighboring_relation="replace_one")
   assert doubled == pytest.approx(accounting.epsilon(event(4.0), delta=1e-5), rel=1e-6)
@@ -311,16 +314,16 @@ def test_p9_replace_one_costs_what_half_the_noise_would():
 def test_wrong_numbers_are_named(options, field):
   defaults = dict(num_steps=4, min_sep=2, cyclic=True)
   with refuses(field):
-    accounting.participation_costs(correlated.Independent(), **{**defaults, **options})
+    participation_costs(correlated.Independent(), **{**defaults, **options})
 
 
 def test_wrong_matrices_are_named():
   with refuses("matrix.shape"):
-    accounting.sensitivity(np.ones(3), min_sep=1)
+    matrix_lib.sensitivity(np.ones(3), min_sep=1)
   with refuses("max_participations", value=0):
-    accounting.sensitivity(np.eye(3), min_sep=1, max_participations=0)
+    matrix_lib.sensitivity(np.eye(3), min_sep=1, max_participations=0)
   with refuses("matrix.shape"):
-    accounting.sensitivity(np.full((2, 2), np.nan), min_sep=1)
+    matrix_lib.sensitivity(np.full((2, 2), np.nan), min_sep=1)
 
 
 def test_an_array_without_end_is_one_line():
@@ -334,11 +337,9 @@ def test_an_array_without_end_is_one_line():
 def test_groups_that_no_step_has_take_no_memory():
   """Of 10^9 groups ten have a step: what they cost is that of ten."""
   strategy = _STRATEGIES["banded"]
-  costs = [
-    accounting.amplified_costs(strategy, num_steps=10, num_groups=g) for g in (10, 10**9)
-  ]
+  costs = [amplified_costs(strategy, num_steps=10, num_groups=g) for g in (10, 10**9)]
   np.testing.assert_array_equal(*costs)
-  events = accounting.correlated_events(
+  events = correlated_events(
     strategy,
     noise_multiplier=1.0,
     num_steps=10,

@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import accounting, sampling
 from dpjax.accounting import monte_carlo
+from dpjax.accounting.matrix import correlated_events, joined
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -66,7 +67,7 @@ def test_those_who_take_part_do_so_as_the_sampler_draws_them():
 
 
 def _epsilon(strategy, z, **options):
-  return accounting.min_sep_epsilon(
+  return monte_carlo.min_sep_epsilon(
     strategy, noise_multiplier=z, **{"num_samples": 60_000, **options}
   )
 
@@ -86,10 +87,10 @@ def test_who_takes_part_for_sure_has_no_amplification():
 
 
 def test_it_amplifies_correlated_noise_below_what_is_proved():
-  events = accounting.correlated_events(
+  events = correlated_events(
     _BANDED, noise_multiplier=2.0, num_steps=12, min_sep=4, cyclic=False
   )
-  proved = accounting.epsilon(accounting.joined(events), delta=0.01)
+  proved = accounting.epsilon(joined(events), delta=0.01)
   found = _epsilon(_BANDED, 2.0, num_steps=12, sampling_prob=0.1, min_sep=4, delta=0.01)
   assert 0.1 * proved < found.estimate < found.upper < 0.8 * proved
 
@@ -113,5 +114,5 @@ def test_more_bands_than_the_distance_are_refused():
 def test_little_noise_is_never_below_the_closed_form(prob, noise):
   """One Gaussian step with so little noise costs more than the grid holds."""
   given = dict(noise_multiplier=noise, num_steps=1, sampling_prob=prob, min_sep=1)
-  found = accounting.min_sep_epsilon(_WHITE, **given, delta=0.01, num_samples=2_000)
+  found = monte_carlo.min_sep_epsilon(_WHITE, **given, delta=0.01, num_samples=2_000)
   assert found.estimate == found.upper == math.inf

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from dpjax import accounting
-from dpjax.accounting import monte_carlo
+from dpjax.accounting import matrix, monte_carlo
 from dpjax.accounting.matrix import turn_images
 from dpjax.noise import correlated
 from tests.refuses import refuses
@@ -62,8 +62,8 @@ def test_one_pass_of_white_noise_is_the_mixture_by_quadrature():
 
 
 def test_bins_amplify_but_never_below_poisson_of_a_single_turn():
-  proved = accounting.joined(
-    accounting.correlated_events(
+  proved = matrix.joined(
+    matrix.correlated_events(
       _BANDED, noise_multiplier=4.0, num_steps=12, min_sep=4, cyclic=True
     )
   )

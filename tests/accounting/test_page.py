@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from dpjax import accounting
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from tests import commands, pages
 from tests.commands import ROOT
 
@@ -28,7 +29,7 @@ def test_the_table_of_one_pass_is_that_of_the_library(row):
   steps = int(row[0].split(", ")[0].replace(",", ""))
   passes = 10 if "passes" in row[0] else 1
   noise, delta = accounting.gaussian_event(1.0), float(row[1])
-  once = accounting.random_allocation_event(noise, num_steps=steps)
+  once = random_allocation_event(noise, num_steps=steps)
   allocated = accounting.composed(once, passes)
   sampled = accounting.poisson_sampled_event(noise, sampling_prob=1 / steps)
   found = [

@@ -10,7 +10,10 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import parts
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -28,7 +31,7 @@ def _response_delta(eps, at, times=1):
 
 @pytest.mark.parametrize("eps", _EPSILONS)
 def test_the_pure_event_is_exactly_binary_randomized_response(eps):
-  event = accounting.pure_dp_event(eps)
+  event = pure_dp_event(eps)
   for share in (0.0, 0.3, 0.7, 0.99):
     exact = _response_delta(eps, share * eps)
     found = accounting.delta(event, epsilon=share * eps)
@@ -39,7 +42,7 @@ def test_the_pure_event_is_exactly_binary_randomized_response(eps):
 
 @pytest.mark.parametrize("eps, times", [(0.1, 100), (1.0, 5), (0.5, 30)])
 def test_the_composition_of_pure_events_is_the_binomial_one(eps, times):
-  event = accounting.composed(accounting.pure_dp_event(eps), times)
+  event = accounting.composed(pure_dp_event(eps), times)
   found = accounting.epsilon(event, delta=1e-5)
   assert _response_delta(eps, found, times) <= 1e-5
   assert _response_delta(eps, 0.995 * found, times) > 1e-5
@@ -61,15 +64,15 @@ def test_the_pure_event_dominates_laplace_noise_and_larger_alphabets(eps):
   for event in (accounting.laplace_event(1 / eps), ten_labels):
     for share in (0.2, 0.6, 0.9):
       mine = accounting.delta(event, epsilon=share * eps)
-      assert mine <= accounting.delta(accounting.pure_dp_event(eps), epsilon=share * eps)
+      assert mine <= accounting.delta(pure_dp_event(eps), epsilon=share * eps)
 
 
-@pytest.mark.parametrize("relation", accounting.RELATIONS)
+@pytest.mark.parametrize("relation", proved.RELATIONS)
 def test_its_epsilon_stands_as_it_is_under_every_relation(relation):
-  event = accounting.composed(accounting.pure_dp_event(0.5), 10)
+  event = accounting.composed(pure_dp_event(0.5), 10)
   pld, rdp = (
     accounting.epsilon(event, delta=1e-5, neighboring_relation=relation, accountant=by)
-    for by in accounting.ACCOUNTANTS
+    for by in proved.ACCOUNTANTS
   )
   assert _response_delta(0.5, pld, 10) <= 1e-5
   assert pld < rdp < 10 * 0.5 * 1.1
@@ -78,8 +81,8 @@ def test_its_epsilon_stands_as_it_is_under_every_relation(relation):
 def test_limits_of_randomized_response():
   assert parts(dpa.RandomizedResponseDpEvent(1.0, 5)) == {}
   assert parts(dpa.RandomizedResponseDpEvent(0.0, 1)) == {}
-  assert accounting.epsilon(accounting.pure_dp_event(0.0), delta=1e-5) == 0
-  for open_book in (dpa.RandomizedResponseDpEvent(0.0, 5), accounting.pure_dp_event(1e4)):
+  assert accounting.epsilon(pure_dp_event(0.0), delta=1e-5) == 0
+  for open_book in (dpa.RandomizedResponseDpEvent(0.0, 5), pure_dp_event(1e4)):
     assert accounting.epsilon(open_book, delta=1e-5) == math.inf
 
 
@@ -103,19 +106,19 @@ def test_a_malformed_response_is_refused(noise, buckets):
 @pytest.mark.parametrize("eps", [-1.0, math.nan, math.inf, "1"])
 def test_a_malformed_epsilon_is_refused(eps):
   with refuses("epsilon"):
-    accounting.pure_dp_event(eps)
+    pure_dp_event(eps)
 
 
 def test_a_sampled_response_is_refused():
-  event = dpa.PoissonSampledDpEvent(0.1, accounting.pure_dp_event(1.0))
+  event = dpa.PoissonSampledDpEvent(0.1, pure_dp_event(1.0))
   with refuses("event"):
     accounting.epsilon(event, delta=1e-5)
 
 
 def test_json_ledger_and_statement_know_it():
-  event = accounting.pure_dp_event(math.log(3))
-  text = json.dumps(accounting.event_to_json(event))
-  assert accounting.event_from_json(json.loads(text)) == event
+  event = pure_dp_event(math.log(3))
+  text = json.dumps(event_to_json(event))
+  assert event_from_json(json.loads(text)) == event
   ledger = accounting.Ledger().charge(
     event,
     l2_clip_norm=1.0,
@@ -132,6 +135,6 @@ def test_json_ledger_and_statement_know_it():
 @pytest.mark.parametrize("epsilon", [1e-17, 1e-13, 1e-9, 9.9e-7, 1.1e-6])
 def test_a_small_epsilon_is_not_rounded_to_nothing(epsilon):
   """Beside 1 float64 has steps of 1e-16: an epsilon of 1e-17 was charged as 0."""
-  chance = fractions.Fraction(accounting.pure_dp_event(epsilon).noise_parameter)
+  chance = fractions.Fraction(pure_dp_event(epsilon).noise_parameter)
   stated = 2 * (1 - chance)  # log((2 - p) / p) is no smaller
   assert stated >= fractions.Fraction(epsilon) * (1 - fractions.Fraction(1, 10**9))

@@ -11,6 +11,8 @@ from scipy import integrate, optimize, special, stats
 
 from dpjax import accounting
 from dpjax.accounting import random_allocation as allocation
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.noise import correlated
 from tests.refuses import refuses
 
@@ -137,7 +139,7 @@ def test_chernoff_is_above_what_lies_beyond():
 def test_many_steps_at_a_tiny_delta_are_not_below_importance_sampling(z):
   """50 steps, one of them, any, drawn where it tells: 1e-9 is seen to about 1 %."""
   rng, steps, count, shift = np.random.default_rng(5), 50, 40_000, 1 / z
-  event = accounting.random_allocation_event(accounting.gaussian_event(z), num_steps=steps)
+  event = random_allocation_event(accounting.gaussian_event(z), num_steps=steps)
   for delta in (1e-6, 1e-9):
     epsilon = accounting.epsilon(event, delta=delta)
     aim = (math.log(steps * math.expm1(epsilon)) + shift**2 / 2) / shift
@@ -176,7 +178,7 @@ def test_more_cells_and_finer_losses_only_tighten():
 
 
 def test_a_pass_is_cheaper_than_one_gaussian_and_composes():
-  event = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
+  event = random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
   one = accounting.epsilon(event, delta=_DELTA)
   assert one < accounting.epsilon(accounting.gaussian_event(2.0), delta=_DELTA)
   four = accounting.epsilon(accounting.composed(event, 4), delta=_DELTA)
@@ -186,7 +188,7 @@ def test_a_pass_is_cheaper_than_one_gaussian_and_composes():
 def test_one_step_and_extreme_noise_are_the_gaussian_mechanism():
   gaussian = lambda z: accounting.epsilon(accounting.gaussian_event(z), delta=_DELTA)
   of = lambda steps, z: accounting.epsilon(
-    accounting.random_allocation_event(accounting.gaussian_event(z), num_steps=steps),
+    random_allocation_event(accounting.gaussian_event(z), num_steps=steps),
     delta=_DELTA,
   )
   assert of(1, 1.0) == pytest.approx(gaussian(1.0), rel=1e-3)
@@ -195,12 +197,12 @@ def test_one_step_and_extreme_noise_are_the_gaussian_mechanism():
 
 
 def test_what_is_no_pass_is_refused():
-  event = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
+  event = random_allocation_event(accounting.gaussian_event(2.0), num_steps=8)
   with refuses("event"):
-    accounting.random_allocation_event(accounting.laplace_event(2.0), num_steps=8)
+    random_allocation_event(accounting.laplace_event(2.0), num_steps=8)
   with refuses("num_steps", value=0):
-    accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=0)
-  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+    random_allocation_event(accounting.gaussian_event(2.0), num_steps=0)
+  assert event_from_json(event_to_json(event)) == event
 
 
 @pytest.mark.long
@@ -210,9 +212,7 @@ def test_the_published_cases_at_full_size():
   for num_steps, passes, low, high in [
     (200, 1, 0.383, 0.393), (1000, 1, 0.136, 0.143), (200, 10, 1.126, 1.167)
   ]:  # fmt: skip
-    event = accounting.random_allocation_event(
-      accounting.gaussian_event(1.0), num_steps=num_steps
-    )
+    event = random_allocation_event(accounting.gaussian_event(1.0), num_steps=num_steps)
     found = accounting.epsilon(accounting.composed(event, passes), delta=_DELTA)
     assert low <= found <= high
 
@@ -220,9 +220,7 @@ def test_the_published_cases_at_full_size():
 @pytest.mark.long
 @pytest.mark.parametrize("num_steps", [200, 1000, 100_000])
 def test_many_steps_at_any_delta_cost_about_what_poisson_does(num_steps):
-  event = accounting.random_allocation_event(
-    accounting.gaussian_event(1.0), num_steps=num_steps
-  )
+  event = random_allocation_event(accounting.gaussian_event(1.0), num_steps=num_steps)
   step = accounting.poisson_sampled_event(
     accounting.gaussian_event(1.0), sampling_prob=1 / num_steps
   )
@@ -234,9 +232,7 @@ def test_many_steps_at_any_delta_cost_about_what_poisson_does(num_steps):
 
 @pytest.mark.long
 def test_calibration_finds_the_noise_of_a_pass():
-  make = lambda z: accounting.random_allocation_event(
-    accounting.gaussian_event(z), num_steps=2
-  )
+  make = lambda z: random_allocation_event(accounting.gaussian_event(z), num_steps=2)
   found = accounting.calibrate_noise_multiplier(
     make, epsilon=2.0, delta=1e-3, neighboring_relation="add_or_remove_one"
   )

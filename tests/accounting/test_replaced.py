@@ -7,7 +7,10 @@ import pytest
 from scipy import special
 
 from dpjax import accounting
-from dpjax.accounting import replaced
+from dpjax.accounting import matrix, replaced
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from tests.refuses import refuses
 
 _REPLACE = "replace_one"
@@ -15,7 +18,7 @@ _REPLACE = "replace_one"
 
 def _pass(z, num_steps):
   noise = accounting.gaussian_event(z)
-  return accounting.random_allocation_event(noise, num_steps=num_steps)
+  return random_allocation_event(noise, num_steps=num_steps)
 
 
 def _gaussian(mu, epsilon):
@@ -80,12 +83,12 @@ def test_many_steps_amplify_and_both_directions_of_the_question_agree():
 
 def test_beside_other_noise_than_gaussian_it_is_refused():
   def beside(other, **more):
-    event = accounting.joined([_pass(2.0, 9), other])
+    event = matrix.joined([_pass(2.0, 9), other])
     return accounting.epsilon(event, delta=1e-6, neighboring_relation=_REPLACE, **more)
 
   assert beside(accounting.gaussian_event(4.0)) > beside(accounting.gaussian_event(9.0))
   with refuses("event"):
-    beside(accounting.pure_dp_event(0.1))
-  best = accounting.repeat_and_select_event(_pass(2.0, 9), mean_trials=4)
+    beside(pure_dp_event(0.1))
+  best = repeat_and_select_event(_pass(2.0, 9), mean_trials=4)
   with refuses("event"):
     beside(best, accountant="rdp")

@@ -6,6 +6,8 @@ import pathlib
 import pytest
 
 from dpjax import accounting
+from dpjax.accounting.attack_bounds import attack_bound
+from dpjax.accounting.epsilon import privacy_profile
 
 _TABLE = pathlib.Path(__file__).parents[2] / "results" / "accounting" / "riskcal.csv"
 _NUMBERS = ("tpr", "fpr", "advantage", "bayes_risk", "prior")
@@ -24,9 +26,7 @@ def test_there_are_ten_settings_of_three_kinds():
 @pytest.mark.parametrize("number", range(10))
 def test_riskcals_noise_is_ours_within_one_percent(number):
   row = _rows()[number]
-  bound = accounting.attack_bound(
-    **{name: float(row[name]) for name in _NUMBERS if row[name]}
-  )
+  bound = attack_bound(**{name: float(row[name]) for name in _NUMBERS if row[name]})
   noise = float(row["noise_multiplier"])
 
   def cost(noise_multiplier):
@@ -34,7 +34,7 @@ def test_riskcals_noise_is_ours_within_one_percent(number):
       accounting.gaussian_event(noise_multiplier), sampling_prob=float(row["sampling_prob"])
     )
     run = accounting.composed(step, int(row["num_steps"]))
-    return bound.cost(accounting.privacy_profile(run), 1e-5)
+    return bound.cost(privacy_profile(run), 1e-5)
 
   # The cost falls with the noise, so ours lies between.
   assert cost(noise * 1.01) <= bound.limit < cost(noise * 0.99)

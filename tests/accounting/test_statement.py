@@ -5,6 +5,7 @@ import re
 import dp_accounting as dpa
 
 from dpjax import accounting
+from dpjax.accounting.statement import delta_warning
 from tests.refuses import refuses
 
 _RUN = accounting.composed(
@@ -83,9 +84,9 @@ def test_a_run_without_noise_is_infinite():
 
 
 def test_a_delta_of_one_record_or_more_deserves_a_warning():
-  assert accounting.delta_warning(1e-5, 60_000) is None
+  assert delta_warning(1e-5, 60_000) is None
   for delta in (1e-3, 1e-2):
-    warning = accounting.delta_warning(delta, 1000)
+    warning = delta_warning(delta, 1000)
     assert warning is not None and "one record" in _words(warning)
   text = accounting.privacy_statement(_RUN, delta=1e-3, num_examples=1000)
   assert "WARNING: delta=0.001 is not below 1/num_examples=0.001" in _words(text)

@@ -9,7 +9,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
 
 from dpjax import accounting
-from dpjax.accounting import trade_off_files
+from dpjax.accounting import matrix, trade_off_files
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.trade_off import all_pairs
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -19,9 +22,7 @@ _RUN = accounting.composed(
 
 
 def test_a_curve_that_is_written_is_read_again(tmp_path):
-  pairs = accounting.pairs_of(
-    accounting.privacy_profile(accounting.gaussian_event(1)), 1e-5
-  )
+  pairs = accounting.pairs_of(privacy_profile(accounting.gaussian_event(1)), 1e-5)
   trade_off_files.write_curve(pairs, tmp_path / "curve.csv")
   alphas, betas = trade_off_files.read_curve(tmp_path / "curve.csv")
   assert (tmp_path / "curve.csv").read_text().startswith("alpha,beta\n0.0,")
@@ -42,7 +43,7 @@ def test_losses_compose_with_those_of_dp_accounting(tmp_path):
     2.0, value_discretization_interval=float(np.load(path)["remove_discretization"])
   )
   whole = accounting.epsilon(
-    accounting.joined([_RUN, accounting.gaussian_event(2.0)]), delta=1e-5
+    matrix.joined([_RUN, accounting.gaussian_event(2.0)]), delta=1e-5
   )
   assert found.compose(other).get_epsilon_for_delta(1e-5) == pytest.approx(whole, rel=1e-3)
 
@@ -158,7 +159,7 @@ def test_mass_that_lacks_by_rounding_is_not_lost_in_many_copies(tmp_path):
 
 @pytest.mark.parametrize("cost", [1.0, 30.0, 50.0, 100.0])
 def test_lines_between_the_points_are_a_bound_at_tiny_rates_too(cost):
-  pairs = accounting.all_pairs(accounting.pure_dp_event(cost))
+  pairs = all_pairs(pure_dp_event(cost))
   alphas, betas = pairs.points()
   rates = np.geomspace(1e-25, 1, 3000)
   # Randomised response, which has the largest rates of all mechanisms of this epsilon.

@@ -10,7 +10,10 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon, parts, truncated_poisson_event
+from dpjax.accounting import composed, epsilon
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
+from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
 from tests.refuses import refuses
 
 _ZEROED = {"neighboring_relation": "replace_special"}
@@ -131,9 +134,9 @@ def test_agrees_with_dp_accounting_asked_directly():
 def test_p12_truncation_is_a_kind_of_its_own_and_refused_where_unproved():
   event = _step(0.1, 100, 12, 1.0)
   assert type(event) is not dpa.PoissonSampledDpEvent and set(parts(event)) == {event}
-  data = json.loads(json.dumps(accounting.event_to_json(event)))
+  data = json.loads(json.dumps(event_to_json(event)))
   assert data["kind"] == "truncated_poisson"
-  assert accounting.event_from_json(data) == event
+  assert event_from_json(data) == event
   for relation in ("add_or_remove_one", "replace_one"):
     with refuses("event"):
       epsilon(event, delta=1e-5, neighboring_relation=relation)

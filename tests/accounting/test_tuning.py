@@ -10,8 +10,12 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from scipy import special, stats
 
 from dpjax import accounting
-from dpjax.accounting import epsilon, repeat_and_select_event, tuning
+from dpjax.accounting import epsilon, tuning
 from dpjax.accounting.event_kinds.elements import accountants_for
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
+from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
 from tests.refuses import refuses
 
 _LAWS = [(10.0, 1.0), (10.0, 0.0), (4.0, 0.5), (30.0, 3.0), (10.0, math.inf), (1.0, 1.0)]
@@ -72,7 +76,7 @@ def test_p40_the_bound_is_above_the_exact_divergence_and_one_run_is_not(law, eps
     terms = [order * p + (1 - order) * q for p, q in pairs]
     return max(special.logsumexp(term) for term in terms) / (order - 1)
 
-  part = accounting.pure_dp_event(eps)
+  part = pure_dp_event(eps)
   accountant = dpa.rdp.RdpAccountant(
     neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE
   )
@@ -141,8 +145,8 @@ def test_selection_composes_and_takes_every_sampler_that_rdp_knows():
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_json_and_the_words(shape):
   event = repeat_and_select_event(accounting.gaussian_event(2), mean_trials=8, shape=shape)
-  text = json.dumps(accounting.event_to_json(event), allow_nan=False)
-  assert accounting.event_from_json(json.loads(text)) == event
+  text = json.dumps(event_to_json(event), allow_nan=False)
+  assert event_from_json(json.loads(text)) == event
   words = accounting.privacy_statement(event, delta=1e-5, accountants=("rdp",))
   assert "the best of a random and secret number of runs" in " ".join(words.split())
 
@@ -151,7 +155,7 @@ def test_refusals_name_the_way_out():
   event = repeat_and_select_event(accounting.gaussian_event(2), mean_trials=8)
   with refuses("event"):
     epsilon(event, delta=1e-5)
-  cut = accounting.truncated_poisson_event(
+  cut = truncated_poisson_event(
     accounting.gaussian_event(1), sampling_prob=0.1, num_examples=50, capacity=7
   )
   with refuses("event"):

@@ -10,8 +10,9 @@ import pytest
 from scipy import integrate, stats
 
 from dpjax import accounting
-from dpjax.accounting import votes
-from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting import matrix, votes
+from dpjax.accounting.event_kinds.kind import ORDERS, event_from_json, event_to_json
+from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from tests.refuses import refuses
 
 _ORDERS = np.array([1.5, 4.0, 14.0, 40.0])
@@ -269,8 +270,8 @@ def test_conditions_fail_where_the_paper_does_not_prove_them():
 
 
 def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
-  event = accounting.SmoothSensitivityDpEvent(0.005, 30.0, "replace_one")
-  both = accounting.joined([event, accounting.gaussian_event(20.0)])
+  event = SmoothSensitivityDpEvent(0.005, 30.0, "replace_one")
+  both = matrix.joined([event, accounting.gaussian_event(20.0)])
   epsilon = accounting.epsilon(
     both, delta=1e-5, neighboring_relation="replace_one", accountant="rdp"
   )
@@ -285,8 +286,8 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
     accounting.epsilon(both, delta=1e-5, accountant="rdp")
   with refuses("event"):
     accounting.epsilon(both, delta=1e-5, neighboring_relation="replace_one")
-  saved = accounting.event_to_json(event)
-  assert accounting.event_from_json(saved) == event
+  saved = event_to_json(event)
+  assert event_from_json(saved) == event
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from scipy import stats
 import dpjax
 from dpjax import accounting, data, sampling
 from dpjax.accounting import exchanged_copies
+from dpjax.accounting.epsilon import delta_curve
+from dpjax.accounting.event_kinds.kind import event_from_json, event_to_json
 from dpjax.accounting.exchanged_copies import copies, copies_profile
 from dpjax.accounting.mixture_pld import removed_deltas
 from dpjax.validate import UserError
@@ -42,7 +44,7 @@ def _event(n, b, z):
 
 
 def _proved(n, b, z, relation):
-  return accounting.delta_curve(_event(n, b, z), EPSILONS, neighboring_relation=relation)
+  return delta_curve(_event(n, b, z), EPSILONS, neighboring_relation=relation)
 
 
 # Others' gradients, those of the record and of its successor, draws, noise.
@@ -78,12 +80,12 @@ def test_a_joining_record_against_a_crowd_reaches_the_bound():
   fixed = accounting.fixed_size_event(
     accounting.gaussian_event(z), num_examples=n, batch_size=b
   )
-  assert accounting.delta_curve(fixed, [2.5])[0] < seen[-1]
+  assert delta_curve(fixed, [2.5])[0] < seen[-1]
   # So would one copy at most, with the chance to be in the batch.
   once = accounting.poisson_sampled_event(
     accounting.gaussian_event(z / 2), sampling_prob=1 - (1 - 1 / n) ** b
   )
-  assert (accounting.delta_curve(once, EPSILONS)[2:] < seen[2:]).all()
+  assert (delta_curve(once, EPSILONS)[2:] < seen[2:]).all()
 
 
 def test_an_exchanged_record_is_near_the_bound_and_above_a_joining_one():
@@ -121,7 +123,7 @@ def test_copies_are_counted_to_the_last_and_one_draw_is_a_fixed_size_batch():
   fixed = accounting.fixed_size_event(
     accounting.gaussian_event(2.0), num_examples=9, batch_size=1
   )
-  once = accounting.delta_curve(fixed, EPSILONS, neighboring_relation=_REPLACE)
+  once = delta_curve(fixed, EPSILONS, neighboring_relation=_REPLACE)
   np.testing.assert_allclose(_proved(9, 1, 2.0, _REPLACE), once, rtol=1e-4, atol=1e-9)
 
 
@@ -170,7 +172,7 @@ def test_a_plan_reads_every_copy_and_says_what_it_assumes():
   said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"pld": 1.0})
   assert "every copy clipped by itself" in " ".join(said.split())
   event = plan.step_event()
-  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+  assert event_from_json(event_to_json(event)) == event
 
 
 @pytest.mark.slow

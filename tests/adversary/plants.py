@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import secure
 from dpjax.federated import compression
+from dpjax.secure.distributed_noise import SkellamSum
 from tests.adversary import twins
 
 # What is drawn / what is stated, by package, or by package and kind of subject.
@@ -61,7 +62,7 @@ def sized_for_more_clients(factor):
 
 
 @dataclasses.dataclass(frozen=True)
-class _RoundedUp(secure.SkellamSum):
+class _RoundedUp(SkellamSum):
   """Rounds away from zero, and then does not ask how long the vector has become."""
 
   def encode(self, rng, vector, signs):

@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 
-from dpjax.auditing import epsilon_from_mu
-from dpjax.auditing.games import Claim, Game, held_out_bound, play
-from dpjax.auditing.games.game import binned, frequency, linear
-from dpjax.auditing.lower_bounds import Scores
+from dpjax.auditing.games.game import (
+  Claim,
+  Game,
+  binned,
+  frequency,
+  held_out_bound,
+  linear,
+  play,
+)
+from dpjax.auditing.lower_bounds import Scores, epsilon_from_mu
 from dpjax.validate import UserError
 
 

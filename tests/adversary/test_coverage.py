@@ -73,8 +73,8 @@ def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
 
 
 def test_a_new_relevance_method_is_found(monkeypatch):
-  names = (*registry.relevance.relevance.NAMES, "new")
-  monkeypatch.setattr(registry.relevance.relevance, "NAMES", names)
+  names = (*registry.relevance.pipeline.NAMES, "new")
+  monkeypatch.setattr(registry.relevance.pipeline, "NAMES", names)
   assert registry.uncovered("relevance") == ["method:new"]
 
 

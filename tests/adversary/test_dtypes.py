@@ -170,11 +170,11 @@ from tests.adversary import test_dtypes as own
 
 for dtype, before in own._WIDENED:
   recipe = own._layer("dense", dtype, before)
-  own._check_influence(recipe, 1024, mesh=gradients.mesh_of("data:4"))
+  own._check_influence(recipe, 1024, mesh=gradients.device_mesh.mesh_of("data:4"))
 recipe = own._layer("dense", "float32")
 for size in (0.0, 20.0):
   far = dataclasses.replace(recipe, example_sizes=(size,) * own.dtypes.BATCH)
-  one = own._influence(far, 8, mesh=gradients.mesh_of("data:4"))
+  one = own._influence(far, 8, mesh=gradients.device_mesh.mesh_of("data:4"))
   assert abs(one - 1) < 1e-5, (size, one)
 """
 

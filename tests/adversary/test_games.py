@@ -13,12 +13,13 @@ import pytest
 import dpjax.federated
 from dpjax import mechanisms, secure
 from dpjax.accounting.discrete import DistributedNoise
-from dpjax.auditing.games import CONFIDENCE, Claim, Game, play, registry
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import game as game_module
 from dpjax.auditing.games import mechanisms as mechanism_games
+from dpjax.auditing.games import registry
 from dpjax.auditing.games import secure as secure_games
-from dpjax.auditing.games.game import linear
+from dpjax.auditing.games.game import CONFIDENCE, Claim, Game, linear, play
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 from tests.adversary import plants, twins
 
@@ -208,7 +209,7 @@ def test_so_many_draws_have_a_ceiling_clearly_above_the_claim_and_fewer_do_not(c
 
 
 # Where rounding may make a vector of norm .5 nine times as long, and upwards sixteen times.
-_COARSE = secure.SkellamSum(0.5, 64, 1.0, 12, 3, DistributedNoise(23.3, 2))
+_COARSE = SkellamSum(0.5, 64, 1.0, 12, 3, DistributedNoise(23.3, 2))
 
 
 @pytest.mark.long

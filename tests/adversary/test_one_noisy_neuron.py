@@ -12,8 +12,7 @@ the probabilities of three classes gets the difference of two exact scores with 
 import numpy as np
 import pytest
 
-from dpjax.auditing.games import Claim, Game, play
-from dpjax.auditing.games.game import linear
+from dpjax.auditing.games.game import Claim, Game, linear, play
 
 _CLASSES = 3
 _EPSILON = 1.0

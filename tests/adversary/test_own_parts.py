@@ -16,6 +16,9 @@ from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
+from dpjax.gradients.clipping import clip_and_sum
+from dpjax.sampling import batches, samplers
+from dpjax.transforms.together import check_together
 from dpjax.validate import UserError, Verbatim
 from tests.refuses import refuses
 
@@ -79,7 +82,7 @@ class _Visible(gradients.ClipRule):
 )
 def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entries):
   clip = gradients.Clip(norm, rule())
-  found = gradients.clip_and_sum(jnp.array(entries), jnp.zeros(1), True, clip).total
+  found = clip_and_sum(jnp.array(entries), jnp.zeros(1), True, clip).total
   assert np.linalg.norm(np.asarray(found, np.float64)) <= norm * (1 + 1e-6)
 
 
@@ -88,7 +91,7 @@ def test_what_a_rule_says_of_lengths_does_not_lengthen_the_sum(rule, norm, entri
 def test_a_rule_without_a_longest_gradient_is_one_line(top):
   rule = type("Rule", (_Constant,), {"top": lambda self, bound: top})()
   with pytest.raises(UserError, match=r"Rule.top\(1.0\)=.*: must be a number > 0"):
-    gradients.clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
+    clip_and_sum(jnp.ones((2, 3)), jnp.zeros(2), True, gradients.Clip(1.0, rule))
 
 
 @pytest.mark.cases(quick=["_Negative-auto", "_Negative-vmap", "_OfTheBatch-vmap"], long=...)
@@ -158,12 +161,12 @@ class _Everybody(dpjax.PoissonSampler):
 
 
 def test_a_sampler_that_takes_the_name_of_our_module_is_still_its_authors(monkeypatch):
-  assert not sampling.assumption(_POISSON)
+  assert not samplers.assumption(_POISSON)
   monkeypatch.setattr(_Everybody, "__module__", "dpjax.sampling.samplers")
-  assert sampling.assumption(_Everybody(prob=0.1, capacity=64))
+  assert samplers.assumption(_Everybody(prob=0.1, capacity=64))
   patched = dpjax.PoissonSampler(prob=0.1, capacity=64)
   object.__setattr__(patched, "draw", lambda n, *, seed, step: np.arange(n))
-  assert sampling.assumption(patched)
+  assert samplers.assumption(patched)
 
 
 def test_the_statement_of_a_claim_says_so():
@@ -209,7 +212,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
 def test_an_own_draw_that_no_batch_can_hold_is_refused(drawn):
   made = _Drawn(prob=0.1, capacity=64, drawn=drawn)
   with pytest.raises(UserError, match="must return a vector of distinct integers"):
-    sampling.taken(made, 100, seed=0, step=3)
+    batches.taken(made, 100, seed=0, step=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +226,7 @@ class _Drawn(dpjax.PoissonSampler):
 def test_rows_that_are_examples_are_no_users():
   with refuses("privacy.sampler"):
     user_code.sampler(
-      f"{__name__}:_users", "privacy.sampler", sampling.Sizing(0.5, num_examples=9)
+      f"{__name__}:_users", "privacy.sampler", samplers.Sizing(0.5, num_examples=9)
     )
 
 
@@ -244,7 +247,7 @@ def _users(num_examples, sampling_prob):
       "sampler",
       Verbatim(repr(dpjax.PoissonSampler)),
     ),
-    (lambda: transforms.check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
+    (lambda: check_together(gradients.Clip(1.0), 2.0), "noise_shape", 2.0),
   ],
 )
 def test_what_is_no_value_of_its_kind_is_refused_in_a_line(make, field, value):

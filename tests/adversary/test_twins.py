@@ -6,7 +6,8 @@ All of them, in a quarter of an hour: `python -m pytest -m "" tests/adversary/te
 import numpy as np
 import pytest
 
-from dpjax.auditing.games import CONFIDENCE, game, play, registry
+from dpjax.auditing.games import game, registry
+from dpjax.auditing.games.game import CONFIDENCE, play
 from tests import pages
 from tests.adversary import twins
 

@@ -30,7 +30,6 @@ from dpjax import (
   federated,
   gradients,
   mechanisms,
-  noise,
   sampling,
   secure,
   transforms,
@@ -50,8 +49,10 @@ from dpjax.auditing.games import transforms as transform_games
 from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 from dpjax.transforms import guard
@@ -434,7 +435,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
     def init(message: Any) -> Any:
       # The honest state would be refused: its checksum is that of the noise that is accounted for.
-      key = noise.source.from_words(honest.init(message).inner.key)
+      key = source.from_words(honest.init(message).inner.key)
       return federated.central(quieter, key).init(message)
 
     return _in_rounds(init, federated.central(quieter, jax.random.key(0)), plan, plant)
@@ -484,7 +485,7 @@ def _federated(name: str, plant: Plant) -> list[Game]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Copied(secure.SkellamSum):
+class _Copied(SkellamSum):
   """A sum in which every client's integers count `copies` times."""
 
   copies: int = 1
@@ -495,9 +496,9 @@ class _Copied(secure.SkellamSum):
 
 
 def _skellam_mean(plant: Plant) -> Callable[..., Any]:
-  def broken(protocol: Any, mechanism: secure.SkellamSum, **options: Any) -> Any:
+  def broken(protocol: Any, mechanism: SkellamSum, **options: Any) -> Any:
     variance = mechanism.noise.share_variance * plant.noise**2
-    names = [field.name for field in dataclasses.fields(secure.SkellamSum)]
+    names = [field.name for field in dataclasses.fields(SkellamSum)]
     fields = {name: getattr(mechanism, name) for name in names} | {
       "l2_clip_norm": plant.clip * mechanism.l2_clip_norm,
       "noise": dataclasses.replace(mechanism.noise, share_variance=variance),

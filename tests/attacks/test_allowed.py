@@ -10,6 +10,8 @@ from scipy import stats
 import dpjax
 from dpjax import accounting, attacks, auditing
 from dpjax.attacks import allowed
+from dpjax.attacks.roc import curve_of
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.privacy import make_plan
@@ -95,7 +97,7 @@ def _attack(mu, n, seed):
   """The best attack on a mu-Gaussian-DP mechanism: n records in, n out."""
   truth = np.arange(2 * n) < n
   noise = np.random.default_rng(seed).standard_normal(2 * n)
-  return attacks.curve_of(noise + mu * truth, truth)
+  return curve_of(noise + mu * truth, truth)
 
 
 @pytest.mark.long
@@ -123,10 +125,9 @@ def test_a_leak_above_the_line_is_refuted_by_the_audit_of_the_same_scores():
   truth = np.arange(4000) < 2000
   values = np.random.default_rng(0).standard_normal(4000) + 6 * truth
   assert (
-    attacks.judge(attacks.curve_of(values, truth), allowed.by_epsilon(1, 1e-5)).verdict
-    == "above"
+    attacks.judge(curve_of(values, truth), allowed.by_epsilon(1, 1e-5)).verdict == "above"
   )
-  scores = auditing.Scores(values[truth], values[~truth])
+  scores = Scores(values[truth], values[~truth])
   assert auditing.audit(scores, delta=1e-5, epsilon_claimed=1.0).refuted
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import attacks, training
+from dpjax.attacks.attribute_inference import attribute_advantage, guessed_attribute
 from dpjax.data import from_arrays
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -53,11 +54,11 @@ def _found(apply, width, signal, noise_multiplier=0.0):
     algorithm=lambda key: training.dp_sgd(loss_fn, plan, optax.sgd(0.5), noise_key=key),
     batches=plan.batches,
     init_params=lambda key: jnp.zeros((width, 2)),
-    signal=attacks.guessed_attribute(apply, [_D - 1], [-1.0, 1.0]),
+    signal=guessed_attribute(apply, [_D - 1], [-1.0, 1.0]),
     seed=0,
     side_by_side=4,
   )
-  return attacks.attribute_advantage(guesses, halves, attribute)
+  return attribute_advantage(guesses, halves, attribute)
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_guesses_follow_bayes_rule():
   """p(y = 1 | value) is .88 and .5: a prior of .9 for the second outweighs them."""
   weights = np.array([[0.0, 2.0], [0.0, 0.0]])
   apply = lambda w, x: x @ w
-  ask = lambda **options: attacks.guessed_attribute(apply, [0], [1.0, 0.0], **options)
+  ask = lambda **options: guessed_attribute(apply, [0], [1.0, 0.0], **options)
   records = Example(np.full((3, 2), 7.0), np.array([1, 1, 0]))
   assert ask()(weights, records).tolist() == [0, 0, 1]
   assert ask(prior=[0.1, 0.9])(weights, records).tolist() == [1, 1, 1]
@@ -90,19 +91,19 @@ def test_guesses_follow_bayes_rule():
 def test_guesses_between_integers_are_not_cut():
   """Records of integers, and two guesses that both are 0 without their fractions."""
   apply = lambda w, x: x @ w
-  guess = attacks.guessed_attribute(apply, [0], [0.2, 0.8])
+  guess = guessed_attribute(apply, [0], [0.2, 0.8])
   weights = np.array([[0.0, 9.0], [0.0, 0.0]])
   records = Example(np.full((2, 2), 7), np.array([1, 0]))
   assert guess(weights, records).tolist() == [1, 0]
   # A model that looks rows up takes integers alone, and gets them for guesses that are integers.
   rows = np.array([[0.0, 0.0], [0.0, 3.0]])
-  looked_up = attacks.guessed_attribute(lambda w, x: w[x[:, 0]], [0], [0, 1])
+  looked_up = guessed_attribute(lambda w, x: w[x[:, 0]], [0], [0, 1])
   assert looked_up(rows, Example(np.full((2, 1), 7), np.array([1, 0]))).tolist() == [1, 0]
 
 
 def test_the_attribute_itself_is_never_read():
   weights = np.random.default_rng(0).normal(size=(4, 2))
-  guess = attacks.guessed_attribute(lambda w, x: x @ w, [1, 2], [[0, 1], [1, 0]])
+  guess = guessed_attribute(lambda w, x: x @ w, [1, 2], [[0, 1], [1, 0]])
   x = np.random.default_rng(1).normal(size=(9, 4))
   other = x.copy()
   other[:, 1:3] = 99.0
@@ -119,14 +120,14 @@ def test_intervals_of_the_advantage_are_exact():
   held[:2] = True
   truth = np.arange(n) % 2
   guesses = np.where(held, truth[None], 1 - truth[None])
-  found = attacks.attribute_advantage(guesses, held, truth)
+  found = attribute_advantage(guesses, held, truth)
   assert (found.right_with, found.num_with, found.right_without) == (n, n, 0)
   low = 0.0125 ** (1 / n)
   np.testing.assert_allclose(found.interval, (2 * low - 1, 1.0), atol=1e-9)
   chance = np.random.default_rng(0)
   misses = 0
   for _ in range(200):
-    one = attacks.attribute_advantage(chance.integers(0, 2, (4, n)), held, truth)
+    one = attribute_advantage(chance.integers(0, 2, (4, n)), held, truth)
     misses += not one.interval[0] <= 0 <= one.interval[1]
   assert misses <= 20
 
@@ -136,17 +137,17 @@ def test_bad_attributes_are_one_line():
   apply = lambda w, x: x @ w
   records = Example(np.zeros((2, 3)), np.array([0, 1]))
   with refused(r"columns: must lie in \[0, 3\)"):
-    attacks.guessed_attribute(apply, [3], [0, 1])(np.zeros((3, 2)), records)
+    guessed_attribute(apply, [3], [0, 1])(np.zeros((3, 2)), records)
   with refused("with V >= 2"):
-    attacks.guessed_attribute(apply, [0], [1.0])
+    guessed_attribute(apply, [0], [1.0])
   with refused("prior: must be 2 shares"):
-    attacks.guessed_attribute(apply, [0], [0, 1], prior=[0.5, 0.6])
+    guessed_attribute(apply, [0], [0, 1], prior=[0.5, 0.6])
   with refused("columns="):
-    attacks.guessed_attribute(apply, [], [0, 1])
+    guessed_attribute(apply, [], [0, 1])
   some = np.eye(2, dtype=bool)
   with refused("record 0 is held by all models or by none"):
-    attacks.attribute_advantage(np.zeros((2, 2)), np.ones((2, 2), bool), [0, 1])
+    attribute_advantage(np.zeros((2, 2)), np.ones((2, 2), bool), [0, 1])
   with refused("truth: must be integers"):
-    attacks.attribute_advantage(np.zeros((2, 2)), some, [0, 1, 1])
+    attribute_advantage(np.zeros((2, 2)), some, [0, 1, 1])
   with refused("included: must be bool"):
-    attacks.attribute_advantage(np.zeros((2, 2)), some[:1], [0, 1])
+    attribute_advantage(np.zeros((2, 2)), some[:1], [0, 1])

@@ -9,6 +9,7 @@ from scipy import stats
 
 from dpjax import attacks, federated
 from dpjax.attacks import collusion
+from dpjax.attacks.poisoning import poisoned_training
 from tests.attacks import test_poisoning as rounds
 from tests.refuses import refuses
 
@@ -29,7 +30,7 @@ def _told(attack, messages, mask):
   every = federated.weighted_mean()._replace(
     init=lambda message: (), update=lambda sent, mask, state, weights=None: (sent, state)
   )
-  lied = attacks.colluding(every, attack)
+  lied = collusion.colluding(every, attack)
   found, _ = lied.update(messages, jnp.asarray(mask), lied.init(None))
   return np.concatenate([np.asarray(leaf) for leaf in jax.tree.leaves(found)], axis=1)
 
@@ -38,7 +39,7 @@ def _told(attack, messages, mask):
 @pytest.mark.parametrize("z", [None, 1.7])
 def test_alie_is_the_mean_less_z_deviations(z):
   messages, mask, honest = _sent()
-  lie = _told(attacks.alie(z), messages, mask)
+  lie = _told(collusion.alie(z), messages, mask)
   n, m = 8, 2
   chosen = stats.norm.ppf((n - m - (n // 2 + 1 - m)) / (n - m)) if z is None else z
   expected = honest.mean(0) - chosen * honest.std(0)
@@ -51,7 +52,7 @@ def test_alie_is_the_mean_less_z_deviations(z):
 @pytest.mark.parametrize("direction", collusion.DIRECTIONS)
 def test_min_max_goes_as_far_as_no_distance_gives_it_away(direction):
   messages, mask, honest = _sent()
-  lie = _told(attacks.min_max(direction), messages, mask)[5].astype(np.float64)
+  lie = _told(collusion.min_max(direction), messages, mask)[5].astype(np.float64)
   most = max(np.linalg.norm(a - b) for a in honest for b in honest)
   reached = lambda lie: max(np.linalg.norm(lie - one) for one in honest)
   assert reached(lie) == pytest.approx(most, rel=1e-5)
@@ -67,7 +68,7 @@ def test_min_max_goes_as_far_as_no_distance_gives_it_away(direction):
 @pytest.mark.parametrize("direction", collusion.DIRECTIONS)
 def test_min_sum_goes_as_far_as_no_sum_of_distances_gives_it_away(direction):
   messages, mask, honest = _sent()
-  lie = _told(attacks.min_sum(direction), messages, mask)[5].astype(np.float64)
+  lie = _told(collusion.min_sum(direction), messages, mask)[5].astype(np.float64)
   reached = lambda lie: sum(np.sum((lie - one) ** 2) for one in honest)
   most = max(reached(one) for one in honest)
   assert reached(lie) == pytest.approx(most, rel=1e-5)
@@ -80,7 +81,9 @@ def test_min_sum_goes_as_far_as_no_sum_of_distances_gives_it_away(direction):
   assert reached(mean + 1.01 * (lie - mean)) > most
 
 
-@pytest.mark.parametrize("attack", [attacks.alie(), attacks.min_max(), attacks.min_sum()])
+@pytest.mark.parametrize(
+  "attack", [collusion.alie(), collusion.min_max(), collusion.min_sum()]
+)
 def test_without_honest_clients_or_attackers_messages_stay_finite(attack):
   messages, mask, _ = _sent(attackers=tuple(range(_N)), missing=())
   assert np.isfinite(_told(attack, messages, mask)).all()
@@ -98,7 +101,7 @@ def _after(rows, aggregator, attack, attackers):
     **lies,
   )
   return np.asarray(
-    attacks.poisoned_training(
+    poisoned_training(
       algorithm,
       attack,
       attackers,
@@ -117,8 +120,8 @@ _HONEST = np.delete(_ROWS, [2, 5], axis=0)
 @pytest.mark.slow
 def test_a_round_takes_the_lie():
   """Eight clients, two of whom agree: the mean is exactly theirs and the others'."""
-  attack = attacks.alie(1.5)
-  found = _after(_ROWS, attacks.colluding(rounds._mean(), attack), attack, [2, 5])
+  attack = collusion.alie(1.5)
+  found = _after(_ROWS, collusion.colluding(rounds._mean(), attack), attack, [2, 5])
   lie = _HONEST.mean(0) - 1.5 * _HONEST.std(0)
   np.testing.assert_allclose(found, (_HONEST.sum(0) + 2 * lie) / 8, rtol=1e-5)
 
@@ -128,8 +131,8 @@ def test_a_lie_that_keeps_to_honest_distances_moves_multi_krum_further():
   """What is far off is dropped; the lie is not."""
   krum = federated.krum(2, num_selected=5).drawn_by(rounds._plan())
   off = []
-  for attack in (attacks.scaled_update(-5.0), attacks.min_max()):
-    moved = _after(_ROWS, attacks.colluding(krum, attack), attack, [2, 5])
+  for attack in (attacks.scaled_update(-5.0), collusion.min_max()):
+    moved = _after(_ROWS, collusion.colluding(krum, attack), attack, [2, 5])
     off.append(np.linalg.norm(moved - _HONEST.mean(0)))
   assert off[1] > 1.5 * off[0]
 
@@ -141,23 +144,23 @@ def test_privacy_bounds_colluders_by_its_clip():
   rows = np.zeros((8, rounds._WIDTH))
   quiet = _after(rows, private, attacks.scaled_update(1.0), [])
   rows[3:, 0] = 50.0
-  attack = attacks.alie(1e6)
-  moved = _after(rows, attacks.colluding(private, attack), attack, [0, 1]) - quiet
+  attack = collusion.alie(1e6)
+  moved = _after(rows, collusion.colluding(private, attack), attack, [0, 1]) - quiet
   assert np.linalg.norm(moved) <= 8 * 0.5 / 8 + 1e-5
 
 
 def test_an_aggregator_that_is_not_told_is_refused():
   rows = np.zeros((8, rounds._WIDTH))
   with refuses("algorithm") as caught:
-    _after(rows, rounds._mean(), attacks.alie(), [0])
+    _after(rows, rounds._mean(), collusion.alie(), [0])
   assert "\n" not in str(caught.value)
   hidden = rounds._mean()._replace(through=lambda run: run)
   with refuses("aggregator"):
-    attacks.colluding(hidden, attacks.alie())
+    collusion.colluding(hidden, collusion.alie())
   for call, words in (
-    (lambda: attacks.alie(0.0), "z"),
-    (lambda: attacks.min_max("up"), "direction"),
-    (lambda: attacks.min_sum("up"), "direction"),
+    (lambda: collusion.alie(0.0), "z"),
+    (lambda: collusion.min_max("up"), "direction"),
+    (lambda: collusion.min_sum("up"), "direction"),
   ):
     with refuses(words):
       call()

@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from dpjax import attacks, federated, trees
-from dpjax.attacks import gradient_inversion
+from dpjax.attacks import gradient_inversion, reconstructions
 from dpjax.attacks.gradient_inversion import total_variation
 from dpjax.attacks.line_search import descend
+from dpjax.attacks.views import gradient_view
 from dpjax.types import Example
 from dpjax.validate import UserError
 
@@ -25,14 +26,14 @@ def _attack(net, view, batch=1, **settings):
 
 
 def _exact(truth, found):
-  order = attacks.matched(truth.x, found.x)
+  order = reconstructions.matched(truth.x, found.x)
   return attacks.success(attacks.fidelity(truth.x, found.x[order]))[0]
 
 
 @pytest.fixture(scope="module")
 def gradient(net):
   """The view of a central gradient, and the attack on it, compiled once."""
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   return view, _attack(net, view)
 
 
@@ -43,7 +44,8 @@ def test_dlg_finds_input_and_label_together(net, gradient):
     truth = net.records(1, seed)
     found = attack(view(truth), key=KEY)
     assert (
-      attacks.mse(truth.x, found.x)[0] < 1e-3 and found.labels.tolist() == truth.y.tolist()
+      reconstructions.mse(truth.x, found.x)[0] < 1e-3
+      and found.labels.tolist() == truth.y.tolist()
     )
     assert found.objective == found.objectives.min() < 1e-8
 
@@ -63,7 +65,7 @@ def test_dlg_with_the_label_that_idlg_infers(net, gradient):
 @pytest.mark.long
 def test_only_the_best_of_a_trial_go_on(net):
   """What the finalists find does not depend on who else was tried, and costs no more."""
-  truth, view = net.records(1, 3), attacks.gradient_view(net.loss, net.params)
+  truth, view = net.records(1, 3), gradient_view(net.loss, net.params)
   method = attacks.CosineAdam(steps=60, total_variation=0.0)
   settings = dict(method=method, restarts=4)
   every = _attack(net, view, **settings)(view(truth), truth.y, key=KEY)
@@ -80,7 +82,7 @@ def test_only_the_best_of_a_trial_go_on(net):
 @pytest.mark.long
 def test_a_batch_comes_back_in_some_order(net):
   truth = net.records(3)
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   found = _attack(net, view, batch=3, method=attacks.Dlg(steps=1500), restarts=3)(
     view(truth), truth.y, key=KEY
   )
@@ -122,7 +124,7 @@ def test_several_local_steps_are_unrolled(net):
   )(sent, truth.y, key=KEY)
   assert _exact(truth, found).count == 2
   # Read as one gradient of both, the same message gives nothing exact.
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   seen = attacks.as_gradient(sent["delta"], learning_rate=0.3, num_steps=4)
   naive = _attack(net, view, batch=2, method=method)(seen, truth.y, key=KEY)
   assert _exact(truth, naive).count == 0
@@ -141,7 +143,7 @@ def test_clipping_alone_fails(net):
 
 @pytest.mark.long
 def test_cosine_needs_no_scale_and_keeps_to_its_box(net):
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   truth = net.records(1, 1)
   seen = jax.tree.map(lambda leaf: 37.0 * leaf, view(truth))
   method = attacks.CosineAdam(steps=600, total_variation=0.0)
@@ -153,7 +155,7 @@ def test_cosine_needs_no_scale_and_keeps_to_its_box(net):
 
 @pytest.mark.long
 def test_total_variation_smooths(net):
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   truth = net.records(1)
   rough, smooth = (
     _attack(net, view, method=attacks.CosineAdam(steps=200, total_variation=weight))(
@@ -167,7 +169,7 @@ def test_total_variation_smooths(net):
 @pytest.mark.long
 def test_relu_is_warned_of_under_dlg_alone(net):
   loss, params = net.smooth(activation="relu")
-  view, truth = attacks.gradient_view(loss, params), net.records(1)
+  view, truth = gradient_view(loss, params), net.records(1)
   with pytest.warns(UserWarning, match="ReLU"):
     _attack(net, view, method=attacks.Dlg(steps=1))(view(truth), truth.y, key=KEY)
   with warnings.catch_warnings():
@@ -177,7 +179,7 @@ def test_relu_is_warned_of_under_dlg_alone(net):
 
 
 def _setting_errors(net):
-  view = attacks.gradient_view(net.loss, net.params)
+  view = gradient_view(net.loss, net.params)
   make = lambda shape, **more: attacks.Inversion(
     view, shape, num_classes=net.classes, **more
   )
@@ -224,7 +226,7 @@ def test_errors_are_one_line(net, gradient):
 def test_a_line_search_finds_what_steps_of_a_fixed_length_miss(net):
   loss, params = net.smooth(activation="tanh")
   params = jax.tree.map(lambda leaf: 2.0 * leaf, params)  # so that the units saturate
-  view, exact = attacks.gradient_view(loss, params), []
+  view, exact = gradient_view(loss, params), []
   for searching in (True, False):
     method = attacks.Dlg(steps=300, line_search=searching)
     attack = _attack(net, view, method=method)
@@ -272,5 +274,5 @@ def test_a_relu_is_known_by_what_it_does_and_not_by_its_name(name):
   draw = lambda *shape: jnp.asarray(np.random.default_rng(1).normal(size=shape))
   params = {"a": draw(6, 8), "b": draw(8, 3)}
   shapes = Example(jax.ShapeDtypeStruct((2, 6), float), jax.ShapeDtypeStruct((2,), int))
-  found = gradient_inversion.jumps(attacks.gradient_view(loss, params), shapes)
+  found = gradient_inversion.jumps(gradient_view(loss, params), shapes)
   assert found == (name in _KINKED)

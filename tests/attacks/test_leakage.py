@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import attacks, data
+from dpjax import data
+from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
+from dpjax.attacks.views import gradient_view
 from dpjax.types import Example
 from tests.refuses import refuses
 
@@ -13,7 +15,7 @@ from tests.refuses import refuses
 def _of_batches(net, digits, batch, count=24):
   """First-layer gradients [N, d, m] of a net on digits, and the batches [N, B, d]."""
   x, y = digits
-  view = jax.jit(attacks.gradient_view(net.loss, net.params))
+  view = jax.jit(gradient_view(net.loss, net.params))
   rows = (
     np.random.default_rng(batch).permutation(len(x))[: count * batch].reshape(count, batch)
   )
@@ -32,7 +34,7 @@ def digits(net):
 
 @pytest.mark.long
 def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
-  found = {b: attacks.dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
+  found = {b: dense_leakage(*_of_batches(net, digits, b)) for b in (1, 4, 16)}
   assert found[1].score == pytest.approx(1.0, abs=1e-5)
   assert found[1].interval[0] == pytest.approx(1.0, abs=1e-5)
   assert 1 > found[4].score > found[16].score
@@ -45,7 +47,7 @@ def test_one_record_is_shown_exactly_and_a_batch_less_and_less(net, digits):
 @pytest.mark.slow
 def test_pairs_that_do_not_belong_together_are_no_leak(net, digits):
   kernels, x = _of_batches(net, digits, 1)
-  other = attacks.dense_leakage(kernels, np.roll(x, 1, axis=0))
+  other = dense_leakage(kernels, np.roll(x, 1, axis=0))
   assert other.p_value > 0.05 and other.score < 0.95
 
 
@@ -54,7 +56,7 @@ def test_reconstructions_are_scored_by_their_correlation(net, digits):
   rng = np.random.default_rng(0)
   half = x + x.std() * rng.standard_normal(x.shape)
   none = rng.standard_normal(x.shape)
-  scores = [attacks.recovered_leakage(x, found) for found in (x, half, none)]
+  scores = [recovered_leakage(x, found) for found in (x, half, none)]
   assert scores[0].score == pytest.approx(1.0) and scores[0].p_value < 0.01
   assert 0.4 < scores[1].score < 0.95 and scores[1].p_value < 0.01
   assert abs(scores[2].score) < 0.25 and scores[2].p_value > 0.01
@@ -64,14 +66,14 @@ def test_distance_correlation_sees_what_correlation_does_not():
   rng = np.random.default_rng(0)
   x = rng.standard_normal((60, 2))
   squares, alone = x**2, rng.standard_normal((60, 2))
-  assert attacks.distance_correlation(squares, x).p_value < 0.02
-  assert attacks.distance_correlation(alone, x).p_value > 0.05
+  assert distance_correlation(squares, x).p_value < 0.02
+  assert distance_correlation(alone, x).p_value > 0.05
 
 
 def test_the_corrected_score_is_around_zero_in_many_dimensions():
   """The plain one would be near 1 for independent data of 500 dimensions."""
   rng = np.random.default_rng(1)
-  leak = attacks.distance_correlation(rng.standard_normal((30, 500)), rng.random((30, 400)))
+  leak = distance_correlation(rng.standard_normal((30, 500)), rng.random((30, 400)))
   assert abs(leak.score) < 0.3 and leak.interval is None
   assert abs(leak.null.mean()) < 0.1 and leak.null.shape == (200,)
 
@@ -95,19 +97,19 @@ def test_distance_correlation_equals_its_definition():
   first, second = centred(a), centred(b)
   ratio = (first * second).sum() / np.sqrt((first**2).sum() * (second**2).sum())
   expected = np.sign(ratio) * np.sqrt(abs(ratio))
-  assert attacks.distance_correlation(a, b, num_null=1).score == pytest.approx(expected)
+  assert distance_correlation(a, b, num_null=1).score == pytest.approx(expected)
 
 
 def test_errors_are_one_line():
   x = np.random.default_rng(0).random((4, 2, 5))
   cases = [
-    (lambda: attacks.dense_leakage(np.ones((4, 6, 3)), x), "kernels"),
-    (lambda: attacks.dense_leakage(np.ones((2, 5, 3)), x[:2]), "records"),
-    (lambda: attacks.dense_leakage(np.full((4, 5, 3), np.nan), x), "kernels"),
-    (lambda: attacks.dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null"),
-    (lambda: attacks.recovered_leakage(x, x[:3]), "recovered"),
-    (lambda: attacks.distance_correlation(x[:3], x[:3]), "gradients"),
-    (lambda: attacks.distance_correlation(np.ones((5, 2)), np.eye(5)), "gradients"),
+    (lambda: dense_leakage(np.ones((4, 6, 3)), x), "kernels"),
+    (lambda: dense_leakage(np.ones((2, 5, 3)), x[:2]), "records"),
+    (lambda: dense_leakage(np.full((4, 5, 3), np.nan), x), "kernels"),
+    (lambda: dense_leakage(np.ones((4, 5, 3)), x, num_null=0), "num_null"),
+    (lambda: recovered_leakage(x, x[:3]), "recovered"),
+    (lambda: distance_correlation(x[:3], x[:3]), "gradients"),
+    (lambda: distance_correlation(np.ones((5, 2)), np.eye(5)), "gradients"),
   ]
   for call, field in cases:
     with refuses(field) as caught:
@@ -122,7 +124,7 @@ def test_p_values_of_pairs_that_do_not_belong_together_are_p_values(count):
   rng, found = np.random.default_rng(0), []
   for seed in range(100):
     a, b = rng.normal(size=(2, count, 9))
-    found.append(attacks.recovered_leakage(a, b, num_null=99, seed=seed).p_value)
+    found.append(recovered_leakage(a, b, num_null=99, seed=seed).p_value)
   for level in (0.05, 0.2):  # four standard deviations
     most = level + 4 * np.sqrt(level * (1 - level) / len(found))
     assert np.mean(np.array(found) <= level) <= most
@@ -131,9 +133,9 @@ def test_p_values_of_pairs_that_do_not_belong_together_are_p_values(count):
 def test_scores_do_not_depend_on_the_scale():
   rng = np.random.default_rng(0)
   x, kernels = rng.normal(size=(6, 1, 8)), rng.normal(size=(6, 8, 3))
-  plain = attacks.dense_leakage(kernels, x, num_null=9)
+  plain = dense_leakage(kernels, x, num_null=9)
   for scale in (1e-200, 1e200):
-    other = attacks.dense_leakage(scale * kernels, x, num_null=9)
+    other = dense_leakage(scale * kernels, x, num_null=9)
     assert other.score == pytest.approx(plain.score) and other.p_value == plain.p_value
-    far = attacks.distance_correlation(scale * kernels, x, num_null=9).score
-    assert far == pytest.approx(attacks.distance_correlation(kernels, x, num_null=9).score)
+    far = distance_correlation(scale * kernels, x, num_null=9).score
+    assert far == pytest.approx(distance_correlation(kernels, x, num_null=9).score)

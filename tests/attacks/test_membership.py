@@ -5,14 +5,10 @@ import pytest
 from scipy import stats
 
 from dpjax import attacks
-from dpjax.attacks import (
-  MEMBERSHIP_ATTACKS,
-  Evidence,
-  confidence_rule,
-  lira,
-  rmia,
-  tune_rmia,
-)
+from dpjax.attacks import MEMBERSHIP_ATTACKS, Evidence, lira, rmia
+from dpjax.attacks.membership import confidence_rule, loss_rule
+from dpjax.attacks.rmia_tuning import rmia_tuned, tune_rmia
+from dpjax.attacks.roc import curve_of, rate_at
 from dpjax.validate import UserError
 
 _N, _S = 300, 16
@@ -34,7 +30,7 @@ def _gaussian(seed=0, shift=2.0, spread=1.0, num_records=_N, num_shadows=_S, bal
 
 
 def _auc(scores, membership):
-  return attacks.curve_of(scores, membership).auc
+  return curve_of(scores, membership).auc
 
 
 def _published_lira(evidence, online, fixed):
@@ -115,13 +111,13 @@ def _sure(seed=0, num_records=500):
 
 
 def _rate(scores, members):
-  return attacks.rate_at(attacks.curve_of(scores, members), 0.01).tpr
+  return rate_at(curve_of(scores, members), 0.01).tpr
 
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_tuning_finds_what_a_fixed_gamma_misses(offline):
   evidence, members = _sure()
-  tuned = _rate(attacks.rmia_tuned(evidence, offline=offline), members)
+  tuned = _rate(rmia_tuned(evidence, offline=offline), members)
   assert _rate(rmia(evidence, offline=offline), members) < 0.25 * tuned
   assert tuned > 0.4
 
@@ -204,7 +200,7 @@ def test_shadows_that_agree_to_the_last_bit_give_finite_scores():
 
 def test_rules_say_yes_or_no():
   assert confidence_rule([0.81, 0.8, np.nextafter(0.8, 1)]).tolist() == [1, 0, 1]
-  assert attacks.loss_rule([0.5, 0.6], mean_training_loss=0.5).tolist() == [1, 0]
+  assert loss_rule([0.5, 0.6], mean_training_loss=0.5).tolist() == [1, 0]
 
 
 def _evidence(**changes):
@@ -257,7 +253,7 @@ _ALWAYS[:, 2] = True
     (lambda: rmia(_evidence(), population=np.zeros(6, bool)), "population: must be bool [6]"),
     (lambda: rmia(_evidence(), population=np.arange(6)), "population: must be bool [6]"),
     (lambda: confidence_rule([0.5], threshold=1.5), "threshold=1.5"),
-    (lambda: attacks.loss_rule([[0.5]], mean_training_loss=1), "losses.shape=(1, 1)"),
+    (lambda: loss_rule([[0.5]], mean_training_loss=1), "losses.shape=(1, 1)"),
   ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call, words):

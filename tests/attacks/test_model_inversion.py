@@ -11,6 +11,8 @@ from scipy import optimize, special
 import dpjax
 from dpjax import attacks
 from dpjax.attacks import class_inversion
+from dpjax.attacks.answer_inversion import judge_decoder
+from dpjax.attacks.fitting import Fit
 from dpjax.data import from_arrays
 from dpjax.validate import UserError
 
@@ -66,7 +68,7 @@ def _blobs(seed, n=400):
 def _nets():
   model, loss = dpjax.zoo.networks.build("linear", num_classes=4), _cross_entropy
   first = lambda seed: model.init(jax.random.key(seed), jnp.zeros((1, 12, 12, 1)))
-  fit = attacks.Fit(steps=150, learning_rate=0.01, batch_size=64)
+  fit = Fit(steps=150, learning_rate=0.01, batch_size=64)
   train = lambda seed: fit(
     functools.partial(loss, model), first(seed), _blobs(seed)[:], seed=seed
   )
@@ -83,11 +85,11 @@ def test_an_independent_network_recognises_what_was_inverted_and_no_noise():
   apply, target, judge = _nets()
   find = attacks.ClassInversion(total_variation=1.0, steps=200)
   found = find(apply, target, (12, 12, 1), classes=range(4), count=5, key=_KEY)
-  score = attacks.judge_inversion(found, apply, judge, _blobs(2), target=target)
+  score = class_inversion.judge_inversion(found, apply, judge, _blobs(2), target=target)
   assert found.y.tolist() == np.repeat(range(4), 5).tolist()
   assert score.top1 == 1 and score.ssim.mean() > 0.3
   noise = np.random.default_rng(0).random(found.x.shape)
-  blind = attacks.judge_inversion(
+  blind = class_inversion.judge_inversion(
     found._replace(x=noise), apply, judge, _blobs(2), target=target
   )
   assert blind.top1 < 0.7 and blind.ssim.mean() < score.ssim.mean() - 0.1
@@ -112,20 +114,20 @@ def test_bad_inversions_are_one_line():
     attacks.ClassInversion(low=1.0)
   found = find(apply, target, (12, 12, 1), classes=[0, 3], key=_KEY)
   with refused("the judge must be another network"):
-    attacks.judge_inversion(found, apply, target, _blobs(2), target=target)
+    class_inversion.judge_inversion(found, apply, target, _blobs(2), target=target)
   with refused(r"classes=\[0, 3\]: must be in \[0, 2\)"):
     two = np.zeros((144, 2), np.float32)
-    attacks.judge_inversion(found, _linear, two, _blobs(2), target=target)
+    class_inversion.judge_inversion(found, _linear, two, _blobs(2), target=target)
   threes = _blobs(2)
   with refused("hold none of class 0"):
     part = threes.subset(threes.y == 3)
-    attacks.judge_inversion(found, apply, judge, part, target=target)
+    class_inversion.judge_inversion(found, apply, judge, part, target=target)
   with refused("must be alike"):
     other = from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], num_classes=4)
-    attacks.judge_inversion(found, apply, judge, other, target=target)
+    class_inversion.judge_inversion(found, apply, judge, other, target=target)
 
 
-_FIT = attacks.Fit(steps=600, learning_rate=0.01, batch_size=64)
+_FIT = Fit(steps=600, learning_rate=0.01, batch_size=64)
 
 
 def _softmax_answers(x, seed=3):
@@ -139,7 +141,7 @@ def test_answers_that_determine_the_input_are_decoded():
   rng = np.random.default_rng(0)
   own, others = (rng.normal(size=(500, 3)).astype(np.float32) for _ in range(2))
   decoder = attacks.AnswerInversion((64,), _FIT)(_softmax_answers(own), own, seed=0)
-  score = attacks.judge_decoder(decoder, _softmax_answers(others), others)
+  score = judge_decoder(decoder, _softmax_answers(others), others)
   assert score.explained > 0.95 and score.interval[0] > 0.9
 
 
@@ -148,10 +150,8 @@ def test_answers_that_say_nothing_are_decoded_to_the_mean():
   rng = np.random.default_rng(0)
   own, others = (rng.normal(size=(500, 3)).astype(np.float32) for _ in range(2))
   nothing = lambda: special.softmax(rng.normal(size=(500, 4)), axis=1)
-  decoder = attacks.AnswerInversion((8,), attacks.Fit(100, 0.003, 64))(
-    nothing(), own, seed=0
-  )
-  score = attacks.judge_decoder(decoder, nothing(), others)
+  decoder = attacks.AnswerInversion((8,), Fit(100, 0.003, 64))(nothing(), own, seed=0)
+  score = judge_decoder(decoder, nothing(), others)
   assert score.explained < 0.05 and score.interval[0] < 0.5
 
 
@@ -163,7 +163,7 @@ def test_a_decoder_of_labels_alone_is_no_nearer_than_the_class_mean():
   answers = np.eye(4)[y]
   decoder = attacks.AnswerInversion((32,), _FIT)(answers[:400], x[:400], seed=0)
   means = np.stack([x[:400][y[:400] == k].mean(axis=0) for k in range(4)])
-  score = attacks.judge_decoder(decoder, answers[400:], x[400:], class_means=means)
+  score = judge_decoder(decoder, answers[400:], x[400:], class_means=means)
   assert score.explained > 0.5
   assert abs(score.mse.mean() / score.mse_of_class_mean.mean() - 1) < 0.05
 
@@ -172,7 +172,7 @@ def test_a_decoder_of_labels_alone_is_no_nearer_than_the_class_mean():
 def test_bad_answers_are_one_line():
   refused = lambda words: pytest.raises(UserError, match=words)
   x, p = np.zeros((6, 2), np.float32), np.full((6, 2), 0.5)
-  invert = attacks.AnswerInversion((4,), attacks.Fit(steps=2, batch_size=2))
+  invert = attacks.AnswerInversion((4,), Fit(steps=2, batch_size=2))
   with refused(r"answers: run from -1.0 to 2.0"):
     invert(np.array([[-1.0, 2.0]] * 6), x, seed=0)
   with refused(r"x: must be inputs \[6, \*shape\]"):
@@ -183,9 +183,9 @@ def test_bad_answers_are_one_line():
   with refused("answers: have 3 classes, the decoder was trained on 2"):
     decoder(np.full((1, 3), 1 / 3))
   with refused(r"x.shape=\(6, 3\): must be \(6, 2\)"):
-    attacks.judge_decoder(decoder, p, np.zeros((6, 3)))
+    judge_decoder(decoder, p, np.zeros((6, 3)))
   with refused("class_means.shape"):
-    attacks.judge_decoder(decoder, p, x, class_means=np.zeros((3, 2)))
+    judge_decoder(decoder, p, x, class_means=np.zeros((3, 2)))
 
 
 def test_class_means_are_means():

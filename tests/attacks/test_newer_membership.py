@@ -5,7 +5,12 @@ import pytest
 from scipy import stats
 
 from dpjax import attacks
-from dpjax.attacks import Evidence, bavaria, informia, quantile_regression
+from dpjax.attacks import Evidence
+from dpjax.attacks.difficulty import quantile_regression
+from dpjax.attacks.information import informia
+from dpjax.attacks.queries import augmented, mean_score
+from dpjax.attacks.roc import curve_of
+from dpjax.attacks.student_t import bavaria
 from tests.refuses import refuses
 
 
@@ -100,7 +105,7 @@ def test_with_few_shadows_a_prior_is_better_than_one_variance_and_than_one_for_e
     2 * halves + rng.standard_normal((9, 4000))
   )
   evidence, members = Evidence(odds[-1], odds[:-1], halves[:-1]), halves[-1]
-  auc = lambda scores: attacks.curve_of(scores, members).auc
+  auc = lambda scores: curve_of(scores, members).auc
   others = auc(attacks.lira(evidence)), auc(attacks.lira(evidence, fixed_variance=True))
   assert auc(bavaria(evidence)) > max(others) + 0.005
 
@@ -169,7 +174,7 @@ def test_bad_settings_are_one_line():
 def test_queries_are_flips_and_shifts_with_reflected_edges():
   """Pixel by pixel."""
   x = np.random.default_rng(0).random((2, 5, 6, 1))
-  copies = attacks.augmented(x, 18, shift=2)
+  copies = augmented(x, 18, shift=2)
   assert len({copy.tobytes() for copy in copies}) == 18
   np.testing.assert_array_equal(copies[0], x)
   inside = lambda place, size: abs(place) if place < size else 2 * (size - 1) - place
@@ -188,20 +193,20 @@ def test_more_looks_at_a_record_are_a_better_attack():
   halves = attacks.random_halves(9, 2000, seed=0)
   odds = 2 * rng.standard_normal(2000) + halves + 2 * rng.standard_normal((8, 9, 2000))
   queries = [Evidence(one[-1], one[:-1], halves[:-1]) for one in odds]
-  auc = lambda scores: attacks.curve_of(scores, halves[-1]).auc
+  auc = lambda scores: curve_of(scores, halves[-1]).auc
   lira = attacks.MEMBERSHIP_ATTACKS["lira_fixed"]
-  one, eight = (auc(attacks.mean_score(lira, queries[:k])) for k in (1, 8))
+  one, eight = (auc(mean_score(lira, queries[:k])) for k in (1, 8))
   assert one < 0.65 and eight > one + 0.1
-  np.testing.assert_array_equal(attacks.mean_score(lira, queries[:1]), lira(queries[0]))
+  np.testing.assert_array_equal(mean_score(lira, queries[:1]), lira(queries[0]))
 
 
 def test_bad_queries_are_one_line():
   images = np.zeros((1, 3, 3, 1))
   for call, words in (
-    (lambda: attacks.augmented(images, 19), "num_queries"),
-    (lambda: attacks.augmented(images, 3, shift=3), "shift"),
-    (lambda: attacks.augmented(np.zeros((1, 3)), 2), "num_queries"),
-    (lambda: attacks.mean_score(bavaria, []), "queries"),
+    (lambda: augmented(images, 19), "num_queries"),
+    (lambda: augmented(images, 3, shift=3), "shift"),
+    (lambda: augmented(np.zeros((1, 3)), 2), "num_queries"),
+    (lambda: mean_score(bavaria, []), "queries"),
   ):
     with refuses(words):
       call()

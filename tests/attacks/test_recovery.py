@@ -7,12 +7,14 @@ import optax
 import pytest
 
 from dpjax import attacks, federated
+from dpjax.attacks import reconstructions
+from dpjax.attacks.views import gradient_view
 from dpjax.zoo import networks
 from tests.refuses import refuses
 
 
 def _gradients(net, count, batch=1):
-  view = jax.jit(attacks.gradient_view(net.loss, net.params))
+  view = jax.jit(gradient_view(net.loss, net.params))
   for seed in range(count):
     batch_of = net.records(batch, seed)
     yield batch_of, view(batch_of)
@@ -27,7 +29,8 @@ def test_a_larger_batch_gives_a_mixture(net):
   for truth, seen in _gradients(net, 4, batch=4):
     mixed = attacks.first_dense(seen)
     assert (
-      np.min(attacks.mse(truth.x, np.tile(mixed, (4, 1)).reshape(truth.x.shape))) > 1e-3
+      np.min(reconstructions.mse(truth.x, np.tile(mixed, (4, 1)).reshape(truth.x.shape)))
+      > 1e-3
     )
 
 

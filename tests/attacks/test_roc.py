@@ -22,7 +22,7 @@ def _normal(seed, members=500, others=700, shift=1.0, digits=None):
 @pytest.mark.parametrize("digits", [None, 1, 0])  # 0: nearly all scores are equal to others
 def test_the_curve_is_that_of_scikit_learn(digits):
   scores, truth = _normal(0, digits=digits)
-  curve = attacks.curve_of(scores, truth)
+  curve = roc.curve_of(scores, truth)
   fpr, tpr, thresholds = metrics.roc_curve(truth, scores, drop_intermediate=False)
   np.testing.assert_allclose(curve.fpr, fpr)
   np.testing.assert_allclose(curve.tpr, tpr)
@@ -40,7 +40,7 @@ def test_only_the_order_of_scores_counts():
     same = attacks.measure(other, truth)
     if np.isfinite(other).all():
       assert same[:6] == attacks.measure(scores, truth)[:6]
-  assert attacks.curve_of([np.inf, -np.inf], np.array([True, False])).auc == 1
+  assert roc.curve_of([np.inf, -np.inf], np.array([True, False])).auc == 1
 
 
 def test_equal_scores_are_never_parted():
@@ -86,21 +86,19 @@ def test_a_rate_that_so_few_non_members_cannot_show_is_marked():
   assert not found.rates[0].resolved and found.rates[1].resolved
   assert found.rates[0].fpr_interval[1] > 0.001  # nobody knows that it is as small as asked
   assert "| < 1.0000 (" in attacks.table({"loss": found})
-  exact = attacks.rate_at(
-    attacks.curve_of(np.arange(2000.0), np.arange(2000) >= 1000), 0.001
-  )
+  exact = roc.rate_at(roc.curve_of(np.arange(2000.0), np.arange(2000) >= 1000), 0.001)
   assert exact.resolved and exact.allowed == 1  # 0.001 * 1000, whatever it is in binary
 
 
 def test_slices_are_measured_alone():
   scores, truth = _normal(3)
   groups = np.arange(truth.size) % 3
-  found = attacks.slices(scores, truth, groups, fprs=(0.1,))
+  found = roc.slices(scores, truth, groups, fprs=(0.1,))
   for name in range(3):
     mine = groups == name
     assert found[name][:7] == attacks.measure(scores[mine], truth[mine], fprs=(0.1,))[:7]
   groups[truth] = 0
-  assert attacks.slices(scores, truth, groups)[1] is None
+  assert roc.slices(scores, truth, groups)[1] is None
 
 
 _TRUTH = np.array([True, False])
@@ -131,7 +129,7 @@ _TRUTH = np.array([True, False])
       ),
       "leakages",
     ),
-    (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups"),
+    (lambda: roc.slices([1, 2], _TRUTH, [0.5, 1]), "groups"),
   ],
 )
 def test_bad_input_is_one_line(call, field):
@@ -147,9 +145,9 @@ def test_the_loss_tail_is_counted_and_estimates_what_lira_finds():
   for fnr in (0.001, 0.01, 0.1):
     floor = np.sort(scores[truth])[math.floor(fnr * 2000)]
     expected = np.mean(scores[~truth] < floor)
-    assert attacks.loss_tail(scores, truth, fnr=fnr).tpr == pytest.approx(expected)
+    assert roc.loss_tail(scores, truth, fnr=fnr).tpr == pytest.approx(expected)
   hard = rng.random(4000) < 0.2  # a fifth, which only memory makes easy
   center = np.where(hard, np.where(truth, 4.0, -8.0), 4.0)
-  tail = attacks.loss_tail(center + rng.standard_normal(4000), truth, fnr=0.001)
+  tail = roc.loss_tail(center + rng.standard_normal(4000), truth, fnr=0.001)
   assert tail.tpr == pytest.approx(0.2, abs=0.03)
   assert tail.tpr_interval[0] < 0.2 < tail.tpr_interval[1]

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import attacks, losses
+from dpjax.attacks.rogue_server import read_imprint
+from dpjax.attacks.views import gradient_view
 from dpjax.types import Example
 from dpjax.zoo import networks
 from tests.refuses import refuses
@@ -41,14 +43,14 @@ def views(network, trap):
   """What a client sends of the trap: plain, and with each example clipped."""
   loss, _ = network
   return {
-    None: attacks.gradient_view(loss, trap),
-    0.01: attacks.gradient_view(loss, trap, l2_clip_norm=0.01),
+    None: gradient_view(loss, trap),
+    0.01: gradient_view(loss, trap, l2_clip_norm=0.01),
   }
 
 
 def _exact(examples, seen, batch=_BATCH):
   """Share of the examples that come back to four digits."""
-  guesses = attacks.read_imprint(seen, batch_size=batch)
+  guesses = read_imprint(seen, batch_size=batch)
   inputs = np.reshape(examples.x, (len(examples.x), -1))
   errors = np.abs(inputs[:, None] - guesses[None]).max(axis=2)
   return np.mean(errors.min(axis=1) < 1e-4)
@@ -68,7 +70,7 @@ def test_as_many_come_back_as_are_alone_in_their_bins(views, l2_clip_norm):
 
 def test_an_honest_model_gives_none(network):
   loss, params = network
-  view = attacks.gradient_view(loss, params)
+  view = gradient_view(loss, params)
   shares = [
     _exact(examples, view(examples))
     for examples in (_examples(_BATCH, seed) for seed in range(5))
@@ -114,11 +116,11 @@ def test_fishing_shows_the_records_of_one_class_and_no_other(network, trap, clie
   """Of a batch of 64, and of a sum over clients, whose batches only become one."""
   loss, _ = network
   fished = attacks.fish(trap, 2)
-  view = attacks.gradient_view(loss, fished)
+  view = gradient_view(loss, fished)
   batches = [_examples(64, seed) for seed in range(clients)]
   total = jax.tree.map(lambda *leaves: sum(leaves), *map(view, batches))
   everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
-  guesses = attacks.read_imprint(total, batch_size=64 * clients)
+  guesses = read_imprint(total, batch_size=64 * clients)
   inputs = np.asarray(everyone.x).reshape(64 * clients, -1)
   exact = np.abs(inputs[:, None] - guesses[None]).max(axis=2).min(axis=1) < 1e-3
   of_class = np.asarray(everyone.y) == 2
@@ -140,11 +142,11 @@ def test_a_record_alone_in_its_class_is_read_by_one_division(network):
   loss, params = network
   examples = _examples(64, seed=0)
   examples = examples._replace(y=jnp.where(jnp.arange(64) == 11, 2, examples.y % 2))
-  fished = attacks.gradient_view(loss, attacks.fish(params, 2))(examples)
+  fished = gradient_view(loss, attacks.fish(params, 2))(examples)
   np.testing.assert_allclose(
     attacks.first_dense(fished), np.ravel(examples.x[11]), atol=1e-5
   )
-  honest = attacks.first_dense(attacks.gradient_view(loss, params)(examples))
+  honest = attacks.first_dense(gradient_view(loss, params)(examples))
   assert np.abs(honest - np.ravel(examples.x[11])).max() > 0.1
 
 
@@ -174,7 +176,7 @@ def test_a_class_without_weights_passes_no_gradient_and_is_refused():
 @given(seed=st.integers(0, 1000), batch=st.integers(1, 40))
 def test_what_is_read_has_the_shape_and_is_finite(views, seed, batch):
   examples = _examples(_BATCH, seed)
-  guesses = attacks.read_imprint(views[None](examples), batch_size=batch)
+  guesses = read_imprint(views[None](examples), batch_size=batch)
   assert guesses.shape == (batch, 16)
   assert np.isfinite(guesses).all()
 

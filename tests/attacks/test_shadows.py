@@ -11,7 +11,8 @@ import pytest
 
 import dpjax
 from dpjax import attacks, training
-from dpjax.attacks import signals
+from dpjax.attacks import allowed, signals
+from dpjax.attacks.roc import curve_of
 from dpjax.types import Algorithm
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -72,7 +73,7 @@ def test_an_overfitted_model_is_attacked_and_its_shadows_make_the_attack_better(
   for evidence, members in attacks.each_as_target(scores, halves):
     for name in found:
       value = attacks.MEMBERSHIP_ATTACKS[name](evidence)
-      found[name].append(attacks.curve_of(value, members).auc)
+      found[name].append(curve_of(value, members).auc)
   mean = {name: np.mean(values) for name, values in found.items()}
   assert mean["loss"] > 0.55 and mean["lira_fixed"] > mean["loss"] + 0.04
   assert mean["rmia"] > mean["loss"] + 0.06
@@ -84,7 +85,7 @@ def test_noise_takes_it_away_by_one_number():
   halves = attacks.random_halves(6, _N, seed=0)
   scores = _train(halves, plan)
   aucs = [
-    attacks.curve_of(attacks.lira(evidence, fixed_variance=True), members).auc
+    curve_of(attacks.lira(evidence, fixed_variance=True), members).auc
     for evidence, members in attacks.each_as_target(scores, halves)
   ]
   assert abs(np.mean(aucs) - 0.5) < 0.12
@@ -110,8 +111,8 @@ def test_noise_that_was_forgotten_is_above_the_line_that_it_promised(noisy, expe
   options = _options(ran, init_params=lambda key: _MODEL.init(key, jnp.zeros((1, 3000))))
   scores = attacks.train_shadows(records, halves, **options)
   evidence = attacks.Evidence(scores[-1], scores[:-1], halves[:-1])
-  curve = attacks.curve_of(attacks.lira(evidence, fixed_variance=True), halves[-1])
-  line = attacks.allowed.by_plan(promised)
+  curve = curve_of(attacks.lira(evidence, fixed_variance=True), halves[-1])
+  line = allowed.by_plan(promised)
   found = attacks.judge(curve, line, fprs=(0.01, 0.05))
   assert found.verdict == expected, found.words
 

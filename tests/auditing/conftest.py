@@ -9,7 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import auditing, gradients, transforms
+from dpjax import gradients, transforms
+from dpjax.auditing.likelihood import gaussian_log_ratio, trial_scores
+from dpjax.auditing.lower_bounds import mu_from_epsilon
 
 DELTA = 1e-5
 _C = 1.0
@@ -41,7 +43,7 @@ def transform(bug, noise_multiplier, key):
 
 def noise_multiplier(epsilon):
   """For one Gaussian release at DELTA."""
-  return 1 / auditing.mu_from_epsilon(epsilon, DELTA)
+  return 1 / mu_from_epsilon(epsilon, DELTA)
 
 
 def scores(bug, epsilon, num_trials, seed=0):
@@ -64,8 +66,8 @@ def scores(bug, epsilon, num_trials, seed=0):
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), n)
     return np.asarray(sums(keys, jnp.array([True, bool(which)])))
 
-  score = auditing.gaussian_log_ratio([-_C, 0.0], [0.0, 0.0], 1.0)
-  return auditing.trial_scores(draw, score, num_trials=num_trials, seed=seed)
+  score = gaussian_log_ratio([-_C, 0.0], [0.0, 0.0], 1.0)
+  return trial_scores(draw, score, num_trials=num_trials, seed=seed)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from dpjax import auditing
-from dpjax.auditing import Scores
+from dpjax.auditing import bootstrap
+from dpjax.auditing.lower_bounds import METHODS, epsilon_from_mu
+from dpjax.auditing.scores import Scores
 from tests.refuses import refuses
 
 
@@ -18,7 +19,7 @@ def _scores(seed, n=150, mu=1.0):
 def test_auc_intervals_cover_the_truth_about_as_often_as_they_say():
   truth = float(special.ndtr(1 / np.sqrt(2)))
   found = [
-    auditing.bootstrap_interval(auditing.auc, _scores(seed), seed=seed, num_draws=200)
+    bootstrap.bootstrap_interval(bootstrap.auc, _scores(seed), seed=seed, num_draws=200)
     for seed in range(60)
   ]
   covered = sum(one.low <= truth <= one.high for one in found)
@@ -28,16 +29,16 @@ def test_auc_intervals_cover_the_truth_about_as_often_as_they_say():
 
 
 def test_an_estimate_is_labelled_and_is_no_bound():
-  estimate = lambda scores: auditing.estimated_epsilon(scores, delta=1e-5)
-  truth = auditing.epsilon_from_mu(1.0, 1e-5)
+  estimate = lambda scores: bootstrap.estimated_epsilon(scores, delta=1e-5)
+  truth = epsilon_from_mu(1.0, 1e-5)
   found = [estimate(_scores(seed, 400)) for seed in range(40)]
   assert (
     8 < sum(one > truth for one in found) < 32
   )  # above the truth about every other time
-  interval = auditing.bootstrap_interval(estimate, _scores(0, 400), seed=0, num_draws=100)
+  interval = bootstrap.bootstrap_interval(estimate, _scores(0, 400), seed=0, num_draws=100)
   assert interval.low < truth < interval.high
   assert interval.to_json()["meaning"] == "bootstrap, not a guarantee"
-  assert "bootstrap" not in auditing.METHODS
+  assert "bootstrap" not in METHODS
 
 
 @pytest.mark.cases(quick=[0], long=...)
@@ -51,5 +52,5 @@ def test_an_estimate_is_labelled_and_is_no_bound():
 )
 def test_bad_input_is_one_line(scores, options, field):
   with refuses(field) as caught:
-    auditing.bootstrap_interval(auditing.auc, scores, seed=0, **options)
+    bootstrap.bootstrap_interval(bootstrap.auc, scores, seed=0, **options)
   assert "\n" not in str(caught.value)

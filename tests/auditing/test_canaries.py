@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, losses
+from dpjax.auditing.canaries import Canaries, gradient_scores, loss_scores, split_scores
 from dpjax.experiments.kinds import audits
 from tests.refuses import refuses
 
@@ -82,7 +83,7 @@ def test_scores_tell_what_was_learnt_from_what_was_not():
   before = jnp.zeros((4, 2))
   features = mixed.x.T @ (np.eye(2)[mixed.y] - 0.5)  # one full-batch gradient step
   after = before + jnp.asarray(0.3 * features, jnp.float32)
-  for score in (auditing.loss_scores, auditing.gradient_scores):
+  for score in (loss_scores, gradient_scores):
     found = score(loss_fn, before, after, canaries)
     assert found.inside.size == canaries.included.sum()
     assert found.inside.mean() > found.outside.mean() + 0.3 * found.outside.std()
@@ -91,7 +92,7 @@ def test_scores_tell_what_was_learnt_from_what_was_not():
 def test_a_diverged_model_gives_scores_and_not_a_crash():
   _, canaries = _insert()
   loss_fn = losses.softmax_cross_entropy(lambda params, x: x @ params)
-  for score in (auditing.loss_scores, auditing.gradient_scores):
+  for score in (loss_scores, gradient_scores):
     found = score(loss_fn, jnp.zeros((4, 3)), jnp.full((4, 3), jnp.nan), canaries)
     assert auditing.one_run(found, delta=1e-5) == 0
 
@@ -113,9 +114,9 @@ def test_bad_input_is_one_line(options, field):
 
 
 def test_one_sided_coins_are_refused():
-  canaries = auditing.Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
+  canaries = Canaries(None, np.ones(3, bool), "random")  # type: ignore[arg-type]
   with refuses("canaries"):
-    auditing.split_scores(np.zeros(3), canaries)
+    split_scores(np.zeros(3), canaries)
 
 
 def test_coins_on_one_side_are_refused_before_anything_trains():

@@ -5,17 +5,19 @@ import pytest
 from scipy import special
 
 from dpjax import accounting, auditing
-from dpjax.auditing import lower_bounds
+from dpjax.accounting.trade_off import TradeOff, all_pairs
+from dpjax.auditing import lower_bounds, verdict
+from dpjax.auditing.scores import CanaryScores, Scores
 
 
 def _gaussian_claim(mu):
-  return accounting.all_pairs(accounting.gaussian_event(1 / mu))
+  return all_pairs(accounting.gaussian_event(1 / mu))
 
 
 def _scores(mu, num_canaries, rng):
   """White noise along canaries that are in by fair coins: mu-Gaussian DP, exactly."""
   coins = rng.random(num_canaries) < 0.5
-  return auditing.CanaryScores.parted(rng.normal(size=num_canaries) + mu * coins, coins)
+  return CanaryScores.parted(rng.normal(size=num_canaries) + mu * coins, coins)
 
 
 @pytest.mark.cases(quick=["0.5"], long=...)
@@ -54,8 +56,8 @@ def test_a_gaussian_claim_is_refuted_where_algorithm_3_refutes_its_mu(correct, g
 def test_what_keeps_its_claim_is_refuted_as_seldom_as_the_p_values_say(mu, num_canaries):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
   runs = [_scores(mu, num_canaries, rng) for _ in range(200)]
-  proved = np.array([auditing.claim_p_value(scores, claim) for scores in runs])
-  alarms = np.array([auditing.alarm_p_value(scores, claim) for scores in runs])
+  proved = np.array([lower_bounds.claim_p_value(scores, claim) for scores in runs])
+  alarms = np.array([lower_bounds.alarm_p_value(scores, claim) for scores in runs])
   for level in (0.01, 0.05, 0.2):
     chance = 3 * np.sqrt(level * (1 - level) / len(runs))
     assert (proved <= level).mean() <= level + chance
@@ -64,14 +66,14 @@ def test_what_keeps_its_claim_is_refuted_as_seldom_as_the_p_values_say(mu, num_c
 
 def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refuted():
   """All canaries at once, in one run of 20: the worst that (0, .05)-DP allows."""
-  rng, claim = np.random.default_rng(0), accounting.TradeOff(np.zeros(1), np.array([0.05]))
+  rng, claim = np.random.default_rng(0), TradeOff(np.zeros(1), np.array([0.05]))
   refuted = 0
   for _ in range(400):
     coins = rng.random(40) < 0.5
     leaked = rng.random() < 0.05
     scores = coins.astype(float) if leaked else rng.random(40)
-    parted = auditing.CanaryScores.parted(scores, coins)
-    refuted += auditing.claim_p_value(parted, claim) <= 0.05
+    parted = CanaryScores.parted(scores, coins)
+    refuted += lower_bounds.claim_p_value(parted, claim) <= 0.05
   assert refuted <= 20 + 3 * np.sqrt(19)
 
 
@@ -80,10 +82,10 @@ def test_a_canary_that_leaks_with_a_small_chance_is_within_a_delta_and_not_refut
 def test_a_mechanism_of_a_tenth_of_the_noise_is_refuted(mu):
   rng, claim = np.random.default_rng(0), _gaussian_claim(mu)
   scores = _scores(10 * mu, 400, rng)
-  assert auditing.claim_p_value(scores, claim) < 0.005
-  assert auditing.alarm_p_value(scores, claim) < 1e-12
-  halved = auditing.Scores(scores.outside, scores.inside)  # low where it should be high
-  assert auditing.claim_p_value(halved, claim) == 1.0
+  assert lower_bounds.claim_p_value(scores, claim) < 0.005
+  assert lower_bounds.alarm_p_value(scores, claim) < 1e-12
+  halved = Scores(scores.outside, scores.inside)  # low where it should be high
+  assert lower_bounds.claim_p_value(halved, claim) == 1.0
 
 
 def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
@@ -103,17 +105,15 @@ def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
 @pytest.mark.parametrize("num_inside", [1, 20, 39])
 def test_the_ceiling_is_of_the_coins_that_fell(num_inside):
   """Uneven coins leave less to show than even ones, and no scores show more than theirs."""
-  perfect = auditing.Scores(
-    inside=np.full(num_inside, 5.0), outside=np.zeros(40 - num_inside)
-  )
+  perfect = Scores(inside=np.full(num_inside, 5.0), outside=np.zeros(40 - num_inside))
   report = auditing.audit(perfect, delta=1e-3, epsilon_claimed=4.0)
   assert report.ceiling is not None
   assert report.ceiling.epsilon_lower == report.epsilon_lower
-  even = auditing.ceiling(40, delta=1e-3, method="one_run")
+  even = verdict.ceiling(40, delta=1e-3, method="one_run")
   assert report.ceiling.epsilon_lower <= even.epsilon_lower
 
 
 @pytest.mark.parametrize("num_inside", [0, 40, -1])
 def test_coins_that_fell_on_one_side_have_no_ceiling(num_inside):
   with pytest.raises(ValueError, match="must be an integer >= 1"):
-    auditing.ceiling(40, num_inside=num_inside, delta=1e-3, method="one_run")
+    verdict.ceiling(40, num_inside=num_inside, delta=1e-3, method="one_run")

@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import auditing, data, sampling
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.data import resident as resident_lib
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -19,6 +20,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
+from dpjax.sampling import registry
 from tests.refuses import refuses
 
 _N, _STEPS = 120, 6
@@ -41,7 +43,7 @@ def _value(kind, field):
 def _every_sampler():
   """All of `dpjax.sampling`, found by what they can do, and every row of its registry."""
   named = inspect.getmembers(sampling, inspect.isclass)
-  every = dict.fromkeys([*(kind for _, kind in named), *sampling.SAMPLERS.values()])
+  every = dict.fromkeys([*(kind for _, kind in named), *registry.SAMPLERS.values()])
   kinds = [k for k in every if hasattr(k, "draw") and dataclasses.is_dataclass(k)]
   assert len(kinds) >= 9
   for kind in kinds:
@@ -130,7 +132,7 @@ def test_canaries_leave_what_the_relation_says_and_every_batch_can_be_drawn(
   kept = _N - out if relation == NeighboringRelation.ADD_OR_REMOVE_ONE else _N
   assert len(mixed) == kept and (mixed.present is not None) == empty
   plan, full = _plan(sampler, relation), _plan(sampler, relation)
-  resident = data.resident(mixed)
+  resident = resident_lib.resident(mixed)
   taken = absent = 0
   for batch, whole in zip(plan.batches(resident, rng=3), full.batches(train, rng=3)):
     taken += int(batch.mask.sum())
@@ -212,6 +214,6 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
   )
   config.model.name, config.model.options = "linear", {}
   run = build.assemble(config, (train, train))
-  batches = list(run.plan.batches(data.resident(run.train), rng=run.random.sampler))
+  batches = list(run.plan.batches(resident_lib.resident(run.train), rng=run.random.sampler))
   assert len(batches) == _STEPS and any(batch.mask.any() for batch in batches)
   assert run.canaries is not None and run.canaries.included.sum() < 60

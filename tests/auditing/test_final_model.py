@@ -10,13 +10,14 @@ import pytest
 
 from dpjax import auditing, losses, models
 from dpjax.auditing import final_model
+from dpjax.auditing.lower_bounds import METHODS, gdp_lower_bound, mu_from_epsilon
 from dpjax.data import from_arrays
 from dpjax.experiments.checks import many_models
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from dpjax.types import Example
 from dpjax.zoo import networks
-from dpjax.zoo.datasets import load
+from dpjax.zoo.datasets.registry import load
 from tests import commands, hlo
 from tests.refuses import refuses
 
@@ -31,8 +32,8 @@ def audited():
   model = networks.build("linear", num_classes=10)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   zeros = model.init(jax.random.key(0), train.x[:1])
-  params = auditing.fitted_params(loss_fn, zeros, own, num_steps=60, learning_rate=0.03)
-  target = auditing.blank_target(model.apply, params, train)
+  params = final_model.fitted_params(loss_fn, zeros, own, num_steps=60, learning_rate=0.03)
+  target = final_model.blank_target(model.apply, params, train)
 
   def scores(plan, num_models=60):
     return auditing.final_model_scores(
@@ -67,10 +68,10 @@ def test_a_sound_training_is_told_apart_and_not_refuted(audited):
   assert found.inside.shape == found.outside.shape == (60,)
   assert len({*found.inside, *found.outside}) == 120  # each has noise of its own
   gap = (found.inside.mean() - found.outside.mean()) / found.outside.std()
-  mu = auditing.mu_from_epsilon(plan.epsilon(), DELTA)
+  mu = mu_from_epsilon(plan.epsilon(), DELTA)
   assert 0.5 * mu < gap < 1.5 * mu  # of the mu of all steps, the final model keeps most
   for name in many_models._SHOWN:
-    assert auditing.METHODS[name](found, delta=DELTA) <= plan.epsilon()
+    assert METHODS[name](found, delta=DELTA) <= plan.epsilon()
 
 
 @pytest.mark.long
@@ -104,7 +105,7 @@ def test_convolutions_of_the_trainings_are_in_the_fast_form():
 def test_too_little_noise_is_refuted_by_the_final_model(audited):
   plan = _plan()
   found = audited(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 4))
-  assert auditing.gdp_lower_bound(found, delta=DELTA) > plan.epsilon()
+  assert gdp_lower_bound(found, delta=DELTA) > plan.epsilon()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing
+from dpjax.auditing.lower_bounds import gdp_lower_bound
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from tests.refuses import refuses
@@ -69,7 +70,7 @@ def test_noise_halved_is_caught_in_one_run_by_gaussian_canaries(planted):
   """One release, orthogonal canaries: their scores are independent Gaussians, so the
   Gaussian bound is exact. The bound for any mechanism is too weak here, and says so."""
   found = _scores(planted, "noise halved", 4.0)
-  assert auditing.gdp_lower_bound(found, delta=planted.delta) > 4.0
+  assert gdp_lower_bound(found, delta=planted.delta) > 4.0
   assert auditing.one_run(found, delta=planted.delta) < 4.0
 
 
@@ -77,7 +78,7 @@ def test_clip_after_sum_hides_from_a_crowd_of_canaries(planted):
   """Five hundred canaries share one clip norm, each is drowned: only the likelihood ratio of
   one example against another catches it (test_likelihood.py)."""
   found = _scores(planted, "clip after sum", 1.0)
-  assert auditing.gdp_lower_bound(found, delta=planted.delta) <= 1.0
+  assert gdp_lower_bound(found, delta=planted.delta) <= 1.0
 
 
 @pytest.mark.long

@@ -6,6 +6,13 @@ import numpy as np
 import pytest
 
 from dpjax import auditing
+from dpjax.auditing.likelihood import (
+  discrete_log_ratio,
+  gaussian_log_ratio,
+  laplace_log_ratio,
+  likelihood_ratio,
+)
+from dpjax.auditing.lower_bounds import gdp_lower_bound
 from tests.refuses import refuses
 
 
@@ -18,9 +25,9 @@ def _laplace(scale):
 def test_laplace_of_the_claimed_scale_is_not_refuted_and_half_of_it_is():
   means = ([0.0, 0.0], [0.0, 1.0])
   for scale, refuted in ((1.0, False), (0.5, True)):
-    bound = auditing.likelihood_ratio(
+    bound = likelihood_ratio(
       _laplace(scale),
-      auditing.laplace_log_ratio(*means, scale),
+      laplace_log_ratio(*means, scale),
       num_trials=20_000,
       delta=0.0,
       seed=0,
@@ -42,10 +49,10 @@ def test_mironov_float_noise_has_no_epsilon_and_a_grid_gives_it_one():
     return np.round(draw(which, rng, n) * 16) / 16
 
   options = dict(num_trials=20_000, delta=0.0, seed=0)
-  assert auditing.likelihood_ratio(draw, exact_ratio, **options) > 2.0
-  assert 0.8 < auditing.likelihood_ratio(on_grid, exact_ratio, **options) <= 1.0
-  rounded = auditing.laplace_log_ratio(0.0, 1.0, 1.0)  # looks at the mechanism alone
-  assert 0.8 < auditing.likelihood_ratio(draw, rounded, **options) <= 1.0
+  assert likelihood_ratio(draw, exact_ratio, **options) > 2.0
+  assert 0.8 < likelihood_ratio(on_grid, exact_ratio, **options) <= 1.0
+  rounded = laplace_log_ratio(0.0, 1.0, 1.0)  # looks at the mechanism alone
+  assert 0.8 < likelihood_ratio(draw, rounded, **options) <= 1.0
 
 
 def test_randomised_response_is_recovered_by_its_own_ratio():
@@ -53,9 +60,9 @@ def test_randomised_response_is_recovered_by_its_own_ratio():
   keep, other = math.exp(2) / (math.exp(2) + 9), 1 / (math.exp(2) + 9)
   probs = np.full((2, 10), other)
   probs[0, 3] = probs[1, 7] = keep
-  bound = auditing.likelihood_ratio(
+  bound = likelihood_ratio(
     lambda which, rng, n: rng.choice(10, n, p=probs[which]),
-    auditing.discrete_log_ratio(*probs),
+    discrete_log_ratio(*probs),
     num_trials=50_000,
     delta=0.0,
     seed=1,
@@ -65,9 +72,9 @@ def test_randomised_response_is_recovered_by_its_own_ratio():
 
 def test_an_output_that_only_one_input_can_give_is_found():
   probs = np.array([[0.5, 0.5, 0.0], [0.5, 0.4, 0.1]])
-  bound = auditing.likelihood_ratio(
+  bound = likelihood_ratio(
     lambda which, rng, n: rng.choice(3, n, p=probs[which]),
-    auditing.discrete_log_ratio(*probs),
+    discrete_log_ratio(*probs),
     num_trials=10_000,
     delta=1e-3,
     seed=0,
@@ -79,7 +86,7 @@ def test_gaussian_log_ratio_is_scipys():
   from scipy import stats
 
   z = np.linspace(-3, 3, 7)[:, None] * np.ones(2)
-  got = auditing.gaussian_log_ratio([0.0, 1.0], [0.5, -1.0], [1.0, 2.0])(z)
+  got = gaussian_log_ratio([0.0, 1.0], [0.5, -1.0], [1.0, 2.0])(z)
   want = sum(
     stats.norm.logpdf(z[:, i], m1, s) - stats.norm.logpdf(z[:, i], m0, s)
     for i, (m0, m1, s) in enumerate([(0.0, 0.5, 1.0), (1.0, -1.0, 2.0)])
@@ -91,7 +98,7 @@ def test_gaussian_log_ratio_is_scipys():
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_sound_clip_and_noise_is_not_refuted(planted, epsilon):
   found = planted.scores("none", epsilon, 20_000)
-  for bound in (auditing.clopper_pearson, auditing.gdp_lower_bound):
+  for bound in (auditing.clopper_pearson, gdp_lower_bound):
     assert 0.3 * epsilon < bound(found, delta=planted.delta) <= epsilon
 
 
@@ -111,12 +118,12 @@ def test_at_epsilon_8_only_the_gaussian_bound_refutes_twice_the_sensitivity(plan
   assert (
     auditing.clopper_pearson(found, delta=planted.delta) < 8
   )  # 20,000 trials show at most 8.1
-  assert auditing.gdp_lower_bound(found, delta=planted.delta) > 12
+  assert gdp_lower_bound(found, delta=planted.delta) > 12
 
 
 def test_bad_input_is_one_line():
   draw, score = _laplace(1.0), lambda z: z  # [n, 2], not [n]
   with refuses("score"):
-    auditing.likelihood_ratio(draw, score, num_trials=10, delta=0.0, seed=0)
+    likelihood_ratio(draw, score, num_trials=10, delta=0.0, seed=0)
   with refuses("num_trials", value=1):
-    auditing.likelihood_ratio(draw, score, num_trials=1, delta=0.0, seed=0)
+    likelihood_ratio(draw, score, num_trials=1, delta=0.0, seed=0)

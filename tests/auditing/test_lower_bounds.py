@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import special
 
 from dpjax import auditing
-from dpjax.auditing import Scores, lower_bounds
+from dpjax.auditing import lower_bounds
+from dpjax.auditing.scores import Scores
 from dpjax.validate import NO_VALUE
 from tests.refuses import refuses
 
@@ -35,7 +36,7 @@ TABLE = {
 
 def _canaries(epsilon, m, seed):
   """Half in, half out; exactly (epsilon, DELTA)-DP."""
-  rng, std = np.random.default_rng(seed), 1 / auditing.mu_from_epsilon(epsilon, DELTA)
+  rng, std = np.random.default_rng(seed), 1 / lower_bounds.mu_from_epsilon(epsilon, DELTA)
   noise = std * rng.standard_normal((2, m // 2))
   return Scores(inside=1 + noise[0], outside=noise[1])
 
@@ -43,7 +44,7 @@ def _canaries(epsilon, m, seed):
 def _bounds(scores):
   return {
     name: bound(scores, delta=DELTA, confidence=0.95)
-    for name, bound in auditing.METHODS.items()
+    for name, bound in lower_bounds.METHODS.items()
   }
 
 
@@ -65,7 +66,7 @@ def test_calibration_table(epsilon, m):
 @pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("epsilon", [1, 2, 4, 8])
 def test_p39_no_bound_exceeds_the_truth_in_more_than_5_of_100_runs(epsilon):
-  violations = dict.fromkeys(auditing.METHODS, 0)
+  violations = dict.fromkeys(lower_bounds.METHODS, 0)
   for seed in range(100):
     for name, bound in _bounds(_canaries(epsilon, 1000, 1000 + seed)).items():
       violations[name] += bound > epsilon
@@ -75,7 +76,7 @@ def test_p39_no_bound_exceeds_the_truth_in_more_than_5_of_100_runs(epsilon):
 def test_p39_the_best_threshold_without_correction_is_above_the_truth():
   """What the correction is for: at epsilon 0 the naive estimate sees an epsilon in every
   run, and ours in at most 5 % of them."""
-  naive, ours = 0, dict.fromkeys(auditing.METHODS, 0)
+  naive, ours = 0, dict.fromkeys(lower_bounds.METHODS, 0)
   for seed in range(100):
     scores = Scores(*np.random.default_rng(seed).standard_normal((2, 500)))
     thresholds = np.sort(scores.outside)[-50:]
@@ -111,10 +112,10 @@ def test_jax_privacys_gaussian_bound_is_wrong_and_ours_is_not():
 
   runs = [_canaries(1, 1000, seed) for seed in range(10)]
   assert np.mean([theirs(run) for run in runs]) > 3  # at a true epsilon of 1
-  ours = [auditing.gdp_lower_bound(run, delta=DELTA) for run in runs]
+  ours = [lower_bounds.gdp_lower_bound(run, delta=DELTA) for run in runs]
   assert max(ours) <= 1
   alike = Scores(*np.random.default_rng(0).standard_normal((2, 500)))
-  assert auditing.gdp_lower_bound(alike, delta=DELTA) == 0 < theirs(alike)
+  assert lower_bounds.gdp_lower_bound(alike, delta=DELTA) == 0 < theirs(alike)
 
 
 @pytest.mark.cases(long=["8-one_run_fdp"])
@@ -137,7 +138,7 @@ def test_where_jax_privacy_is_right_it_agrees(method, epsilon):
     ours = lower_bounds._largest(lambda e: p_value(e) <= 0.05)
   elif method == "one_run_fdp":
     refuted = lambda mu: lower_bounds._fdp_refuted(mu, **case, significance=0.05)
-    ours = auditing.epsilon_from_mu(lower_bounds._largest(refuted), DELTA)
+    ours = lower_bounds.epsilon_from_mu(lower_bounds._largest(refuted), DELTA)
   else:
     rates = [float(lower_bounds.rate_at_most(k, 500, 0.025)) for k in (fp, 500 - tp)]
     ours = math.log((1 - rates[1] - DELTA) / rates[0])
@@ -148,10 +149,10 @@ def test_mu_and_epsilon_agree_with_dp_accounting():
   for epsilon in (0.1, 1.0, 8.0, 30.0):
     for delta in (1e-3, 1e-8):
       std = dp_accounting.get_sigma_gaussian(epsilon, delta)
-      mu = auditing.mu_from_epsilon(epsilon, delta)
+      mu = lower_bounds.mu_from_epsilon(epsilon, delta)
       assert 1 / mu == pytest.approx(std, rel=1e-4)
-      assert auditing.epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=1e-4)
-  assert auditing.epsilon_from_mu(-3.0, 1e-5) == 0  # never an absolute value
+      assert lower_bounds.epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=1e-4)
+  assert lower_bounds.epsilon_from_mu(-3.0, 1e-5) == 0  # never an absolute value
 
 
 def test_one_run_p_value_is_valid_for_randomised_response():
@@ -160,14 +161,14 @@ def test_one_run_p_value_is_valid_for_randomised_response():
   right = special.expit(epsilon)
   correct = np.random.default_rng(0).binomial(m, right, 4000)
   p = np.array([
-    auditing.one_run_p_value(
+    lower_bounds.one_run_p_value(
       correct=v, guesses=m, num_canaries=m, epsilon=epsilon, delta=0.0
     )
     for v in range(m + 1)
   ])[correct]  # fmt: skip
   assert np.mean(p <= 0.05) <= 0.055  # valid
   assert np.mean(p <= 0.05) >= 0.02  # and not empty
-  smaller = auditing.one_run_p_value(
+  smaller = lower_bounds.one_run_p_value(
     correct=int(right * m), guesses=m, num_canaries=m, epsilon=0.2, delta=0.0
   )
   assert smaller < 1e-4  # a claim of .2 is refuted
@@ -176,7 +177,7 @@ def test_one_run_p_value_is_valid_for_randomised_response():
 def test_one_run_p_value_grows_with_delta_and_epsilon():
   case = dict(correct=90, guesses=100, num_canaries=1000)
   p = [
-    auditing.one_run_p_value(**case, epsilon=e, delta=d)
+    lower_bounds.one_run_p_value(**case, epsilon=e, delta=d)
     for e, d in ((1.0, 0.0), (1.0, 1e-6), (1.0, 1e-4), (1.5, 1e-4))
   ]
   assert p == sorted(p) and p[0] < p[-1]
@@ -210,7 +211,7 @@ def test_scores_the_wrong_way_round_prove_nothing_in_one_run():
   scores = _canaries(8, 1000, 0)
   flipped = Scores(scores.outside, scores.inside)
   assert auditing.one_run(flipped, delta=DELTA) == 0
-  assert auditing.gdp_lower_bound(flipped, delta=DELTA) == 0
+  assert lower_bounds.gdp_lower_bound(flipped, delta=DELTA) == 0
 
 
 def test_clopper_pearson_bounds_are_exact():
@@ -236,7 +237,7 @@ def test_clopper_pearson_bounds_are_exact():
     (Scores(np.zeros(2), np.zeros(2)), {"delta": 1.0}, "delta"),
   ],
 )
-@pytest.mark.parametrize("bound", auditing.METHODS.values())
+@pytest.mark.parametrize("bound", lower_bounds.METHODS.values())
 def test_bad_input_is_one_line(bound, scores, options, field):
   with refuses(field, value=options.get(field, NO_VALUE)) as caught:
     bound(scores, **{"delta": DELTA, **options})
@@ -258,7 +259,7 @@ def test_a_verdict_has_no_more_confidence_than_its_bound():
   """Neither 100 %, nor any for a bound that takes one run's canaries as independent."""
   scores = Scores(np.ones(500), np.zeros(500))
   case = dict(delta=DELTA, epsilon_claimed=1.0)
-  for method in auditing.METHODS:
+  for method in lower_bounds.METHODS:
     text = auditing.audit(scores, method=method, **case).verdict
     indicative = method in ("clopper_pearson", "gdp")
     assert text.startswith("ALARM" if indicative else "REFUTED"), text

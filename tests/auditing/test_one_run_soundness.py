@@ -19,7 +19,11 @@ import pytest
 from scipy import special, stats
 
 from dpjax import auditing
-from dpjax.auditing import Scores, lower_bounds
+from dpjax.auditing import lower_bounds
+from dpjax.auditing import scores as scores_lib
+from dpjax.auditing.canaries import Canaries, split_scores
+from dpjax.auditing.scores import Scores
+from dpjax.auditing.verdict import check_method
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from tests.refuses import refuses
@@ -35,7 +39,7 @@ def _critical(method, epsilon, m, delta, level):
   """[tests]: the fewest correct guesses by which `epsilon` is refuted, of each test."""
   two_sided = method.endswith("two_sided")
   ends = lower_bounds._ends(m, two_sided=two_sided)
-  mu = auditing.mu_from_epsilon(epsilon, delta)
+  mu = lower_bounds.mu_from_epsilon(epsilon, delta)
 
   def refuted(guesses, correct):
     rest = (guesses, correct, level / len(ends))
@@ -75,7 +79,7 @@ def _t_above(epsilon, scores, coins, delta, level):
   left = np.where(coins, scores - inside[:, None], scores - outside[:, None])
   spread = np.sqrt((left**2).sum(axis=1) / degrees)
   weight = np.sqrt(n * rest / (n + rest))
-  mu = auditing.mu_from_epsilon(epsilon, delta)
+  mu = lower_bounds.mu_from_epsilon(epsilon, delta)
   tail = stats.nct.sf((inside - outside) / spread * weight, degrees, mu * weight)
   return tail <= level
 
@@ -88,7 +92,7 @@ def _gaussian(epsilon, m, seed=0):
   """Ideal canaries: exactly (epsilon, DELTA)-DP."""
   rng = np.random.default_rng(seed)
   coins = _coins(rng, m)
-  mu = auditing.mu_from_epsilon(epsilon, DELTA)
+  mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
   return coins * mu + rng.standard_normal(coins.shape), coins
 
 
@@ -99,7 +103,7 @@ def test_the_critical_numbers_are_the_bounds(method):
   for epsilon in (0.02, 0.5, 1.2):
     above = _above(method, epsilon, scores[:12], coins[:12])
     for row, c, said in zip(scores, coins, above):
-      bound = auditing.METHODS[method](Scores(row[c], row[~c]), delta=DELTA)
+      bound = lower_bounds.METHODS[method](Scores(row[c], row[~c]), delta=DELTA)
       assert (bound > epsilon) == said or abs(bound - epsilon) < 1e-4
 
 
@@ -145,7 +149,7 @@ def _all_or_nothing(mu, chance, m, seed=2):
   every epsilon, so it IS mu-Gaussian-DP: two outputs of the event and one for none of it.
   """
   grid = np.linspace(0, 12, 2401)
-  curve = np.array([auditing.delta_from_mu(mu, e) for e in grid])
+  curve = np.array([lower_bounds.delta_from_mu(mu, e) for e in grid])
   own = lambda b: chance * np.maximum(np.exp(b) - np.exp(grid), 0) / (np.exp(b) + 1)
   fits = [b for b in grid[1:] if (own(b) <= curve).all()]
   rng = np.random.default_rng(seed)
@@ -161,7 +165,7 @@ def _all_or_nothing(mu, chance, m, seed=2):
 def test_canaries_that_leak_together_in_a_rare_event(epsilon, chance):
   """Gaussian-DP, but as dependent as can be. What takes the canaries as independent is above
   the truth in the whole event, and the bounds that allow dependence are not."""
-  mu = auditing.mu_from_epsilon(epsilon, DELTA)
+  mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
   scores, coins = _all_or_nothing(mu, chance, 1000)
   for method in RANKED:
     assert _above(method, epsilon, scores, coins).sum() <= MOST, method
@@ -195,7 +199,7 @@ def test_equal_canaries_the_new_bounds_are_higher():
     scores, coins = _gaussian(epsilon, 1000, seed=7)
     runs = [Scores(row[c], row[~c]) for row, c in zip(scores[:20], coins)]
     mean = {
-      name: np.mean([auditing.METHODS[name](run, delta=DELTA) for run in runs])
+      name: np.mean([lower_bounds.METHODS[name](run, delta=DELTA) for run in runs])
       for name in (*RANKED, "one_run_gaussian")
     }
     assert mean["one_run"] < mean["one_run_two_sided"] < epsilon
@@ -216,17 +220,17 @@ def test_a_gaussian_bound_is_refused_where_the_plan_is_not_gaussian(method):
     FixedSizeSampler(batch_size=2, num_examples=9),
   ):
     with refuses("method") as caught:
-      auditing.check_method(method, Plan(sampler, **numbers))
+      check_method(method, Plan(sampler, **numbers))
     assert "\n" not in str(caught.value)
-  auditing.check_method(method, Plan(PoissonSampler(prob=1.0, capacity=9), **numbers))
-  auditing.check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
+  check_method(method, Plan(PoissonSampler(prob=1.0, capacity=9), **numbers))
+  check_method("one_run_two_sided", Plan(PoissonSampler(0.5, 9), **numbers))
   silent = Plan(PoissonSampler(1.0, 9), **numbers | {"noise_multiplier": 0.0})
   with refuses("method"):
-    auditing.check_method(method, silent)
+    check_method(method, silent)
 
 
 def test_scores_without_a_finite_spread_prove_nothing_wrong():
-  bound = auditing.one_run_gaussian
+  bound = lower_bounds.one_run_gaussian
   assert bound(Scores(np.array([np.inf, 1.0]), np.zeros(5)), delta=DELTA) == 0
   assert bound(Scores(np.ones(1), np.zeros(1)), delta=DELTA) == 0
   assert bound(Scores(np.zeros(9), np.zeros(9)), delta=DELTA) == 0
@@ -240,17 +244,17 @@ def test_equal_scores_of_a_run_that_says_nothing_are_parted_by_no_coin(method):
   rng, found = np.random.default_rng(5), 0
   for _ in range(1000):
     coins = rng.random(16) < 0.5
-    canaries = auditing.Canaries(None, coins, "random")  # type: ignore[arg-type]
-    scores = auditing.split_scores(np.zeros(16), canaries)
-    found += auditing.METHODS[method](scores, delta=0.0) > 0
-    plain = auditing.Scores(scores.inside, scores.outside)  # nobody knows whose each is
-    assert auditing.METHODS[method](plain, delta=0.0) == 0
+    canaries = Canaries(None, coins, "random")  # type: ignore[arg-type]
+    scores = split_scores(np.zeros(16), canaries)
+    found += lower_bounds.METHODS[method](scores, delta=0.0) > 0
+    plain = scores_lib.Scores(scores.inside, scores.outside)  # nobody knows whose each is
+    assert lower_bounds.METHODS[method](plain, delta=0.0) == 0
   assert 0 < found <= MOST
 
 
 def test_a_run_that_diverged_has_scores():
-  canaries = auditing.Canaries(None, np.arange(4) < 2, "random")  # type: ignore[arg-type]
-  scores = auditing.split_scores([np.nan, np.inf, 1.0, -np.inf], canaries)
+  canaries = Canaries(None, np.arange(4) < 2, "random")  # type: ignore[arg-type]
+  scores = split_scores([np.nan, np.inf, 1.0, -np.inf], canaries)
   assert scores.inside.tolist() == [0.0, np.inf]
   assert scores.outside.tolist() == [1.0, -np.inf]
   assert auditing.audit(scores, delta=DELTA, epsilon_claimed=1.0).epsilon_lower == 0
@@ -269,7 +273,7 @@ def _cases(m):
   epsilon, scores, coins = _sampled(40, 0.1, 0.8, m)
   yield "poisson, 40 steps, q .1, z .8", epsilon, DELTA, scores, coins
   for epsilon in (1, 4):
-    mu = auditing.mu_from_epsilon(epsilon, DELTA)
+    mu = lower_bounds.mu_from_epsilon(epsilon, DELTA)
     yield "all or nothing", epsilon, DELTA, *_all_or_nothing(mu, 0.1, m)
   for together in (False, True):
     name = f"randomised response, {'all fail' if together else 'each fails'}"
@@ -283,7 +287,7 @@ def table(sizes=(1000, 5000)):
     for name, epsilon, delta, scores, coins in _cases(m):
       runs = [Scores(row[c], row[~c]) for row, c in zip(scores[:20], coins)]
       for method in _ALL:
-        bounds = [auditing.METHODS[method](run, delta=delta) for run in runs]
+        bounds = [lower_bounds.METHODS[method](run, delta=delta) for run in runs]
         above = _above(method, epsilon, scores, coins, delta=delta).sum()
         yield {
           "mechanism": name,

@@ -16,7 +16,8 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from scipy import special, stats
 
-from dpjax import accounting, noise, transforms
+from dpjax import noise, transforms
+from dpjax.accounting import matrix as matrix_lib
 
 # Renyi orders above 40 are left out if 2 x order / noise multiplier exceeds this number.
 _FARTHEST = 60.0
@@ -194,6 +195,6 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
   if prob < 1:  # an event is one turn, in which an example uses one column
     sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
   else:
-    sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
+    sensitivity = matrix_lib.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
   event = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / _exchanged(plan))
   return (event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)), turns

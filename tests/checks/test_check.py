@@ -19,6 +19,7 @@ from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import run_keys
+from dpjax.gradients.per_example import stacked_arrays
 from dpjax.sampling import PoissonSampler, ShuffledSampler
 from dpjax.types import ClippedSum
 from tests.refuses import refuses
@@ -79,7 +80,7 @@ def clipped_to_half(subject):
 
 def clip_after_sum(subject):
   def clipped_grad(params, batch, mask):
-    _, grads = gradients.stacked_arrays(subject.loss_fn)(params, batch)
+    _, grads = stacked_arrays(subject.loss_fn)(params, batch)
     total = jax.tree.map(lambda g: jnp.tensordot(mask.astype(g.dtype), g, axes=1), grads)
     norm = optax.global_norm(total)
     total = _scale(total, jnp.minimum(1.0, subject.plan.l2_bound / norm))
@@ -506,7 +507,7 @@ def test_integers_and_keys_are_perturbed_too():
 
 def test_an_ordinary_loss_does_not_leak():
   apply = lambda w, x: x @ w
-  grad_fn = gradients.stacked_arrays(losses.softmax_cross_entropy(apply))
+  grad_fn = stacked_arrays(losses.softmax_cross_entropy(apply))
   from dpjax.types import Example
 
   batch = Example(jax.random.normal(jax.random.key(0), (4, 3)), jnp.arange(4) % 2)

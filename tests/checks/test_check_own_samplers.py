@@ -13,6 +13,8 @@ from dpjax import accounting, sampling
 from dpjax.accounting.event_kinds import elements, kind
 from dpjax.checks import batches, noise_distributions
 from dpjax.checks.subject import Subject
+from dpjax.sampling import registry, samplers
+from dpjax.sampling.samplers import SizedSampler
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -20,7 +22,7 @@ _N = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class PartSampler(sampling.SizedSampler):
+class PartSampler(SizedSampler):
   """Four of the first half: charged so, or as if drawn from all."""
 
   relations: ClassVar[tuple[str, ...]] = ("replace_one",)
@@ -36,7 +38,7 @@ class PartSampler(sampling.SizedSampler):
     return dp_accounting.SampledWithoutReplacementDpEvent(self.charged, 4, inner)
 
   def draw(self, num_examples, *, seed, step):
-    return sampling.generator(seed, step).permutation(self.pool)[:4]
+    return samplers.generator(seed, step).permutation(self.pool)[:4]
 
 
 def _subject(sampler, draw=None, **changes: Any):
@@ -123,7 +125,7 @@ class HalfDpEvent(dp_accounting.DpEvent):
   noise_multiplier: float
 
 
-class HalfKind(accounting.EventKind):
+class HalfKind(kind.EventKind):
   name = "half"
   event = HalfDpEvent
   relations = ("replace_special",)
@@ -161,7 +163,7 @@ class HalfKind(accounting.EventKind):
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundRobinSampler(sampling.SizedSampler):
+class RoundRobinSampler(SizedSampler):
   """Fixed blocks take turns; of a block each example is dropped with probability 1/2."""
 
   relations: ClassVar[tuple[str, ...]] = HalfKind.relations
@@ -185,14 +187,14 @@ class RoundRobinSampler(sampling.SizedSampler):
 
   def draw(self, num_examples, *, seed, step):
     block = self.block(step)
-    return block[sampling.generator(seed, step).random(block.size) < 0.5]
+    return block[samplers.generator(seed, step).random(block.size) < 0.5]
 
 
 @pytest.fixture
 def round_robin():
   tables = (kind.KINDS, kind._KIND_OF)
   held = [dict(table) for table in tables]
-  accounting.register(HalfKind())
+  kind.register(HalfKind())
   yield RoundRobinSampler()
   for table, before in zip(tables, held):
     table.clear()
@@ -222,9 +224,9 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   assert "gaussian_noise" in noise_distributions._untested(plan)
 
 
-@pytest.mark.parametrize("name", sampling.SAMPLERS)
+@pytest.mark.parametrize("name", registry.SAMPLERS)
 def test_the_event_of_every_sampler_says_its_noise(name):
-  chosen = sampling.SAMPLERS[name]
+  chosen = registry.SAMPLERS[name]
   event = chosen(**chosen.small[0]).event(dp_accounting.GaussianDpEvent(2.0))
   assert kind.kind_of(event).gaussian_noise(event) == 2.0
 

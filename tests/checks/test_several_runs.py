@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpjax import accounting
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds.random_allocation import RandomAllocationDpEvent
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.checks.several_runs import FinishedRun
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -80,7 +82,7 @@ def test_runs_that_no_accountant_knows_together_are_added():
   fixed = FinishedRun(
     "a", 1.0, _DELTA, relation="replace_one", event=accounting.composed(step, 5)
   )
-  allocated = accounting.RandomAllocationDpEvent(num_steps=5, noise_multiplier=4.0)
+  allocated = RandomAllocationDpEvent(num_steps=5, noise_multiplier=4.0)
   other = FinishedRun("c", 1.5, _DELTA, relation="replace_one", event=allocated)
   total = several_runs.together([fixed, dataclasses.replace(fixed, name="b"), other])
   both = several_runs.together([fixed, dataclasses.replace(fixed, name="b")])
@@ -178,7 +180,7 @@ def test_aborts_cost_the_chance_that_the_others_fill_a_batch(
 ):
   exact, full = _divergences(others, capacity, prob, noise=1.0, epsilon=epsilon)
   step = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(1.0))
-  ideal = float(accounting.privacy_profile(step)([epsilon])[0])
+  ideal = float(privacy_profile(step)([epsilon])[0])
   assert exact <= ideal + full + 1e-9
   # Without the aborts the bound would be untrue at a large epsilon, by much of their chance.
   if epsilon == 2.0:

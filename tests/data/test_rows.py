@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import data, plan, sampling
-from dpjax.data import cache, rows
+from dpjax.data import ahead, cache, rows
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -200,7 +200,7 @@ def test_what_the_reader_raises_is_raised_in_its_turn():
 
   before, found = _threads(), []
   with pytest.raises(UserError, match="the disk is gone"):
-    for item in data.ahead(items()):
+    for item in ahead.ahead(items()):
       found.append(item)
   assert found == [0, 1, 2] and _threads() == before
 
@@ -215,7 +215,7 @@ def test_one_is_made_ahead_in_another_thread_which_ends_when_it_is_closed():
         second.set()
       yield i
 
-  reader = data.ahead(items())
+  reader = ahead.ahead(items())
   assert next(reader) == 0 and second.wait(10)
   assert [i for i, _ in made] == [0, 1]
   assert {name for _, name in made} - before

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dpjax.data import encode_text
+from dpjax.data.text import encode_text
 from tests.refuses import refuses
 
 

@@ -20,6 +20,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+from dpjax.zoo.networks.gpt2 import save_gpt2
 from tests.refuses import refuses
 
 _REVIEWS = 'review,stars\n"a b, a",good\nb,bad\na a,good\nb b,bad\na,good\nb a,bad\n'
@@ -173,7 +174,7 @@ def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
   options["norm_epsilon"] = 1e-5
   own = networks.Transformer(vocab_size=3, **options)
   begun = own.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
-  networks.save_gpt2(tmp_path / "gpt2.safetensors", own, begun)
+  save_gpt2(tmp_path / "gpt2.safetensors", own, begun)
   config = TrainConfig(
     data=DataConfig(
       name=str(tmp_path / "posts.txt"), declaration=str(tmp_path / "posts.json")

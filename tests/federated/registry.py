@@ -13,11 +13,11 @@ from dpjax.federated import (
   compressed,
   described,
   dp_mean,
-  error_memory,
   loop_clients,
   quantize,
   top_k,
 )
+from dpjax.federated.compression import error_memory
 from dpjax.gradients import Clip
 from dpjax.plan import Plan
 from tests.federated import problems

@@ -11,7 +11,6 @@ from dpjax.federated import (
   LocalWork,
   apfl,
   by_examples,
-  capped,
   fed_adam,
   fed_avg,
   fed_nova,
@@ -22,10 +21,13 @@ from dpjax.federated import (
   hyp_cluster,
   loop_clients,
   mime_lite,
-  params_of,
   scaffold,
 )
 from dpjax.federated.algorithms.apfl import mixed
+from dpjax.federated.algorithms.fed_nova import momentum_steps
+from dpjax.federated.client import capped, clipped_grad
+from dpjax.federated.execution.context import Context
+from dpjax.federated.round import params_of
 from dpjax.parallel import client_states
 from tests.federated import problems, registry
 from tests.refuses import refuses
@@ -199,7 +201,7 @@ def test_fed_nova_counts_momentum_steps():
   """With momentum, tau steps go further than tau gradients; uncorrected it is biased."""
   cohort = from_batches(_sharp_clients(), batch_size=1)
   errors = []
-  for steps in (federated.momentum_steps(0.5), None):
+  for steps in (momentum_steps(0.5), None):
     algorithm = fed_nova(_sharp, optax.sgd(0.005, momentum=0.5), **_options(steps=steps))
     state, _ = _run(algorithm, {"w": jnp.zeros(1)}, cohort, 250)
     errors.append(abs(float(state.params["w"][0]) + 1 / 3))
@@ -310,12 +312,12 @@ def test_p17_example_level_noise_differs_between_clients_and_rounds():
   client = federated.local_training(
     loss_fn,
     lambda key: optax.chain(plan.transform(key), optax.sgd(1.0)),
-    grad=federated.clipped_grad(loss_fn, plan),
+    grad=clipped_grad(loss_fn, plan),
   )
   run, noise = _LOOP(client, None), []
   cohort = from_batches([np.zeros((2, 500), np.float32)] * 2, batch_size=1)
   for round_key in (0, 1):
-    context = federated.execution.Context(
+    context = Context(
       federated.client.Received(jnp.zeros(500)), None, None, jax.random.key(round_key), None
     )
     noise += list(np.asarray(run(context, cohort).sent.message["delta"]))
@@ -332,7 +334,7 @@ def test_p17_example_level_noise_differs_between_clients_and_rounds():
     (lambda: fed_avg(_sharp, optax.sgd(1.0), key=0), "key"),
     (lambda: fed_prox(_sharp, optax.sgd(1.0), mu=-1.0, key=_KEY), "mu"),
     (lambda: fed_nova(_sharp, optax.sgd(1.0), tau_eff=0.0, key=_KEY), "tau_eff"),
-    (lambda: federated.momentum_steps(1.0), "momentum"),
+    (lambda: momentum_steps(1.0), "momentum"),
     (lambda: apfl(_sharp, optax.sgd(1.0), alpha=1.5, key=_KEY), "alpha"),
     (lambda: capped(0), "cap"),
     (lambda: LocalWork(epochs=0), "epochs"),

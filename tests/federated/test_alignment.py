@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import vertical
-from dpjax.secure.vertical import alignment, encrypted_vectors
+from dpjax.secure.vertical import alignment, disclosure, encrypted_vectors
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -61,7 +61,7 @@ def test_aligned_parties_learn_as_the_pooled_rows_would(library):
   both = [int(name[2:]) for name in found.ids]
   assert sorted(both) == sorted(set(rows_a) & set(rows_b))
   x_a, x_b = features[rows_a, :2][found.rows_a], features[rows_b, 2:][found.rows_b]
-  seen = vertical.disclosure.Disclosure(secret_labels=False)  # the same rows in two orders
+  seen = disclosure.Disclosure(secret_labels=False)  # the same rows in two orders
   init, step = vertical.two_party_logistic(
     encrypted_vectors.plaintext(), learning_rate=0.5, disclosure=seen
   )

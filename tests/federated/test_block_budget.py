@@ -10,17 +10,11 @@ import optax
 import pytest
 
 from dpjax import data
-from dpjax.federated import (
-  LocalWork,
-  cohort_of,
-  execution,
-  fed_avg,
-  from_batches,
-  loop_clients,
-  vmap_clients,
-)
+from dpjax.federated import LocalWork, fed_avg, from_batches, loop_clients, vmap_clients
+from dpjax.federated.cohort import cohort_of
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.client_blocks import ByteBudget
+from dpjax.federated.execution.named import by_name
 from tests.federated import problems
 from tests.refuses import refuses
 
@@ -121,7 +115,7 @@ def test_clients_with_arrays_of_their_own_are_cut_too():
   [
     (lambda: vmap_clients(memory_budget=0), "memory_budget"),
     (
-      lambda: execution.by_name("loop", memory_budget_gb=1.0),
+      lambda: by_name("loop", memory_budget_gb=1.0),
       "memory_budget_gb",
     ),
   ],

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import data, sampling
-from dpjax.federated import LocalWork, cohort_of, cohorts
-from dpjax.federated.cohort import bucket
+from dpjax.federated import LocalWork, cohorts
+from dpjax.federated.cohort import bucket, cohort_of
 from dpjax.plan import Plan
 from tests.refuses import refuses
 

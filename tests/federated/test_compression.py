@@ -9,7 +9,6 @@ import pytest
 from dpjax.federated import (
   compressed,
   drive,
-  error_memory,
   fed_avg,
   from_batches,
   loop_clients,
@@ -17,7 +16,7 @@ from dpjax.federated import (
   rotated,
   top_k,
 )
-from dpjax.federated.compression import hadamard
+from dpjax.federated.compression import error_memory, hadamard
 from tests.federated import problems
 from tests.refuses import refuses
 

@@ -12,6 +12,7 @@ from dpjax import federated
 from dpjax.experiments.kinds.federated import config
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.federated import algorithms, described
+from dpjax.federated.client import uniform
 from tests.federated import problems, registry
 from tests.refuses import refuses
 
@@ -133,7 +134,7 @@ class TestFactsOfRounds:
         _built(row, weighting=federated.by_examples)
       return
     ends = []
-    for weighting in (federated.uniform, federated.by_examples):
+    for weighting in (uniform, federated.by_examples):
       algorithm = _built(row, weighting=weighting)
       state, _ = algorithm.round(_started(row, algorithm), _cohort())
       ends.append(jax.tree.leaves(state.params)[0])

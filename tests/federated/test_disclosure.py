@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure import vertical
-from dpjax.secure.vertical import disclosure, encrypted_vectors
+from dpjax.secure.vertical import disclosure, encrypted_vectors, network
+from dpjax.secure.vertical.network import TwoPartyState
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -49,7 +50,7 @@ def _started(batch, seed=9):
   """Weights that are not zero, as after some steps with others."""
   rng = np.random.default_rng(seed)
   f_a, f_b = (part.shape[1] for part in batch.x)
-  return vertical.TwoPartyState(rng.normal(size=f_a), rng.normal(size=f_b + 1))
+  return TwoPartyState(rng.normal(size=f_a), rng.normal(size=f_b + 1))
 
 
 def _solved_by_b(batch, view):
@@ -59,7 +60,7 @@ def _solved_by_b(batch, view):
 
 
 def _residuals(batch, state):
-  return vertical.residuals(vertical.two_party_scores(state, batch), batch.y)
+  return network.residuals(vertical.two_party_scores(state, batch), batch.y)
 
 
 # --- the attacks work where nothing refuses them
@@ -79,7 +80,7 @@ def test_a_party_with_enough_columns_reads_the_other(monkeypatch, party):
     found = np.linalg.pinv(batch.x[0].T) @ (view_a * 6)
   else:
     found = _solved_by_b(batch, view_b)
-    scores = (found - vertical.residuals(_own_scores_b(batch, state), batch.y)) * 4
+    scores = (found - network.residuals(_own_scores_b(batch, state), batch.y)) * 4
     np.testing.assert_allclose(scores, batch.x[0] @ state.weights_a, atol=1e-5)
   np.testing.assert_allclose(found, true, atol=1e-5)
 
@@ -250,7 +251,7 @@ def test_labels_alone_are_not_asked_for_in_sums_that_tell_them(monkeypatch):
   batch = _batch(16, 1, 3)
   with refuses("batch"):
     vertical.two_party_logistic(encrypted_vectors.plaintext(), learning_rate=_RATE)[1](
-      vertical.TwoPartyState(np.zeros(1), np.zeros(4)), batch
+      TwoPartyState(np.zeros(1), np.zeros(4)), batch
     )
   _unguarded(monkeypatch)
   init, step = _protocol()
@@ -324,7 +325,7 @@ def _labels_read(rows, *, learning_rate, f_a=3, f_b=3, degree=1, warm_up=1, agai
         refused += 1
         break
       view = (before.weights_a - state.weights_a) / learning_rate * rows
-      known = vertical.residuals(x_a @ before.weights_a, np.zeros(rows), degree=degree)
+      known = network.residuals(x_a @ before.weights_a, np.zeros(rows), degree=degree)
       views = np.column_stack([views, x_a.T @ known - _all_signs(rows) @ x_a - view])
     if views.size:
       best = _all_signs(rows)[np.argmin((views**2).sum(axis=1))]
@@ -363,7 +364,7 @@ def test_no_admitted_steps_tell_more_than_a_share_of_the_labels(
   """Whatever b's weights are, and however often a batch comes again."""
   batch, seen = _batch(rows, f_a, f_b, seed), disclosure.Disclosure()
   state = _started(batch, seed)
-  state = vertical.TwoPartyState(size * state.weights_a, size * state.weights_b)
+  state = TwoPartyState(size * state.weights_a, size * state.weights_b)
   _, step = _protocol(disclosure=seen)
   bits = 0.0
   for _ in range(queries):
@@ -381,7 +382,7 @@ def test_no_admitted_steps_tell_more_than_a_share_of_the_labels(
 def test_a_large_batch_is_admitted_until_its_bits_are_told():
   batch = _batch(2000, 2, 2)
   _, step = _protocol(disclosure=disclosure.Disclosure())
-  state, steps = vertical.TwoPartyState(np.zeros(2), np.zeros(3)), 0
+  state, steps = TwoPartyState(np.zeros(2), np.zeros(3)), 0
   with refuses("batch"):
     for _ in range(100):
       state, _ = step(state, batch)
@@ -398,12 +399,12 @@ def test_a_column_of_two_values_is_not_read(monkeypatch, party):
   own, secret = rng.normal(size=(rows, 4)), rng.integers(0, 2, (rows, 1)).astype(float)
   batch = Example((secret, own) if party == 1 else (own, secret), rng.integers(0, 2, rows))
   weights = [rng.normal(size=1 if p != party else 4) for p in (0, 1)]
-  state = vertical.TwoPartyState(weights[0], np.append(weights[1], 0.0))
+  state = TwoPartyState(weights[0], np.append(weights[1], 0.0))
   with refuses("batch"):
     _protocol()[1](state, batch)
   _unguarded(monkeypatch)
   view = _views(state, _protocol()[1](state, batch)[0])[party][:4] * rows
-  residuals = view - own.T @ vertical.residuals(own @ weights[party], batch.y)
+  residuals = view - own.T @ network.residuals(own @ weights[party], batch.y)
   tried = _all_signs(rows)[1:] @ own
   tried /= np.linalg.norm(tried, axis=1, keepdims=True)
   # told is a quarter of the unknown weight times own^T secret: only its direction is known

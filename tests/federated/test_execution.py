@@ -11,8 +11,6 @@ from dpjax.federated import (
   LocalWork,
   by_examples,
   client_noise,
-  cohort_of,
-  execution,
   fed_avg,
   from_batches,
   loop_clients,
@@ -23,7 +21,11 @@ from dpjax.federated import (
   vmap_clients,
 )
 from dpjax.federated import client as clients
+from dpjax.federated.cohort import cohort_of
 from dpjax.federated.execution import client_blocks
+from dpjax.federated.execution.client_loop import has_convolution
+from dpjax.federated.execution.context import Context
+from dpjax.federated.execution.named import auto_clients, by_name
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
@@ -115,7 +117,7 @@ def _noisy_messages(map_clients, draws):
     grad = clients.clipped_grad(loss_fn, plan)
     client = clients.local_training(loss_fn, plan.transform, grad=grad)
   cohort = from_batches([np.ones((2, 4), np.float32)] * 5, batch_size=2)
-  context = execution.Context(clients.Received(jnp.zeros(4)), None, None, _KEY, None)
+  context = Context(clients.Received(jnp.zeros(4)), None, None, _KEY, None)
   return np.asarray(map_clients(client, None)(context, cohort).sent.message["delta"])
 
 
@@ -171,7 +173,7 @@ def test_a_client_is_shown_its_own_rows_and_nothing_of_the_others(name):
   rows = data.from_arrays(x, np.zeros(9, int), num_classes=1)
   federation = data.Federation(rows, [[0], [1, 2, 3], [4, 5, 6, 7, 8]])
   cohort = cohort_of(federation, [1, 2, 0], LocalWork(batch_size=None), seed=0, round=0)
-  context = execution.Context(clients.Received(jnp.zeros(1)), cohort.data, None, _KEY, None)
+  context = Context(clients.Received(jnp.zeros(1)), cohort.data, None, _KEY, None)
   found = _EXECUTIONS[name](_what_it_is_shown(), None)(context, cohort)
   assert found.sent.message["delta"].tolist() == [2, 3, 100]
 
@@ -446,7 +448,7 @@ def test_a_block_is_sent_while_the_one_before_is_computed():
     noting("fetch", jax.device_get),
   )  # fmt: skip
   received = clients.Received({"w": jnp.zeros(1)})
-  context = execution.Context(received, None, None, _KEY, None)
+  context = Context(received, None, None, _KEY, None)
   own = [np.full((1, 1), value, np.float32) for value in (1, 2, 3)]
   found = client_blocks.Blocks(client, None, way)(context, from_batches(own))
   assert found.sent.message["delta"]["w"].ravel().tolist() == [1, 2, 3]
@@ -489,8 +491,8 @@ def test_convolutions_are_seen():
   params = {"w": kernel.ravel()}
   own = [np.ones((1, 3, 3), np.float32)]
   cohort = from_batches(own)
-  context = execution.Context(clients.Received(params), None, None, _KEY, None)
-  seen = lambda loss_fn: execution.has_convolution(
+  context = Context(clients.Received(params), None, None, _KEY, None)
+  seen = lambda loss_fn: has_convolution(
     clients.local_training(loss_fn, optax.sgd(0.1)), context, cohort.batches[0]
   )
   assert seen(convolve)
@@ -601,17 +603,17 @@ def test_an_error_says_which_client_it_came_from():
     (lambda: pmap_clients(clients_per_device=0), "clients_per_device"),
     (lambda: vmap_clients(clients_per_block=0), "clients_per_block"),
     (lambda: loop_clients(num_threads=0), "num_threads"),
-    (lambda: execution.by_name("vmpa"), "execution"),
+    (lambda: by_name("vmpa"), "execution"),
     (
-      lambda: execution.by_name("loop", num_devices=2),
+      lambda: by_name("loop", num_devices=2),
       "num_devices",
     ),
     (
-      lambda: execution.by_name("shard_map", num_threads=2),
+      lambda: by_name("shard_map", num_threads=2),
       "num_threads",
     ),
     (
-      lambda: execution.by_name("vmap", num_threads=2),
+      lambda: by_name("vmap", num_threads=2),
       "num_threads",
     ),
   ],
@@ -624,5 +626,5 @@ def test_mistakes_are_one_line(make, field):
 
 def test_the_choice_follows_the_platform():
   client = clients.full_gradient(problems.quadratic)
-  chosen = execution.auto_clients()(client, None)
+  chosen = auto_clients()(client, None)
   assert type(chosen) is type(loop_clients()(client, None))

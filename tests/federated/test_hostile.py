@@ -9,6 +9,7 @@ import pytest
 import dpjax
 from dpjax import federated
 from dpjax.federated.cohort import Drawn, from_batches
+from dpjax.federated.round import params_of
 from tests.refuses import refuses
 
 _KEY = jax.random.key(0)
@@ -96,7 +97,7 @@ def _runner(map_clients):
 
   def run(examples):
     state, _ = made.round(made.init(jnp.zeros(3)), from_batches(examples))
-    return np.asarray(federated.params_of(state), np.float64)
+    return np.asarray(params_of(state), np.float64)
 
   return run
 

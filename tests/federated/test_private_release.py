@@ -13,14 +13,17 @@ from dpjax import data, federated, sampling
 from dpjax.federated import (
   client_noise,
   compressed,
-  execution,
   from_batches,
   local_training,
   loop_clients,
   median,
   quantize,
+  round,
   top_k,
 )
+from dpjax.federated.client import uniform
+from dpjax.federated.execution import client_loop
+from dpjax.federated.execution.context import Context
 from dpjax.parallel.client_states import ClientStates
 from tests.federated import problems, registry
 from tests.refuses import refuses
@@ -133,7 +136,7 @@ def test_the_watch_sees_what_goes_around_the_noise():
     client = local_training(problems.quadratic, optax.sgd(0.1))
     server = federated.round.Server(lambda p: jnp.float32(0), lambda s: None, apply)
     options = {"key": registry.KEY, "map_clients": loop_clients()}
-    return federated.federated(client, server, aggregator=aggregator, **options)
+    return round.federated(client, server, aggregator=aggregator, **options)
 
   first, whole = _cohorts(1.0)
   for private in (True, False):
@@ -217,12 +220,12 @@ def test_private_fed_nova_goes_where_the_clients_go():
 _ONE_STEP = lambda w, x: jnp.sum(w * x)
 
 
-def _sent(wrap, value, weighting=federated.uniform):
+def _sent(wrap, value, weighting=uniform):
   client = wrap(local_training(_ONE_STEP, optax.sgd(1.0), weighting=weighting))
   received = federated.client.Received(jnp.zeros(50))
-  context = execution.Context(received, None, None, jax.random.key(3), None)
+  context = Context(received, None, None, jax.random.key(3), None)
   cohort = from_batches([np.full((2, 50), value, np.float32)])
-  return execution.loop_clients()(client, None)(context, cohort)
+  return client_loop.loop_clients()(client, None)(context, cohort)
 
 
 @pytest.mark.cases(slow=["1e+38-False"], long=...)

@@ -9,10 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import noise, sampling
+from dpjax import sampling
 from dpjax.federated import (
   client_noise,
-  execution,
   fed_avg,
   from_batches,
   local_training,
@@ -23,8 +22,10 @@ from dpjax.federated import (
 from dpjax.federated import round as round_lib
 from dpjax.federated.client import Received
 from dpjax.federated.cohort import Cohort
+from dpjax.federated.execution.context import Context
 from dpjax.federated.transport import flower, remote
 from dpjax.key_uses import KeyUse
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -59,7 +60,7 @@ def _noisy():
 
 def _key_of_round(state):
   """Of the clients in the round that comes next; each folds in its own number."""
-  return round_lib._of_round(noise.source.from_words(state.key), state.round)[0]
+  return round_lib._of_round(source.from_words(state.key), state.round)[0]
 
 
 class World:
@@ -113,7 +114,7 @@ class World:
     wrap = lambda data: jax.random.wrap_key_data(jnp.array(data, jnp.uint32))
     keys = [jax.random.key(number) for number in small] + [wrap(pair) for pair in pairs]
     as_bytes = [np.array(pair, np.uint32).tobytes() * 4 for pair in pairs]
-    keys += [noise.source.key_from_bytes(data) for data in as_bytes]
+    keys += [source.key_from_bytes(data) for data in as_bytes]
     fold = jax.random.fold_in
     once = [fold(key, n) for key in keys for n in (*range(3), np.uint32(KeyUse.CLIENTS))]
     twice = [
@@ -129,7 +130,7 @@ class World:
     for key, who in itertools.product(self._keys(), range(3)):
       batches, count = local_data(who, 0)
       cohort = Cohort(np.array([who]), np.array([count]), (batches,))
-      context = execution.Context(Received(self.params), None, None, key, None)
+      context = Context(Received(self.params), None, None, key, None)
       guess = np.asarray(run(context, cohort).sent.message["delta"][0])
       # A tenth of the noise left would be far too much; 1.4 is what another draw leaves.
       found += [who for own in sent if np.std(own - guess) < 0.7 * _STD]
@@ -264,7 +265,7 @@ def test_simulated_clients_have_keys_of_their_own(make):
   noises = []
   for round in range(2):
     key = jax.random.fold_in(jax.random.key(0), round)
-    context = execution.Context(Received(jnp.zeros(_SIZE)), None, None, key, None)
+    context = Context(Received(jnp.zeros(_SIZE)), None, None, key, None)
     noises += list(make()(_noisy(), None)(context, cohort).sent.message["delta"])
   np.testing.assert_allclose(np.std(noises, axis=1), _STD, rtol=0.07)
   correlations = np.corrcoef(np.array(noises))[np.triu_indices(8, 1)]

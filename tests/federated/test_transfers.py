@@ -18,7 +18,6 @@ import pytest
 from dpjax import data
 from dpjax.federated import (
   LocalWork,
-  cohort_of,
   fed_avg,
   from_batches,
   loop_clients,
@@ -26,7 +25,7 @@ from dpjax.federated import (
   shard_map_clients,
   vmap_clients,
 )
-from dpjax.federated.cohort import LocalBatches
+from dpjax.federated.cohort import LocalBatches, cohort_of
 from tests import quick_compile
 from tests.federated import problems, programs
 from tests.refuses import refuses

@@ -12,7 +12,13 @@ import pytest
 from sklearn import datasets, linear_model, model_selection
 
 from dpjax.secure import vertical
-from dpjax.secure.vertical import encrypted_vectors
+from dpjax.secure.vertical import disclosure, encrypted_vectors, network
+from dpjax.secure.vertical.network import (
+  SplitParams,
+  Traffic,
+  party_forward,
+  split_gradient,
+)
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -62,9 +68,7 @@ def split_params(widths, *, units=4, classes=3, seed=0):
     {"w": jax.random.normal(key, (width, units)), "b": jnp.zeros((1, units))}
     for key, width in zip(keys, widths)
   )
-  return vertical.SplitParams(
-    bottoms, jax.random.normal(keys[-1], (units * len(widths), classes))
-  )
+  return SplitParams(bottoms, jax.random.normal(keys[-1], (units * len(widths), classes)))
 
 
 def split_batch(widths, *, rows=7, seed=1):
@@ -79,7 +83,7 @@ def test_messages_give_the_joint_gradient(x64, widths):
   params, batch = split_params(widths), split_batch(widths)
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
   bottoms = [bottom] * len(widths)
-  by_messages = functools.partial(vertical.split_gradient, bottoms, top_loss)
+  by_messages = functools.partial(split_gradient, bottoms, top_loss)
   gradients, info = jax.jit(by_messages)(params, batch)
   joint = jax.value_and_grad(joint_loss(bottoms))
   loss, expected = jax.jit(joint)(params, batch)
@@ -111,8 +115,8 @@ def test_a_party_sends_nothing_but_activations():
   """What leaves a party is a function of its bottom's output: same output, same message."""
   x = jnp.arange(6.0).reshape(3, 2)
   params = {"w": jnp.zeros((2, 4)), "b": jnp.ones((1, 4))}
-  first, _ = vertical.party_forward(bottom, params, x)
-  second, _ = vertical.party_forward(bottom, params, -x)
+  first, _ = party_forward(bottom, params, x)
+  second, _ = party_forward(bottom, params, -x)
   np.testing.assert_array_equal(first, second)
 
 
@@ -145,7 +149,7 @@ def test_split_network_learns_breast_cancer(breast_cancer):
 def test_parties_that_do_not_fit(change, field):
   params, batch = split_params((3, 2)), change(split_batch((3, 2)))
   with refuses(field):
-    vertical.split_gradient([bottom] * 2, top_loss, params, batch)
+    split_gradient([bottom] * 2, top_loss, params, batch)
 
 
 # --- the loss polynomials
@@ -156,15 +160,15 @@ def test_degree_one_is_the_derivative_of_the_taylor_loss(x64):
   for score in (-3.0, 0.0, 2.0):
     for label in (0, 1):
       want = jax.grad(loss)(score, 2.0 * label - 1)
-      got = vertical.residuals(np.array([score]), np.array([label]))
+      got = network.residuals(np.array([score]), np.array([label]))
       np.testing.assert_allclose(got, want)
   exact = jax.grad(lambda s: jnp.log1p(jnp.exp(-s)))  # and of the logistic loss, near 0
-  assert abs(exact(1e-3) - vertical.residuals(np.array([1e-3]), np.array([1]))[0]) < 1e-9
+  assert abs(exact(1e-3) - network.residuals(np.array([1e-3]), np.array([1]))[0]) < 1e-9
 
 
 def test_degree_three_is_near_the_sigmoid_and_wrong_beyond_eight():
   error = lambda s: np.abs(
-    vertical.residuals(s, np.zeros(1), degree=3) - 1 / (1 + np.exp(-s))
+    network.residuals(s, np.zeros(1), degree=3) - 1 / (1 + np.exp(-s))
   )
   assert error(np.linspace(-8, 8, 10_001)).max() < 0.115
   assert error(np.array([16.0])).item() > 4
@@ -178,13 +182,13 @@ def pooled_steps(x, y, *, num_steps, learning_rate, ridge=0.0, degree=1):
   x = np.column_stack([x, np.ones(len(x))])
   w = np.zeros(x.shape[1])
   for _ in range(num_steps):
-    gradient = x.T @ vertical.residuals(x @ w, y, degree=degree) / len(y)
+    gradient = x.T @ network.residuals(x @ w, y, degree=degree) / len(y)
     w = w - learning_rate * (gradient + ridge * np.append(w[:-1], 0))
   return w
 
 
 def two_party(keys, x, y, *, num_steps, **options):
-  seen = vertical.disclosure.Disclosure(secret_labels=False)  # 569 rows are few for secrets
+  seen = disclosure.Disclosure(secret_labels=False)  # 569 rows are few for secrets
   init, step = vertical.two_party_logistic(keys, disclosure=seen, **options)
   state, traffic = init((15, 15)), None
   for _ in range(num_steps):
@@ -268,7 +272,7 @@ def test_bytes_sent_are_those_of_the_messages(breast_cancer):
   copies = 4096 // len(y)
   vector = 8 * copies * len(y)
   ciphers = -(-15 // copies) + -(-16 // copies)  # b's columns and its bias
-  assert traffic == vertical.Traffic(vector, vector, ciphers * vector, 8 * 31)
+  assert traffic == Traffic(vector, vector, ciphers * vector, 8 * 31)
 
 
 def test_the_coordinator_sees_masks(breast_cancer):

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import gradients, models, trees
+from dpjax.gradients.allocation import shares_from_sensitivity
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
 from tests.refuses import refuses
@@ -63,7 +65,7 @@ def test_p10_adversarial_gradients_saturate_the_bound_and_no_more(seed, scale):
   )
   for rule in ("uniform", "by_size"):
     bounds = gradients.allocate_clip_norms(_PARAMS, 0.8, rule=rule)
-    total = gradients.clip_and_sum(grads, jnp.zeros(1), jnp.ones(1, bool), bounds).total
+    total = clip_and_sum(grads, jnp.zeros(1), jnp.ones(1, bool), bounds).total
     norm = float(trees.per_example_norms(jax.tree.map(lambda leaf: leaf[None], total))[0])
     assert norm <= 0.8 * (1 + 1e-6)
     if scale > 10:
@@ -71,12 +73,12 @@ def test_p10_adversarial_gradients_saturate_the_bound_and_no_more(seed, scale):
 
 
 def test_more_sensitive_means_a_smaller_share_and_insensitive_means_frozen():
-  shares = gradients.shares_from_sensitivity(
+  shares = shares_from_sensitivity(
     {"conv": 4.0, "block": 1.0, "head": 0.01}, freeze_below=0.1
   )
   assert shares == {"conv": 0.25, "block": 1.0, "head": 0.0}
   with refuses("freeze_below", value=9):
-    gradients.shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
+    shares_from_sensitivity({"conv": 4.0}, freeze_below=9)
 
 
 @pytest.mark.long

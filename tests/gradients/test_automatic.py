@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dpjax import gradients, models, trees
 from dpjax.gradients import Automatic, Clip
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.losses import softmax_cross_entropy
 from dpjax.types import Example
 from tests.refuses import refuses
@@ -26,7 +27,7 @@ def _sum(grads, clip_norm=1.0, gamma=0.01):
   size = jax.tree.leaves(grads)[0].shape[0]
   mask = jnp.ones(size, bool)
   clip = Clip(clip_norm, Automatic(gamma))
-  return gradients.clip_and_sum(grads, jnp.zeros(size), mask, clip)
+  return clip_and_sum(grads, jnp.zeros(size), mask, clip)
 
 
 def _norm(tree):

@@ -14,6 +14,7 @@ from jax import lax
 import dpjax
 from dpjax import federated, gradients
 from dpjax.federated.cohort import from_batches
+from dpjax.federated.round import params_of
 from dpjax.gradients.clients_apart import clients_apart
 
 _CLIENTS = 3
@@ -273,7 +274,7 @@ def test_a_client_of_a_round_takes_no_other_with_it():
     # From the second step on, clients have parameters of their own.
     cohort = from_batches(examples, batch_size=1)
     state, _ = algorithm.round(algorithm.init(w[0]), cohort)
-    return np.asarray(federated.params_of(state))
+    return np.asarray(params_of(state))
 
   first, damaged, last = np.array(x)
   damaged[0, 2, 2, 0] = np.nan

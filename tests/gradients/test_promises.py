@@ -14,6 +14,7 @@ from jax import lax
 
 import dpjax
 from dpjax import gradients, transforms
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -83,7 +84,7 @@ def test_a_mask_that_is_none_of_the_kinds_is_named(mask, field):
   stacked = {"w": jnp.ones((4, 2))}
   calls = [
     lambda: gradients.clipped_grad(_LINEAR, l2_clip_norm=1.0)(jnp.ones(2), x, mask),
-    lambda: gradients.clip_and_sum(stacked, jnp.zeros(4), mask, 1.0),
+    lambda: clip_and_sum(stacked, jnp.zeros(4), mask, 1.0),
     *(functools.partial(_update, tx, stacked, mask) for tx in _private_transforms()),
   ]
   for call in calls:
@@ -214,7 +215,7 @@ def test_parameters_that_are_not_real_floats_are_refused_on_every_route(bad, met
     lambda: gradients.explain(loss, params, batch[0]),
   ]
   of_grads = [
-    lambda: gradients.clip_and_sum(stacked, jnp.zeros(3), True, 1.0),
+    lambda: clip_and_sum(stacked, jnp.zeros(3), True, 1.0),
     *(functools.partial(_update, tx, stacked, True) for tx in _private_transforms()),
   ]
   for field, calls in (("params['n']", of_params), ("grads['n']", of_grads)):
@@ -324,11 +325,9 @@ def test_p2_stacked_gradients_of_any_size_have_their_true_norm(clip_norm, size, 
   automatic = gradients.Clip(clip_norm, gradients.Automatic(gamma))
   for clip, unit in ((flat, False), (flat, True), (automatic, False)):
     options = {"rescale_to_unit_norm": unit}
-    summed = gradients.clip_and_sum(grads, jnp.zeros(3), True, clip, **options)
+    summed = clip_and_sum(grads, jnp.zeros(3), True, clip, **options)
     for i in range(3):
-      alone = gradients.clip_and_sum(
-        grads, jnp.zeros(3), np.arange(3) == i, clip, **options
-      )
+      alone = clip_and_sum(grads, jnp.zeros(3), np.arange(3) == i, clip, **options)
       length = _norm(jax.tree.map(lambda leaf: leaf[i], exact))
       wanted = (
         min(length, clip_norm) if clip is flat else length / (length + gamma) * clip_norm
@@ -498,7 +497,7 @@ def test_parameters_without_an_array_are_one_line(empty):
   of_params = [
     lambda: gradients.clipped_grad(loss, l2_clip_norm=1.0)(empty, jnp.ones((2, 3)), True),
     lambda: gradients.per_example_grads(loss)(empty, jnp.ones((2, 3))),
-    lambda: gradients.clip_and_sum(empty, jnp.zeros(2), True, 1.0),
+    lambda: clip_and_sum(empty, jnp.zeros(2), True, 1.0),
   ]
   of_updates = [
     *(functools.partial(_update, tx, empty, True) for tx in _private_transforms()),

@@ -14,14 +14,16 @@ import pytest
 
 import dpjax
 from dpjax import gradients, sampling
-from dpjax.auditing.games import play, transforms
+from dpjax.auditing.games import transforms
+from dpjax.auditing.games.game import play
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedPrivacyConfig
 from dpjax.experiments.sweeps import grid
 from dpjax.federated import central
-from dpjax.gradients import RULES, Clip
+from dpjax.gradients import Clip
+from dpjax.gradients.clip import RULES
 from tests import commands
 from tests.refuses import refuses
 from tests.runs import leaf_walk

@@ -10,6 +10,7 @@ from absl import flags
 
 from dpjax import accounting, solve
 from dpjax.accounting import trade_off_files
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.validate import UserError
 from launch import account, bounded
 from tests import commands
@@ -257,7 +258,7 @@ def test_the_approximation_is_shown_on_request_and_labelled():
 def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
   assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
-  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  once = random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
   assert solve.run_event(one) == accounting.composed(once, 1)
   # 9 steps of 4 a pass: the third pass is charged whole
   (more,) = _ask(

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import accounting, sampling, solve
+from dpjax import accounting, solve
+from dpjax.accounting.event_kinds import elements
 from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.sampling.batch_sizes import whole_batch_size
 from launch import account
 
 _FLAGS = {"fixed_size": "rdp", "truncated_poisson": "pld", "poisson": "rdp"}
@@ -123,7 +125,7 @@ def test_k_out_of_t_in_training_is_what_account_says():
     "--noise_multiplier=2",
   )  # fmt: skip
   # The parts, since a plan composes step by step.
-  assert accounting.parts(solve.run_event(question)) == accounting.parts(plan.event())
+  assert elements.parts(solve.run_event(question)) == elements.parts(plan.event())
   assert solve.epsilon_in_training(question, "rdp") == plan.epsilon()
 
 
@@ -149,7 +151,7 @@ def test_a_batch_that_is_no_integer_was_charged_as_a_smaller_one():
   options = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": "replace_one"}
   too_little = accounting.epsilon(accounting.composed(one, 50), **options)
   assert solve.epsilon_of(asked, "rdp") > 1.2 * too_little
-  assert sampling.whole_batch_size(0.015, 100) == 2
+  assert whole_batch_size(0.015, 100) == 2
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

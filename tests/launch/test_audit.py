@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.auditing.games import Claim, Game, game, registry
-from dpjax.auditing.games.game import linear
+from dpjax.auditing.games import game, registry
+from dpjax.auditing.games.game import Claim, Game, linear
 from dpjax.experiments.checks import long_games
 from tests import commands
 from tests.refuses import refuses

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import accounting, mechanisms
+from dpjax.mechanisms.additive import classic_noise_multiplier, gaussian_delta
 from tests.refuses import refuses
 
 _SIZE = 20_000
@@ -94,12 +95,12 @@ def test_t14_analytic_noise_multipliers(epsilon, delta, z):
 
 def test_t14_the_classic_one_is_larger_and_p24_has_no_value_beyond_one():
   for epsilon in (0.1, 0.5, 0.99):
-    classic = mechanisms.classic_noise_multiplier(epsilon, 1e-3)
+    classic = classic_noise_multiplier(epsilon, 1e-3)
     assert classic > mechanisms.analytic_noise_multiplier(epsilon, 1e-3)
     assert classic * epsilon == pytest.approx(3.7765, abs=5e-5)
   for epsilon in (1.0, 5.0, 10.0):
     with refuses("epsilon"):
-      mechanisms.classic_noise_multiplier(epsilon, 1e-5)
+      classic_noise_multiplier(epsilon, 1e-5)
     with refuses("epsilon"):
       mechanisms.Gaussian.calibrated(
         epsilon=epsilon, delta=1e-5, l2_sensitivity=1.0, method="classic"
@@ -112,7 +113,7 @@ def test_p24_analytic_holds_where_the_classic_formula_fails(epsilon, truly):
   classic = math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon
   cost = lambda z: accounting.epsilon(accounting.gaussian_event(z), delta=1e-5)
   assert cost(classic) == pytest.approx(truly, rel=1e-3)
-  assert (mechanisms.gaussian_delta(classic, epsilon) > 1e-5) == (truly > epsilon)
+  assert (gaussian_delta(classic, epsilon) > 1e-5) == (truly > epsilon)
   mine = mechanisms.analytic_noise_multiplier(epsilon, 1e-5)
   assert cost(mine) == pytest.approx(epsilon, rel=1e-3)
 
@@ -125,8 +126,8 @@ def test_p24_analytic_holds_where_the_classic_formula_fails(epsilon, truly):
 def test_p25_calibration_lands_on_the_private_side(log_epsilon, log_delta):
   epsilon, delta = math.exp(log_epsilon), math.exp(log_delta)
   z = mechanisms.analytic_noise_multiplier(epsilon, delta)
-  assert mechanisms.gaussian_delta(z, epsilon) <= delta
-  assert mechanisms.gaussian_delta(z * (1 - 1e-6), epsilon) > delta
+  assert gaussian_delta(z, epsilon) <= delta
+  assert gaussian_delta(z * (1 - 1e-6), epsilon) > delta
 
 
 @settings(deadline=None)
@@ -137,7 +138,7 @@ def test_the_closed_form_is_the_hockey_stick_of_two_normals(z, epsilon):
   near = stats.norm.sf(cut)
   far = math.exp(epsilon + stats.norm.logsf(cut + 1 / z))
   exact = near - far
-  assert mechanisms.gaussian_delta(z, epsilon) == pytest.approx(exact, abs=2e-14, rel=1e-6)
+  assert gaussian_delta(z, epsilon) == pytest.approx(exact, abs=2e-14, rel=1e-6)
 
 
 @pytest.mark.parametrize(

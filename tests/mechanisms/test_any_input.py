@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from dpjax import mechanisms
+from dpjax.mechanisms.sparse_vector import SparseVectorAnswer
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -99,7 +100,7 @@ def _ends_well(call):
     return None
   for leaf in jax.tree.leaves(result):
     if isinstance(leaf, float | jax.Array | np.ndarray):
-      ok = isinstance(result, mechanisms.SparseVectorAnswer) or not np.isnan(leaf).any()
+      ok = isinstance(result, SparseVectorAnswer) or not np.isnan(leaf).any()
       assert ok, result
   return result
 

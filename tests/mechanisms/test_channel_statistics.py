@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from dpjax import accounting, mechanisms
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.mechanisms import channel_statistics as lib
 from dpjax.mechanisms import noisy_means as means
 from tests.refuses import refuses
@@ -137,7 +138,7 @@ def test_no_pure_mechanism_is_worse_than_its_gaussian(epsilon):
   mu = 1 / means.gaussian_of_pure(epsilon)
   assert (curve(mu) <= response + 1e-12).all()
   assert (curve(0.98 * mu) > response).any()  # no smaller one would do
-  pure = accounting.composed(accounting.pure_dp_event(epsilon), 4)
+  pure = accounting.composed(pure_dp_event(epsilon), 4)
   gaussian = accounting.composed(accounting.gaussian_event(1 / mu), 4)
   for delta in (1e-6, 1e-2):
     cost = [accounting.epsilon(event, delta=delta) for event in (pure, gaussian)]

@@ -6,8 +6,9 @@ import pytest
 from scipy import optimize, stats
 from sklearn.linear_model import Ridge
 
-from dpjax import accounting, mechanisms
+from dpjax import accounting
 from dpjax.mechanisms import least_squares
+from dpjax.mechanisms.additive import gaussian_delta
 from dpjax.mechanisms.least_squares import (
   LeastSquares,
   centred_labels,
@@ -181,7 +182,7 @@ def test_the_event_is_that_of_one_gaussian_release():
   epsilon = accounting.epsilon(
     swap.event("replace_one"), delta=1e-5, neighboring_relation="replace_one"
   )
-  wanted = mechanisms.gaussian_delta(3.0, epsilon)
+  wanted = gaussian_delta(3.0, epsilon)
   assert wanted <= 1e-5 * (1 + 1e-6)
   with refuses("neighboring_relation"):
     swap.event()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import accounting, mechanisms
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from tests.refuses import refuses
 
 _N = 100_000
@@ -66,9 +67,9 @@ def test_the_event_is_the_exact_hockey_stick(k):
     exact = np.clip(p - math.exp(at) * q, 0, None).sum()
     found = accounting.delta(event, epsilon=at, neighboring_relation="replace_one")
     assert exact <= found <= exact + 1e-3
-    pure = accounting.delta(accounting.pure_dp_event(2.0), epsilon=at)
+    pure = accounting.delta(pure_dp_event(2.0), epsilon=at)
     assert found <= pure + 1e-3
-  assert (k == 2) == (accounting.pure_dp_event(2.0).num_buckets == k)
+  assert (k == 2) == (pure_dp_event(2.0).num_buckets == k)
 
 
 def test_add_or_remove_is_refused():

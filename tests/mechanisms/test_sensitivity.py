@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import mechanisms
 from dpjax.accounting.proved import NeighboringRelation
+from dpjax.mechanisms.sensitivity import (
+  count_sensitivity,
+  histogram_sensitivity,
+  mean_sensitivity,
+  sum_sensitivity,
+  vector_sum_sensitivity,
+)
 from tests.refuses import refuses
 
 _RELATIONS = [relation.value for relation in NeighboringRelation]
@@ -36,12 +42,10 @@ def test_p9_no_neighbours_move_a_sum_further(relation, bounds, shares, new):
   scaled = lambda share: min(max(low + share * (high - low), low), high)
   one, other = _neighbours(relation, [scaled(s) for s in shares], scaled(new))
   moved = abs(math.fsum(one) - math.fsum(other))
-  bound = mechanisms.sum_sensitivity(low, high, neighboring_relation=relation)
+  bound = sum_sensitivity(low, high, neighboring_relation=relation)
   assert moved <= bound * (1 + 1e-9) + 1e-9
   if relation != "add_or_remove_one":
-    mean = mechanisms.mean_sensitivity(
-      low, high, num_records=len(one), neighboring_relation=relation
-    )
+    mean = mean_sensitivity(low, high, num_records=len(one), neighboring_relation=relation)
     assert mean == pytest.approx(bound / len(one))
 
 
@@ -53,7 +57,7 @@ def test_p9_some_neighbours_attain_the_sum(relation, low, high):
     for new in (low, high):
       one, other = _neighbours(relation, [0.0, float(old)], float(new))
       moves.append(abs(sum(one) - sum(other)))
-  bound = mechanisms.sum_sensitivity(low, high, neighboring_relation=relation)
+  bound = sum_sensitivity(low, high, neighboring_relation=relation)
   assert max(moves) == bound
 
 
@@ -68,7 +72,7 @@ def test_p9_histograms_attain_their_bounds(relation):
       other = np.bincount([0], minlength=3)
     moves.append(counts - other)
   for order, p in (("l1", 1), ("l2", 2)):
-    bound = mechanisms.histogram_sensitivity(order, neighboring_relation=relation)
+    bound = histogram_sensitivity(order, neighboring_relation=relation)
     assert max(np.linalg.norm(move, p) for move in moves) == pytest.approx(bound)
 
 
@@ -77,8 +81,8 @@ def test_p9_histograms_attain_their_bounds(relation):
 def test_p9_replacing_a_vector_moves_a_sum_by_twice_the_norm(norm, angle):
   old = norm * np.array([1.0, 0.0])
   new = norm * np.array([math.cos(angle), math.sin(angle)])
-  add = mechanisms.vector_sum_sensitivity(norm)
-  replace = mechanisms.vector_sum_sensitivity(norm, neighboring_relation="replace_one")
+  add = vector_sum_sensitivity(norm)
+  replace = vector_sum_sensitivity(norm, neighboring_relation="replace_one")
   assert np.linalg.norm(old) <= add * (1 + 1e-12)
   assert np.linalg.norm(old - new) <= replace * (1 + 1e-12)
   assert np.linalg.norm(old + old) == pytest.approx(replace)
@@ -86,30 +90,28 @@ def test_p9_replacing_a_vector_moves_a_sum_by_twice_the_norm(norm, angle):
 
 def test_a_count_moves_by_one():
   for relation in _RELATIONS:
-    assert mechanisms.count_sensitivity(relation) == 1
+    assert count_sensitivity(relation) == 1
 
 
 def test_the_mean_age_of_document_003_is_not_one_over_n():
-  assert mechanisms.mean_sensitivity(0, 100, num_records=500) == 100 / 500
+  assert mean_sensitivity(0, 100, num_records=500) == 100 / 500
   with refuses("neighboring_relation"):
-    mechanisms.mean_sensitivity(
-      0, 100, num_records=500, neighboring_relation="add_or_remove_one"
-    )
+    mean_sensitivity(0, 100, num_records=500, neighboring_relation="add_or_remove_one")
 
 
 @pytest.mark.cases(long=[6, 7, 8])
 @pytest.mark.parametrize(
   "call, field",
   [
-    (lambda: mechanisms.sum_sensitivity(math.nan, 1), "lower"),
-    (lambda: mechanisms.sum_sensitivity(0, math.inf), "upper"),
-    (lambda: mechanisms.sum_sensitivity(1, 1), "upper"),
-    (lambda: mechanisms.sum_sensitivity(0, "1"), "upper"),
-    (lambda: mechanisms.mean_sensitivity(0, 1, num_records=0), "num_records"),
-    (lambda: mechanisms.vector_sum_sensitivity(-1.0), "norm_bound"),
-    (lambda: mechanisms.vector_sum_sensitivity(math.nan), "norm_bound"),
-    (lambda: mechanisms.histogram_sensitivity("l3"), "order"),
-    (lambda: mechanisms.count_sensitivity("add_or_remove"), "neighboring_relation"),
+    (lambda: sum_sensitivity(math.nan, 1), "lower"),
+    (lambda: sum_sensitivity(0, math.inf), "upper"),
+    (lambda: sum_sensitivity(1, 1), "upper"),
+    (lambda: sum_sensitivity(0, "1"), "upper"),
+    (lambda: mean_sensitivity(0, 1, num_records=0), "num_records"),
+    (lambda: vector_sum_sensitivity(-1.0), "norm_bound"),
+    (lambda: vector_sum_sensitivity(math.nan), "norm_bound"),
+    (lambda: histogram_sensitivity("l3"), "order"),
+    (lambda: count_sensitivity("add_or_remove"), "neighboring_relation"),
   ],
 )
 def test_bad_input_is_one_line(call, field):

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting, mechanisms
+from dpjax.accounting.event_kinds.elements import merged_parts
 from dpjax.auditing.games import game
 from dpjax.auditing.games import mechanisms as games
 from dpjax.mechanisms import teacher_votes
@@ -62,7 +63,7 @@ def test_a_clear_vote_is_answered_and_an_even_one_is_not():
 def test_events_count_checks_and_answers():
   mechanism = mechanisms.ConfidentGNMax(threshold=200.0, check_std=150.0, std=40.0)
   event = mechanism.event(num_checks=640, num_answers=286)
-  (part,) = accounting.merged_parts(event)
+  (part,) = merged_parts(event)
   precision = 640 / 150**2 + 286 * 2 / 40**2
   assert part.noise_multiplier == pytest.approx(precision**-0.5)
   # By replacing a record one vote moves, as by adding one: nothing doubles.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import models
-from dpjax.zoo import networks
+from dpjax.zoo.networks.scatter_heads import group_standardize, standardized_features
 from dpjax.zoo.networks.wide_resnet import WsConv, standardize_kernel
 from tests.refuses import refuses
 
@@ -77,7 +77,7 @@ def test_max_pool_shares_the_gradient_of_a_tie():
 def test_group_standardize_equals_flax_group_norm_without_scale():
   x = 3 + jax.random.normal(KEY, (2, 4, 5, 12))
   norm = nn.GroupNorm(4, epsilon=1e-5, use_bias=False, use_scale=False)
-  ours = networks.group_standardize(x, 4)
+  ours = group_standardize(x, 4)
   expected = jax.jit(norm.apply)({}, x)
   np.testing.assert_allclose(ours, expected, atol=1e-4)
   groups = np.asarray(ours).reshape(2, 20, 4, 3)
@@ -87,26 +87,26 @@ def test_group_standardize_equals_flax_group_norm_without_scale():
 
 def test_group_standardize_none_is_identity_and_a_bad_divisor_is_named():
   x = jnp.ones((1, 2, 2, 6))
-  assert networks.group_standardize(x, None) is x
+  assert group_standardize(x, None) is x
   with refuses("num_groups", value=4):
-    networks.group_standardize(x, 4)
+    group_standardize(x, 4)
 
 
 def test_a_whole_data_set_is_standardised_beside_or_in_place():
   x = np.random.default_rng(3).random((5, 2, 2, 4), np.float32)
-  before, wanted = x.copy(), np.asarray(networks.group_standardize(x, 2))
-  beside = networks.standardized_features(x, 2, batch_size=2)
+  before, wanted = x.copy(), np.asarray(group_standardize(x, 2))
+  beside = standardized_features(x, 2, batch_size=2)
   np.testing.assert_allclose(beside, wanted, rtol=1e-6, atol=1e-6)
   np.testing.assert_array_equal(x, before)
-  assert networks.standardized_features(x, 2, batch_size=2, in_place=True) is x
+  assert standardized_features(x, 2, batch_size=2, in_place=True) is x
   np.testing.assert_array_equal(x, beside)
 
 
 @pytest.mark.slow
 def test_group_standardize_of_a_constant_is_zero_with_finite_gradient():
   x = jnp.full((1, 2, 2, 4), 5.0)
-  assert float(jnp.abs(networks.group_standardize(x, 2)).max()) == 0
-  grad = jax.grad(lambda x: networks.group_standardize(x, 2)[0, 0, 0, 0])(x)
+  assert float(jnp.abs(group_standardize(x, 2)).max()) == 0
+  grad = jax.grad(lambda x: group_standardize(x, 2)[0, 0, 0, 0])(x)
   assert jnp.isfinite(grad).all()
 
 

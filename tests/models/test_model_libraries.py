@@ -11,8 +11,9 @@ from dpjax import data, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run.run_keys import drawn
-from dpjax.models import libraries
+from dpjax.models.libraries.by_path import Model
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 eqx = pytest.importorskip("equinox")
@@ -93,8 +94,8 @@ def test_parameters_have_the_names_of_the_layers():
     f"params/{at}/{w}" for at in layers for w in ("bias", "weight")
   ]
   assert names["pair"] == ["params/1/0", "params/3/0"]
-  assert networks.options(f"{_MODULE}:Nnx") == ("rate",)
-  assert networks.options(f"{_MODULE}:Equinox") == ("rate",)
+  assert registry.options(f"{_MODULE}:Nnx") == ("rate",)
+  assert registry.options(f"{_MODULE}:Equinox") == ("rate",)
 
 
 @pytest.mark.cases(long=["NnxConstant"], slow=...)
@@ -195,4 +196,4 @@ def test_what_no_run_can_train_is_one_line(name):
 def test_a_key_that_is_only_passed_on_counts_as_no_dropout():
   # Layers of Equinox take a key that most of them ignore.
   task, model, _ = _started("Equinox", rate=0.0)
-  assert not task.keyed and isinstance(model, libraries.Model)
+  assert not task.keyed and isinstance(model, Model)

@@ -12,6 +12,7 @@ import pytest
 
 from dpjax import models, trees
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 KEY = jax.random.key(0)
@@ -82,7 +83,7 @@ def _influence(apply, x: jax.Array) -> tuple[float, float]:
 
 
 def test_small_covers_every_name():
-  assert set(networks.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
+  assert set(registry.names()) - set(SMALL) == {"wrn_16_4", "wrn_40_4"}
 
 
 @pytest.mark.cases(

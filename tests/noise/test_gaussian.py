@@ -7,10 +7,12 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
+from dpjax.noise import gaussian
+from dpjax.noise.state import state_at
 
 
 def _draw(std, size=20_000, key=0):
-  state = noise.init(jax.random.key(key))
+  state = gaussian.init(jax.random.key(key))
   tree, _ = noise.add_gaussian(state, {"w": jnp.zeros(size), "b": jnp.zeros(size)}, std)
   return np.asarray(tree["w"]), np.asarray(tree["b"])
 
@@ -27,7 +29,7 @@ def test_the_law_is_normal_with_the_right_std_and_no_other():
 def test_p17_leaves_steps_and_keys_are_uncorrelated():
   first, second = _draw(1.0)
   other_key = _draw(1.0, key=1)[0]
-  state = noise.init(jax.random.key(0))
+  state = gaussian.init(jax.random.key(0))
   _, state = noise.add_gaussian(state, {"w": first, "b": second}, 1.0)
   later = np.asarray(noise.add_gaussian(state, jnp.zeros(20_000), 1.0)[0])
   for a, b in ((first, second), (first, other_key), (first, later), (second, later)):
@@ -37,7 +39,7 @@ def test_p17_leaves_steps_and_keys_are_uncorrelated():
 
 @pytest.mark.slow
 def test_p20_noise_is_at_least_float32():
-  state = noise.init(jax.random.key(0))
+  state = gaussian.init(jax.random.key(0))
   out, _ = noise.add_gaussian(state, jnp.zeros(1000, jnp.bfloat16), 1e-3)
   assert out.dtype == jnp.float32
   assert np.unique(out).size > 950  # bfloat16 would have far fewer distinct values
@@ -46,20 +48,20 @@ def test_p20_noise_is_at_least_float32():
 def test_p35_donating_the_state_keeps_the_callers_key_and_moves_the_noise():
   key = jax.random.key(0)
   step = jax.jit(lambda s, x: noise.add_gaussian(s, x, 1.0), donate_argnums=0)
-  one, state = step(noise.init(key), jnp.zeros(8))
+  one, state = step(gaussian.init(key), jnp.zeros(8))
   two, state = step(state, jnp.zeros(8))
   assert not np.allclose(one, two)
-  again, _ = step(noise.init(key), jnp.zeros(8))  # the key is alive after donation
+  again, _ = step(gaussian.init(key), jnp.zeros(8))  # the key is alive after donation
   np.testing.assert_array_equal(one, again)
   assert int(state.draws) == 2
 
 
 @pytest.mark.slow
 def test_the_state_alone_determines_the_next_draw():
-  state = noise.init(jax.random.key(3))
+  state = gaussian.init(jax.random.key(3))
   for _ in range(3):
     _, state = noise.add_gaussian(state, jnp.zeros(4), 1.0)
-  rebuilt = noise.state_at(jax.random.key(3), 3)
+  rebuilt = state_at(jax.random.key(3), 3)
   a, _ = noise.add_gaussian(state, jnp.zeros(4), 1.0)
   b, _ = noise.add_gaussian(rebuilt, jnp.zeros(4), 1.0)
   np.testing.assert_array_equal(a, b)
@@ -69,5 +71,5 @@ def test_the_default_noise_has_tails_beyond_those_of_float32(monkeypatch):
   """Extreme bits must give extreme noise; jax.random.normal cannot pass 5.42."""
   smallest = lambda key, shape, dtype: jnp.zeros(shape, dtype)
   monkeypatch.setattr(jax.random, "bits", smallest)
-  drawn = noise.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
+  drawn = gaussian.gaussian(jax.random.key(0), jnp.zeros(4), 1.0)
   assert float(jnp.abs(drawn).min()) > 9.0

@@ -14,7 +14,8 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import distributions, source
+from dpjax.noise import distributions, gaussian, source
+from dpjax.noise.correlated.draw import add_correlated, init
 from tests.refuses import refuses
 
 _DTYPES = (jnp.float32, jnp.float64)
@@ -145,7 +146,7 @@ def test_the_training_noise_has_normal_tails_beyond_nine(monkeypatch):
     return drawn.at[0].set(0) if shape[0] == 3 else drawn
 
   monkeypatch.setattr(jax.random, "bits", driven)
-  draw = lambda words: noise.gaussian(jax.random.key(0), jnp.zeros(_N), 1.0)
+  draw = lambda words: gaussian.gaussian(jax.random.key(0), jnp.zeros(_N), 1.0)
   sample, cdf = _tail_normals(draw, 1)
   assert sample.max() > 6.6
   assert stats.kstest(sample[:1000], cdf).pvalue > 1e-3
@@ -222,7 +223,7 @@ def test_words_of_an_ordinary_key_are_not_stored():
   def temporaries(key):
     tree = jnp.zeros(2**16)
     step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 1.0))
-    held = step.lower(noise.init(key), tree).compile().memory_analysis()
+    held = step.lower(gaussian.init(key), tree).compile().memory_analysis()
     return held.temp_size_in_bytes / tree.nbytes
 
   assert temporaries(_ORDINARY) < 0.1
@@ -287,10 +288,12 @@ def test_float64_noise_has_random_bits_to_the_last(x64, draw):
 def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
   """The attack on float32 noise: out - x must be a float32 number for the true x alone."""
   x = np.array([1.0, 1 + 2**-40, 1 / 3])
-  state = noise.init(_KEYS[kind])
+  state = gaussian.init(_KEYS[kind])
   out = np.asarray(noise.add_gaussian(state, jnp.asarray(x), 1.0)[0])
   coarse = lambda y: y == y.astype(np.float32)
-  old = x + np.asarray(noise.gaussian(_KEYS[kind], jnp.zeros(3, jnp.float32), 1.0), float)
+  old = x + np.asarray(
+    gaussian.gaussian(_KEYS[kind], jnp.zeros(3, jnp.float32), 1.0), float
+  )
   assert coarse(old - x).all() and not coarse(old - (x + 2**-41)).any()  # it was
   if kind == "release":
     step = source.grid_step(1.0)
@@ -303,14 +306,16 @@ def test_one_output_does_not_tell_float64_neighbours_apart(x64, kind):
 def test_float32_draws_are_those_of_published_runs(x64):
   """Numbers recorded before float64 and long tails came; also in a mixed tree."""
   tree = {"a": jnp.zeros(3, jnp.float32), "b": jnp.zeros(2, jnp.float64)}
-  drawn = noise.gaussian(jax.random.key(0), tree, 2.0)
-  alone = noise.gaussian(
+  drawn = gaussian.gaussian(jax.random.key(0), tree, 2.0)
+  alone = gaussian.gaussian(
     jax.random.key(0), {"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)}, 2.0
   )
   np.testing.assert_array_equal(drawn["a"], alone["a"])
   assert drawn["a"].dtype == jnp.float32 and drawn["b"].dtype == jnp.float64
   with jax.enable_x64(False):
-    narrow = noise.gaussian(jax.random.key(0), {"a": jnp.zeros(3), "b": jnp.zeros(2)}, 2.0)
+    narrow = gaussian.gaussian(
+      jax.random.key(0), {"a": jnp.zeros(3), "b": jnp.zeros(2)}, 2.0
+    )
   np.testing.assert_array_equal(drawn["a"], narrow["a"])
   recorded = [0.11353043466806412, 2.1207871437072754, 3.2859718799591064]
   np.testing.assert_allclose(drawn["a"], recorded, rtol=1e-6)
@@ -333,7 +338,7 @@ def test_leaves_coordinates_steps_and_laws_share_nothing(x64):
   draws = []
   for dtype in _DTYPES:
     tree = {"a": jnp.zeros(size, dtype), "b": jnp.zeros(size, dtype)}
-    state = noise.init(jax.random.key(int(dtype == jnp.float64)))
+    state = gaussian.init(jax.random.key(int(dtype == jnp.float64)))
     for _ in range(2):
       noisy, state = noise.add_gaussian(state, tree, 1.0)
       draws += [noisy["a"], noisy["b"]]
@@ -368,18 +373,16 @@ _REFUSED = {
 @pytest.mark.parametrize("name", _REFUSED)
 def test_no_silent_result(name):
   tree, std = _REFUSED[name]
-  state = noise.init(jax.random.key(0))
+  state = gaussian.init(jax.random.key(0))
   correlation = noise.correlated.Independent()
-  white = noise.correlated.init(jax.random.key(0), correlation, jnp.zeros(2))
+  white = init(jax.random.key(0), correlation, jnp.zeros(2))
   # The names of the arguments for the arrays and for the size of the noise.
   for call, arrays, size in (
     (lambda: noise.add_gaussian(state, tree, std), "tree", "std"),
-    (lambda: noise.gaussian(jax.random.key(0), tree, std), "like", "std"),
+    (lambda: gaussian.gaussian(jax.random.key(0), tree, std), "like", "std"),
     (lambda: source.laplace(jax.random.key(0), tree, std), "like", "scale"),
     (
-      lambda: noise.correlated.add_correlated(
-        white, tree, std, correlation=correlation, num_steps=3
-      ),
+      lambda: add_correlated(white, tree, std, correlation=correlation, num_steps=3),
       "tree",
       "std",
     ),
@@ -392,10 +395,10 @@ def test_no_silent_result(name):
 def test_zero_size_leaves_zero_std_and_the_limits_of_std():
   empty = {"a": jnp.zeros((0, 3)), "b": jnp.zeros(2)}
   for key in _KEYS.values():
-    noisy, _ = noise.add_gaussian(noise.init(key), empty, 1.0)
+    noisy, _ = noise.add_gaussian(gaussian.init(key), empty, 1.0)
     assert noisy["a"].shape == (0, 3) and np.isfinite(noisy["b"]).all()
-    assert noise.add_gaussian(noise.init(key), {}, 1.0)[0] == {}
-  for draw, size in ((noise.gaussian, "std"), (source.laplace, "scale")):
+    assert noise.add_gaussian(gaussian.init(key), {}, 1.0)[0] == {}
+  for draw, size in ((gaussian.gaussian, "std"), (source.laplace, "scale")):
     with refuses(size, value=0.0):
       draw(jax.random.key(0), jnp.zeros(2), 0.0)
     for std in (1e36, 1e-31):  # as far as float32 goes

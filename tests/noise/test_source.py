@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import source
+from dpjax.noise import gaussian, source
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -46,7 +46,7 @@ def test_a_release_key_has_no_seed():
 def test_new_keys_differ():
   for release in (False, True):
     keys = [source.new_key(release=release) for _ in range(20)]
-    assert len({noise.key_id(key) for key in keys}) == 20
+    assert len({gaussian.key_id(key) for key in keys}) == 20
 
 
 @pytest.mark.long
@@ -118,19 +118,21 @@ def test_outputs_lie_on_a_grid_that_the_data_do_not_move():
   a power of two fixed by the standard deviation alone. Ordinary noise does not."""
   std, step = 0.7, source.grid_step(0.7)
   assert std / 32 < step <= std / 16
-  state = noise.init(_KEY)
+  state = gaussian.init(_KEY)
   for shift in (0.0, 1 / 3, 1e-6):
     out, state = noise.add_gaussian(state, jnp.full(5000, shift), std)
     cells = np.asarray(out, np.float64) / step
     np.testing.assert_array_equal(cells, np.round(cells))
-  plain, _ = noise.add_gaussian(noise.init(jax.random.key(0)), jnp.full(5000, 1 / 3), std)
+  plain, _ = noise.add_gaussian(
+    gaussian.init(jax.random.key(0)), jnp.full(5000, 1 / 3), std
+  )
   cells = np.asarray(plain, np.float64) / step
   assert np.mean(cells == np.round(cells)) < 0.01
 
 
 @pytest.mark.slow
 def test_rounding_costs_almost_nothing_and_is_unbiased():
-  out, _ = noise.add_gaussian(noise.init(_KEY), jnp.full(400_000, 0.3), 1.0)
+  out, _ = noise.add_gaussian(gaussian.init(_KEY), jnp.full(400_000, 0.3), 1.0)
   x = np.asarray(out, np.float64) - 0.3
   assert abs(x.std() - 1) < 5 / np.sqrt(2 * x.size)
   assert abs(x.mean()) < 5 / np.sqrt(x.size)
@@ -173,20 +175,20 @@ def test_snap_is_exact_idempotent_and_keeps_what_is_too_large():
 @pytest.mark.slow
 def test_p17_steps_leaves_and_keys_share_no_noise_and_a_state_repeats():
   tree = {"a": jnp.zeros(3000), "b": jnp.zeros(3000)}
-  first, state = noise.add_gaussian(noise.init(_KEY), tree, 1.0)
+  first, state = noise.add_gaussian(gaussian.init(_KEY), tree, 1.0)
   second, _ = noise.add_gaussian(state, tree, 1.0)
-  other, _ = noise.add_gaussian(noise.init(source.new_key(release=True)), tree, 1.0)
+  other, _ = noise.add_gaussian(gaussian.init(source.new_key(release=True)), tree, 1.0)
   draws = [first["a"], first["b"], second["a"], second["b"], other["a"]]
   off = np.corrcoef(np.stack(draws)) - np.eye(5)
   assert np.abs(off).max() < 5 / np.sqrt(3000)
-  again, _ = noise.add_gaussian(noise.init(_KEY), tree, 1.0)
+  again, _ = noise.add_gaussian(gaussian.init(_KEY), tree, 1.0)
   np.testing.assert_array_equal(again["a"], first["a"])
 
 
 @pytest.mark.long
 def test_noise_of_a_release_key_survives_jit_and_float64_sums(x64):
   step = jax.jit(lambda state, tree: noise.add_gaussian(state, tree, 2.0))
-  out, state = step(noise.init(_KEY), jnp.ones(10, jnp.float64))
+  out, state = step(gaussian.init(_KEY), jnp.ones(10, jnp.float64))
   assert out.dtype == jnp.float64 and int(state.draws) == 1
   assert source.is_release(source.from_words(state.key))
 

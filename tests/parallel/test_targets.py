@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax import gradients, models
+from dpjax import models
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
@@ -23,7 +23,8 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, for_target
-from dpjax.federated import execution
+from dpjax.federated.execution.named import auto_clients
+from dpjax.gradients.device_mesh import mesh_of
 from dpjax.parallel import programs, targets
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -102,9 +103,9 @@ def test_the_command_says_what_it_needs():
 
 def test_a_mesh_larger_than_the_machine_is_refused(on_cpu):
   with targets.compiling_for(on_cpu):
-    assert gradients.mesh_of("data:1").size == 1
+    assert mesh_of("data:1").size == 1
     with refuses("mesh"):
-      gradients.mesh_of("data:2")
+      mesh_of("data:2")
 
 
 def test_a_block_makes_its_programs_for_the_target(on_cpu):
@@ -113,7 +114,7 @@ def test_a_block_makes_its_programs_for_the_target(on_cpu):
   with targets.compiling_for(on_cpu):
     assert targets.platform() == "gpu"
     assert dpjax.gradients.explain(loss, jnp.ones(2), jnp.ones(2)).platform == "gpu"
-    assert execution.auto_clients()(None, None).__class__.__name__ == "Blocks"
+    assert auto_clients()(None, None).__class__.__name__ == "Blocks"
   assert targets.platform() == "cpu"
 
 

@@ -11,6 +11,7 @@ import shutil
 import pytest
 
 from dpjax import accounting, pictures
+from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.experiments.plots import csv_tables, redraw
 from dpjax.validate import UserError
 from tests import commands
@@ -205,7 +206,7 @@ def test_epsilon_between_two_evaluations_is_the_accountants(tmp_path):
     n: accounting.epsilon(accounting.composed(step, n), delta=1e-5, accountant="rdp")
     for n in (100, 450, 900)
   }
-  charge = {"event": accounting.event_to_json(step), "num_steps": 900}
+  charge = {"event": event_to_json(step), "num_steps": 900}
   result = guarantee | {
     "epsilon": cost[900], "accountant": "rdp", "ledger": {"charges": [charge]},
     "dataset": "d", "method": "dp_sgd", "test_accuracy": 0.5,

@@ -29,9 +29,9 @@ import pytest
 import dpjax
 from dpjax import attacks, data, losses, training
 from dpjax.attacks import allowed
+from dpjax.data import resident
 from dpjax.validate import UserError
-from dpjax.zoo import datasets
-from dpjax.zoo.datasets import shakespeare_lines
+from dpjax.zoo.datasets import shakespeare, shakespeare_lines
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks" / "exposure"
 _LENGTH = 40
@@ -50,13 +50,11 @@ _SECRETS = np.random.default_rng(4711).integers(0, _FORMS[0].num_secrets, len(_F
 # Epsilon; None: no noise, and no clipping that counts.
 _TRAININGS = {"none": None, "clipping": 0.0, "epsilon 8": 8.0, "epsilon 1": 1.0}
 _MODEL = dpjax.zoo.networks.build(
-  "transformer", num_classes=datasets.shakespeare.VOCAB_SIZE, num_layers=1, num_heads=4,
+  "transformer", num_classes=shakespeare.VOCAB_SIZE, num_layers=1, num_heads=4,
   features=64, max_length=_LENGTH,
 )  # fmt: skip
-_LOSS = losses.next_token(_MODEL.apply, padding_id=datasets.shakespeare.PADDING)
-_SCORE = losses.next_token(
-  _MODEL.apply, padding_id=datasets.shakespeare.PADDING, reduction="sum"
-)
+_LOSS = losses.next_token(_MODEL.apply, padding_id=shakespeare.PADDING)
+_SCORE = losses.next_token(_MODEL.apply, padding_id=shakespeare.PADDING, reduction="sum")
 
 
 def _copies(place):
@@ -97,8 +95,8 @@ def _trained(name):
   lines, others = _text()
   plan = _plan(_TRAININGS[name], len(lines))
   y = np.zeros(len(lines), np.int32)
-  records = data.resident(
-    data.from_arrays(lines, y, num_classes=datasets.shakespeare.VOCAB_SIZE)
+  records = resident.resident(
+    data.from_arrays(lines, y, num_classes=shakespeare.VOCAB_SIZE)
   )
   algorithm = training.dp_sgd(_LOSS, plan, optax.adam(3e-3), noise_key=jax.random.key(1))
   state = algorithm.init(_MODEL.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
@@ -106,7 +104,7 @@ def _trained(name):
   for batch in plan.batches(records, rng=0):
     state, _ = step(state, batch)
   total = attacks.sequence_losses(_SCORE, state.params, others).sum()
-  tokens = np.sum(others[:, 1:] != datasets.shakespeare.PADDING)
+  tokens = np.sum(others[:, 1:] != shakespeare.PADDING)
   return plan, state.params, float(np.exp(total / tokens))
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from dpjax import attacks, data, federated, losses, models, trees
+from dpjax.attacks import reconstructions
 from dpjax.types import Example
 from dpjax.validate import UserError
 
@@ -67,7 +68,7 @@ def run(count=_COUNT, sigmas=(0.0, 1e-4, 1e-3, 1e-2), tell=print):
       right += int(labels[0] == truth.y[0])
       made = attack(seen, labels, key=key)
       found.append(made.x[0])
-      error = attacks.mse(truth.x, made.x)[0]
+      error = reconstructions.mse(truth.x, made.x)[0]
       tell(f"sigma {sigma:g}, image {place}: MSE {error:.2e}, {made.objective:.2e}")
     x, found = np.concatenate([truth.x for truth in truths]), np.stack(found)
     rows = attacks.success(attacks.fidelity(x, found))

@@ -15,6 +15,7 @@ import pytest
 import dpjax
 from dpjax import attacks, training
 from dpjax.attacks import signals
+from dpjax.attacks.roc import curve_of, rate_at
 
 _N = 500
 
@@ -50,7 +51,7 @@ def found():
   rates = {}
   for name, attack in attacks.MEMBERSHIP_ATTACKS.items():
     pooled = np.concatenate([attack(evidence) for evidence, _ in targets])
-    rates[name] = attacks.rate_at(attacks.curve_of(pooled, members), 0.01).tpr
+    rates[name] = rate_at(curve_of(pooled, members), 0.01).tpr
   return rates
 
 

@@ -27,7 +27,9 @@ import pytest
 
 import dpjax
 from dpjax import attacks, data, training
-from dpjax.attacks import class_inversion
+from dpjax.attacks import class_inversion, extraction
+from dpjax.attacks.answer_inversion import judge_decoder
+from dpjax.attacks.fitting import Fit
 from dpjax.metrics import accuracy
 from dpjax.validate import UserError
 
@@ -74,7 +76,7 @@ def _judge(records, seed=5):
     return -jnp.mean(logits[jnp.arange(len(batch.y)), batch.y])
 
   first = model.init(jax.random.key(seed), jnp.zeros((1, *_SHAPE)))
-  return model.apply, attacks.Fit(800, 2e-3, 128)(loss, first, records[:], seed=1)
+  return model.apply, Fit(800, 2e-3, 128)(loss, first, records[:], seed=1)
 
 
 def _inverted(params, own, judge, truth):
@@ -84,21 +86,21 @@ def _inverted(params, own, judge, truth):
   found = find(
     _MODEL.apply, params, _SHAPE, classes=range(10), count=20, key=jax.random.key(3)
   )
-  return found, attacks.judge_inversion(found, *judge, truth, target=params)
+  return found, class_inversion.judge_inversion(found, *judge, truth, target=params)
 
 
 def _decoded(params, own, test):
-  door = attacks.ask(_MODEL.apply, params)
-  invert = attacks.AnswerInversion(fit=attacks.Fit(steps=3000, batch_size=128))
+  door = extraction.ask(_MODEL.apply, params)
+  invert = attacks.AnswerInversion(fit=Fit(steps=3000, batch_size=128))
   decoder = invert(door(own.x), own.x, seed=0)
   means = class_inversion.class_means(own, range(10))
-  return attacks.judge_decoder(decoder, door(test.x), test.x, class_means=means)
+  return judge_decoder(decoder, door(test.x), test.x, class_means=means)
 
 
 def _copied(params, queries, test, labels_only):
-  student = attacks.Extraction(_MODEL.apply, _INIT, attacks.Fit(steps=1500, batch_size=128))
-  door = attacks.ask(_MODEL.apply, params, labels_only=labels_only)
-  return attacks.extraction_curve(
+  student = attacks.Extraction(_MODEL.apply, _INIT, Fit(steps=1500, batch_size=128))
+  door = extraction.ask(_MODEL.apply, params, labels_only=labels_only)
+  return extraction.extraction_curve(
     student, door, queries, test.x, num_queries=_QUERIES, seed=0
   )
 

@@ -24,6 +24,7 @@ from dpjax.experiments.kinds.secure import noisy_model
 from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
 from dpjax.experiments.run import loop
 from dpjax.secure import mpc
+from dpjax.secure.mpc import private_values
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure"
 _EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0, 30.0)
@@ -51,7 +52,7 @@ def on_shares(data):
   config = SecureConfig(task=task)
   loaded = noisy_model.load_data(config)
   first = noisy_model.prepare(config, loaded, None).mechanism
-  shares = mpc.split((first.rows(loaded.x), first.labels(loaded.y)))
+  shares = private_values.split((first.rows(loaded.x), first.labels(loaded.y)))
   trained = mpc.run(first.train, *shares).outputs
   rows = first.rows(loaded.test_x)
 
@@ -61,7 +62,7 @@ def on_shares(data):
     classes = scores.argmax(axis=1) if several else scores[:, 0] >= 0
     return float(np.mean(classes == loaded.test_labels))
 
-  exact = accuracy(mpc.join(*trained))
+  exact = accuracy(private_values.join(*trained))
   yield _row(data, "on shares", "", "none", [exact], l2_sensitivity="", noise_std="")
   for epsilon in _EPSILONS:
     made = first.calibrated(epsilon=epsilon, delta=task.delta)

@@ -25,6 +25,8 @@ import pytest
 
 import dpjax
 from dpjax import attacks, data, federated, pictures
+from dpjax.attacks import robustness
+from dpjax.attacks.poisoning import poisoned_training
 from dpjax.validate import UserError
 
 _CLIENTS, _EACH, _FRACTIONS = 100, 60, (0.1, 0.3)
@@ -54,11 +56,11 @@ def _plan(noise_multiplier):
 
 
 def _against():
-  rows = attacks.defences(_plan(0.0), num_byzantine=20, trim=0.2, num_selected=50)
+  rows = robustness.defences(_plan(0.0), num_byzantine=20, trim=0.2, num_selected=50)
   private = _plan(1.0)
   noisy = federated.central(private, jax.random.key(99))
   name = f"user_level_dp_epsilon_{private.epsilon():.0f}"
-  return {**rows, name: attacks.Defence(noisy, None)}
+  return {**rows, name: robustness.Defence(noisy, None)}
 
 
 _ATTACKS = {
@@ -78,7 +80,7 @@ def run(partition, tell=print):
   loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
 
   def trained(aggregator, attack, attackers):
-    return attacks.poisoned_training(
+    return poisoned_training(
       lambda **lies: federated.fed_avg(
         loss_fn, optax.sgd(0.1), aggregator=aggregator, key=jax.random.key(0), **lies
       ),
@@ -90,7 +92,7 @@ def run(partition, tell=print):
       rng=0,
     )
 
-  return attacks.poisoning_grid(
+  return robustness.poisoning_grid(
     _ATTACKS,
     _against(),
     _FRACTIONS,
@@ -172,7 +174,7 @@ def main():
     "aggregator is made for. Each aggregator as the run has it, nothing else changed.\n"
   )
   for name, outcomes in found.items():
-    text += f"\n## Clients: {name}\n\n{attacks.poisoning_table(outcomes)}"
+    text += f"\n## Clients: {name}\n\n{robustness.poisoning_table(outcomes)}"
   (_OUT / "poisoning.md").write_text(text)
   _picture(rows, _OUT / "poisoning.png")
 

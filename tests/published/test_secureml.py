@@ -21,7 +21,7 @@ import pytest
 
 from dpjax import data
 from dpjax.secure import mpc
-from dpjax.secure.mpc import in_the_clear, secureml
+from dpjax.secure.mpc import in_the_clear, private_values, secureml
 from tests.secure.mpc import test_secureml as small
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure" / "secureml.json"
@@ -51,7 +51,7 @@ def train(epochs=_EPOCHS, steps=None):
   exact = in_the_clear.train(network, x, targets, batches, _RECIPE)
   start = time.monotonic()
   predict = lambda party, *shares: secureml.predict(party, *shares, _RECIPE, to=0)
-  guesses = mpc.run(predict, *mpc.split((found, x_test))).outputs[0]
+  guesses = mpc.run(predict, *private_values.split((found, x_test))).outputs[0]
   return {
     "accuracy_on_shares": float(np.mean(guesses == y_test)),
     "accuracy_plain": float(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import secureml, spu_program
+from dpjax.secure.mpc import private_values, secureml, spu_program
 from dpjax.secure.mpc.spu_jit import secure_jit
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure"
@@ -148,7 +148,7 @@ def _ours(output, repeats=5):
       times.append(time.perf_counter() - start)
       sent.append(party.link.bytes_sent - before)
 
-  mpc.run(program, *mpc.split((network, x, y)))
+  mpc.run(program, *private_values.split((network, x, y)))
   row = {"step": "784-128-128-10, B=128", "by": f"dpjax two-party engine, {output}"}
   row["seconds"] = f"{min(times):.3g}"
   row["megabytes"] = f"{2 * sent[0] / 1e6:.3g}"

@@ -22,6 +22,8 @@ import optax
 import pytest
 
 from dpjax import accounting, attacks, federated, losses, training
+from dpjax.attacks import roc
+from dpjax.attacks.text_from_gradients import tokens_recovered
 from dpjax.federated import placement
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -156,11 +158,11 @@ def attacked(name, count, rank, steps, number):
       found = [list(map(int, near.argmin(axis=1)))]
     else:
       found = _READ(whole, matrices, projects=projects)
-    matches = [attacks.tokens_recovered(truth, found) for truth in truths]
+    matches = [tokens_recovered(truth, found) for truth in truths]
     right += sum(matches)
     total += tokens
     lines_right += sum(list(map(int, truth)) in found for truth in truths)
-  ends = attacks.counted(right, total, 0.95)[2]
+  ends = roc.counted(right, total, 0.95)[2]
   noise = _noise(number)
   return {
     "message": name,

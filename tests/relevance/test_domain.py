@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, relevance
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
@@ -124,7 +125,7 @@ def test_why_a_class_of_its_own_hides_nobody():
   local = rigorous.local_epsilon_for(central, n, 1e-5)
   rng = np.random.default_rng(0)
   of_class_0 = [value + rng.laplace(0, 1 / local, trials) for value in (0.0, 1.0)]
-  scores = auditing.Scores(inside=of_class_0[1], outside=of_class_0[0])
+  scores = Scores(inside=of_class_0[1], outside=of_class_0[0])
   assert auditing.clopper_pearson(scores, delta=1e-5) > 1.8 * central
 
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from dpjax import accounting, data, relevance, trees
+from dpjax.accounting.event_kinds.randomized_response import pure_dp_event
 from dpjax.relevance import adlm, gradient_methods, train
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.zoo import networks
@@ -158,7 +159,7 @@ def test_the_relevance_of_radp_dpsgd_is_paid_for_with_noise(relation):
     gradient_methods.make_plan(job, 200, 2.0, before) for before in (0.0, 0.5)
   )
   assert beside.noise_multiplier > alone.noise_multiplier
-  event = dp_accounting.ComposedDpEvent([accounting.pure_dp_event(0.5), beside.event()])
+  event = dp_accounting.ComposedDpEvent([pure_dp_event(0.5), beside.event()])
   spent = accounting.epsilon(
     event, delta=beside.accounted_delta(1e-5), neighboring_relation=relation,
     accountant=beside.accountant,

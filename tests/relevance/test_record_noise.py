@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import noise as noise_lib
+from dpjax.noise import source
 from dpjax.relevance import labels, record_noise
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -97,7 +97,7 @@ def test_two_records_of_one_id_are_refused_where_labels_lie_too():
 
 @pytest.mark.slow
 def test_release_keys_serve_as_well():
-  key = noise_lib.source.key_from_bytes(bytes(range(32)))
+  key = source.key_from_bytes(bytes(range(32)))
   x = np.zeros((3000, 2), np.float32)
   drawn = record_noise.noisy_records(key, np.arange(3000), x, [1.0, 3.0], grid=None)
   np.testing.assert_allclose(np.abs(drawn).mean(axis=0), [1.0, 3.0], rtol=0.06)

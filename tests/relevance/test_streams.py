@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from dpjax import data, relevance
-from dpjax.relevance import settings, train
+from dpjax.relevance import pipeline, settings, train
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 
 _CLASSES = 3
 _KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
-_WAYS = [(name, "paper") for name in relevance.NAMES] + [("radp", "rigorous")]
+_WAYS = [(name, "paper") for name in pipeline.NAMES] + [("radp", "rigorous")]
 
 
 def _records(n, seed=0):
@@ -95,7 +96,7 @@ def test_p17_two_methods_share_no_noise(monkeypatch):
   assert len(set.union(*drawn)) == sum(map(len, drawn))
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_a_registered_model_is_told_by_what_it_is(name):
   """Noise is bound to the net's repr; an address in it would be another in every process."""
   assert " at 0x" not in repr(networks.build(name, num_classes=_CLASSES))

@@ -18,16 +18,22 @@ import numpy as np
 import optax
 from jax import core
 
-from dpjax import accounting, data, federated, secure, training, trees, validate
+from dpjax import accounting, data, federated, secure, trees, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
-from dpjax.experiments.kinds.central import build, one_release, patch_features
+from dpjax.experiments.kinds.central import (
+  build,
+  one_release,
+  patch_features,
+  scattering_features,
+)
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.training.dp_sgd import TrainState
 from dpjax.types import Example
 from dpjax.validate import UserError
-from dpjax.zoo import networks
 from dpjax.zoo.datasets import digits, pfl, published, registry, shakespeare, tff
 from dpjax.zoo.networks import patches, public_trunks, sentence_encoder
+from dpjax.zoo.networks.scattering import opponent_colours
 
 _KEY = jax.random.key(7)
 _TREE = {"w": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "b": jnp.array([0.1, -3.0])}
@@ -137,7 +143,7 @@ def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
 
 def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np.ndarray]:
   """As many channels as scattering has, in a twinkling."""
-  x = networks.opponent_colours(x) if colours == "opponent" else x
+  x = opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
 
@@ -266,11 +272,9 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(registry, "nominal_size", _nominal),
-    mock.patch.object(
-      registry.datasets.shakespeare, "are_published", lambda data_dir: True
-    ),
+    mock.patch.object(registry.shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
-    mock.patch.object(networks, "scattering_chunks", _chunks),
+    mock.patch.object(scattering_features, "scattering_chunks", _chunks),
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(public_trunks, "trunk_chunks", _trunk),
     mock.patch.object(patches, "patch_chunks", _patches),
@@ -301,11 +305,11 @@ def training_run(config: Any) -> Any:
 
   def spied(loss_fn: Any, plan: Any, tx: Any, **given: Any) -> Any:
     options.update(given, tx=tx)
-    return training.TrainState  # nobody runs it
+    return TrainState  # nobody runs it
 
   def viewed(apply: Any, views: Any, tx: Any, **given: Any) -> Any:
     options.update(given, tx=tx, views=views)
-    return training.TrainState
+    return TrainState
 
   with (
     mock.patch.object(build.training, "dp_sgd", spied),
@@ -364,8 +368,8 @@ def federated_run(config: Any) -> Any:
     mock.patch.object(federate_build, "federated", _Recorder(federated)),
     mock.patch.object(federate_build, "secure", _Recorder(secure)),
     mock.patch.object(fields.Setting, "make", make),
-    mock.patch.object(federate_build.execution, "by_name", by_name),
-    mock.patch.object(federate_build.execution, "process_clients", lambda inner: inner),
+    mock.patch.object(federate_build.named, "by_name", by_name),
+    mock.patch.object(federate_build, "process_clients", lambda inner: inner),
     # whose optimizer moves other parameters here; `_audited` says whether it is watched
     mock.patch.object(federate_build.audit, "watched", lambda config, audited, tx: tx),
     mock.patch.object(federate_build.audit, "seeing", lambda config, audited, alg: alg),

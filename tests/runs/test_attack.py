@@ -11,6 +11,7 @@ import pytest
 from configs.attack import quickstart
 from dpjax import attacks, data
 from dpjax.attacks import allowed
+from dpjax.attacks.difficulty import quantile_regression
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion, members
 from dpjax.experiments.kinds.attack.config import AttackConfig, other
@@ -108,7 +109,7 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
   )
   assert public.shape == (5, len(test))
   scores = [
-    attacks.quantile_regression(
+    quantile_regression(
       odds, features(train), known_log_odds=known, known_features=features(test)
     )
     for odds, known in zip(log_odds, public)

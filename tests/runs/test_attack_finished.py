@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dpjax import attacks
+from dpjax.attacks.roc import Roc, auc_interval
 from dpjax.experiments.kinds.attack import build, finished, members, table
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
@@ -108,11 +108,11 @@ def test_a_defence_is_not_said_to_fail_by_records_that_are_counted_many_times():
   assert members.verdict(weak, None) == "FAILS: members are told apart"
   assert members.verdict(weak, None, num_targets=17) == "not shown to fail"
   assert members.verdict(clear, None, num_targets=17) == "FAILS: members are told apart"
-  low, high = attacks.auc_interval(weak, confidence=0.95, num_targets=17)
+  low, high = auc_interval(weak, confidence=0.95, num_targets=17)
   assert low < 0.5 < 0.526 < high
 
 
 def _through(fpr, tpr, count=4250):
   """The ROC of two straight lines through one point."""
   counts = [np.array([0, round(rate * count), count]) for rate in (fpr, tpr)]
-  return attacks.Roc(np.array([np.inf, 1.0, 0.0]), *counts)
+  return Roc(np.array([np.inf, 1.0, 0.0]), *counts)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from dpjax import attacks
 from dpjax.attacks import allowed
+from dpjax.attacks.roc import curve_of
 from dpjax.experiments.kinds.attack import curves as attack_report
 from tests.refuses import refuses
 
@@ -33,7 +34,7 @@ def test_picture_points_and_table(tmp_path):
 
 def test_axes_are_logarithmic_and_show_all_curves():
   axes = Figure().subplots()
-  constant = attacks.curve_of(np.zeros(10), np.arange(10) < 5)
+  constant = curve_of(np.zeros(10), np.arange(10) < 5)
   attack_report.draw_roc(axes, {"none": constant}, allowed.by_epsilon(1.0, 1e-5))
   assert axes.get_xscale() == axes.get_yscale() == "log"
   assert [line.get_label() for line in axes.lines] == [

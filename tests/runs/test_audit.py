@@ -8,6 +8,8 @@ import pytest
 
 from configs import quickstart
 from dpjax import auditing
+from dpjax.auditing.gradient_canaries import sum_scores
+from dpjax.auditing.lower_bounds import one_run_gaussian
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import AuditConfig
@@ -95,13 +97,13 @@ def test_white_box_canaries_are_as_good_as_ideal_ones_and_leave_the_model_alone(
   step = jax.jit(built.algorithm.step)
   for batch in plan.batches(built.train, rng=0):
     state, _ = step(state, batch)
-  found = auditing.sum_scores(state, built.canaries)
+  found = sum_scores(state, built.canaries)
   unit = plan.l2_bound / plan.normalize_by
   for part, mean in ((found.inside, 4 * unit), (found.outside, 0.0)):
     std = 2 * plan.noise_multiplier * unit  # of four steps
     assert abs(part.mean() - mean) < 5 * std / np.sqrt(part.size)
     assert abs(part.std() / std - 1) < 5 / np.sqrt(2 * part.size)
-  bound = auditing.one_run_gaussian(found, delta=1e-5)
+  bound = one_run_gaussian(found, delta=1e-5)
   assert 1.5 < bound <= plan.epsilon()
   assert set(state.params) == {"model", "canaries"}
   ordinary = built.train.subset(built.train.y < 10)

@@ -9,6 +9,7 @@ import pytest
 
 from dpjax import federated
 from dpjax.experiments.run import checkpoint, loop
+from dpjax.parallel.client_states import OnDisk
 from tests.federated import problems
 from tests.refuses import refuses
 from tests.runs.test_federate import _NONE, _config
@@ -79,7 +80,7 @@ def test_killed_between_rows_and_checkpoint_it_goes_on_elsewhere_bit_for_bit(tmp
       _went(init, one_round, cohorts, tmp_path / str(number), on_disk=number % 2 == 0)
     (tmp_path / str(number)).rename(tmp_path / str(number + 1))
   found, _ = _went(init, one_round, cohorts, tmp_path / "3", on_disk=True)
-  assert isinstance(found.memories, federated.OnDisk)
+  assert isinstance(found.memories, OnDisk)
   assert _bits(found) == _bits(whole)
 
 

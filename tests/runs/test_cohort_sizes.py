@@ -17,6 +17,7 @@ from dpjax.experiments.kinds.federated.config import AGGREGATORS
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
 from dpjax.federated.aggregation import RoundRefused
+from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
 _ROBUST = [name for name, row in described.aggregators().items() if not row.is_mean]
@@ -120,7 +121,7 @@ def test_drop_outs_that_leave_no_round_are_refused_and_others_are_simulated():
 _MADE = {name: row.make(**row.options) for name, row in described.aggregators().items()} | {
   "multi-krum": federated.krum(1, num_selected=9),
   "krum of 3": federated.krum(3),
-  "secure": secure.secure_mean(secure.sums.PlainSum(min_survivors=4), secure.Encoding(64)),
+  "secure": secure.secure_mean(secure.sums.PlainSum(min_survivors=4), Encoding(64)),
 }
 
 

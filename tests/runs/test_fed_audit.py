@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dpjax import federated
-from dpjax.auditing import Scores
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import audit, build
 from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
 from dpjax.experiments.run import loop, writers
-from dpjax.secure import SkellamSum
+from dpjax.secure.distributed_noise import SkellamSum
 from tests.refuses import refuses
 from tests.runs import descriptions
 from tests.runs.stops import stop_after

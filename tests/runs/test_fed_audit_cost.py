@@ -20,6 +20,7 @@ from dpjax import federated
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import audit, build, privacy
 from dpjax.experiments.run import loop
+from dpjax.federated.round import params_of
 from tests import commands, pages
 
 _SEEDS = (0, 1, 2)
@@ -130,7 +131,7 @@ def test_rounds_with_canaries_teach_the_model_what_rounds_without_them_do():
     cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
     for cohort in audit.marked(run.audited, cohorts):
       state, _ = run.algorithm.round(state, cohort)
-    models.append(audit.of_model(run.audited, federated.params_of(state)))
+    models.append(audit.of_model(run.audited, params_of(state)))
   moved = jax.tree.map(lambda leaf: float(np.abs(leaf).max()), models[0])
   assert max(jax.tree.leaves(moved)) > 0.01
   jax.tree.map(

@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import federated, noise
+from dpjax import federated
 from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
+from dpjax.federated.round import params_of
+from dpjax.noise import source
 from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
@@ -69,10 +71,10 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   state = fed.algorithm.init(fed.params, fed.federation.num_clients)
   cohorts = federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)
   new, _ = fed.algorithm.round(state, next(iter(cohorts)))
-  step = noise.source.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
+  step = source.grid_step(fed.plan.noise_multiplier * fed.plan.l2_bound)
   moved = jax.tree.map(
     lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64),
-    federated.params_of(new), fed.params,
+    params_of(new), fed.params,
   )  # fmt: skip
   for leaf in jax.tree.leaves(moved):
     cells = leaf * fed.plan.normalize_by / step

@@ -18,7 +18,7 @@ import optax
 import pytest
 
 from dpjax import Plan, PoissonSampler, accounting, training
-from dpjax.accounting import trade_off_files
+from dpjax.accounting import attack_bounds, trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, guarantee, job, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
@@ -98,7 +98,7 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   profile = _PLAN.privacy_profile()
   assert result["tpr_at_fpr_0.01"] == accounting.true_positive_rate(profile, 0.01)
   assert result["mu"] == accounting.pairs_of(profile, 1e-5).mu(1e-5)
-  assert result["max_advantage"] == accounting.advantage(profile)
+  assert result["max_advantage"] == attack_bounds.advantage(profile)
   assert f", mu={accounting.upper(result['mu'])}, TPR at most" in guarantee.summary(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import accounting, mechanisms
+from dpjax import mechanisms
 from dpjax.accounting import Ledger
+from dpjax.accounting.event_kinds import elements
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, one_release, privacy
@@ -81,9 +82,7 @@ def test_statistics_of_the_inputs_are_part_of_the_same_epsilon(loaded, tmp_path)
   result, params = _trained(config, tmp_path / "run", loaded)
   assert 3.9 < result["epsilon"] <= 4.0
   charge = Ledger.from_json(result["ledger"]).charges[0].event
-  multipliers = [
-    getattr(part, "noise_multiplier", 0.0) for part in accounting.parts(charge)
-  ]
+  multipliers = [getattr(part, "noise_multiplier", 0.0) for part in elements.parts(charge)]
   assert pytest.approx(2 / 2**0.5) in multipliers
   assert result["noise_multiplier"] in [pytest.approx(value) for value in multipliers]
   assert "statistics/mean" in params
@@ -166,7 +165,7 @@ def test_empty_records_are_left_out(loaded):
 )
 def test_what_is_not_proved_or_read_is_refused_in_one_line(changes, field):
   if changes.get("augmentation"):
-    changes = {"augmentation": next(iter(build.training.AUGMENTATIONS))}
+    changes = {"augmentation": next(iter(build.AUGMENTATIONS))}
   with refuses(field) as caught:
     build.check(_config(**changes))
   assert "\n" not in str(caught.value)

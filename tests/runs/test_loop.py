@@ -19,13 +19,13 @@ import pytest
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax import noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.noise.gaussian import key_id
 from dpjax.relevance import Rigorous
 from tests.refuses import refuses
 from tests.runs.stops import die, sigterm, stop_after
@@ -478,7 +478,7 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
   assert not made
   if not kind.subfolder:
     charge = result["ledger"]["charges"][0]
-    assert charge["noise_key_id"] == noise.key_id(kept.noise) and charge["first_step"] == 0
+    assert charge["noise_key_id"] == key_id(kept.noise) and charge["first_step"] == 0
 
 
 @pytest.mark.cases(
@@ -494,7 +494,7 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
     with pytest.raises(KeyboardInterrupt):
       kind.go(tmp_path / "run", config)
   kind.go(tmp_path / "run", config)
-  ids = [noise.key_id(one.noise) for one in made]
+  ids = [key_id(one.noise) for one in made]
   assert len(ids) == 2 and ids[0] != ids[1]
 
 
@@ -514,7 +514,7 @@ def test_p18_two_runs_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   (kind, config), made = _secret(name), _made(monkeypatch)
   results = [kind.go(tmp_path / folder, config) for folder in "ab"]
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
-  assert noise.key_id(made[0].noise) != noise.key_id(made[1].noise)
+  assert key_id(made[0].noise) != key_id(made[1].noise)
   held = run_keys.to_json(made[0])
   words = list(held.values())
   assert len(words) == 3 and all(len(word) >= 32 for word in words)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import noise
 from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.ignored import WouldBeIgnored
@@ -25,6 +24,8 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import dry_run, loop, run_keys
 from dpjax.experiments.run.guarantee import REPEATED
 from dpjax.experiments.sweeps import grid
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
 from tests.runs import small_configs
 
@@ -44,9 +45,7 @@ def _draw(config):
 
 def _correlation(one, other):
   """Returns the correlation of the noise of two runs, in standard deviations of its law at 0."""
-  draws = [
-    noise.source.gaussian(keys.noise, jnp.zeros(_NUMBERS), 1.0) for keys in (one, other)
-  ]
+  draws = [source.gaussian(keys.noise, jnp.zeros(_NUMBERS), 1.0) for keys in (one, other)]
   return abs(float(np.corrcoef(*map(np.asarray, draws))[0, 1])) * np.sqrt(_NUMBERS)
 
 
@@ -86,7 +85,7 @@ def test_runs_that_open_weights_with_noise_have_keys_of_their_own():
   """`launch.account` refuses two runs of one key, as if their noise were the same."""
   config = fields.replace_all(SecureConfig(), {"task": {"name": "noisy_model"}})
   one, other = (secure_build.build(config).new_keys() for _ in range(2))
-  assert noise.key_id(one.noise) != noise.key_id(other.noise)
+  assert key_id(one.noise) != key_id(other.noise)
 
 
 @pytest.mark.parametrize("noise_seed", [None, 3])

@@ -29,7 +29,7 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics, noisy_means
-from dpjax.zoo import networks
+from dpjax.mechanisms.whitening import Spread
 from tests.refuses import refuses
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}
@@ -141,7 +141,7 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
   assert result["normalization"] == "private_whitening"
   held = dict(np.load(tmp_path / "whole" / "params.npz"))
   names = {name.removeprefix("statistics/") for name in held if "statistics" in name}
-  assert names == set(mechanisms.Spread._fields)
+  assert names == set(Spread._fields)
 
 
 @pytest.mark.long
@@ -402,7 +402,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   def chunks(images, **seen):
     yield from np.array_split(np.zeros((len(images), 2, 2, 3), np.float32), 7)
 
-  monkeypatch.setattr(networks, "scattering_chunks", chunks)
+  monkeypatch.setattr(scattering_features, "scattering_chunks", chunks)
   said = []
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)

@@ -39,8 +39,7 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
 from dpjax.validate import UserError
-from dpjax.zoo import datasets
-from dpjax.zoo.datasets import published
+from dpjax.zoo.datasets import published, registry
 from tests.refuses import refuses
 from tests.runs import descriptions, published_runs
 
@@ -486,7 +485,7 @@ def test_data_far_from_the_declared_number_are_refused():
 
 
 def test_published_data_declare_their_own():
-  for name, split in datasets.EMBEDDED.items():
+  for name, split in registry.EMBEDDED.items():
     if name == "digits":
       assert data.load(name)[0].nominal_size == len(split()[0])
   assert data.load("digits", num_examples=1437)[0].nominal_size == 1437

@@ -3,10 +3,11 @@
 import pytest
 
 from configs import quickstart
-from dpjax import gradients, noise
+from dpjax import gradients
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import loop, run_keys, writers
+from dpjax.noise import source
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -68,7 +69,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   grads = gradients.stacked({"w": jax.random.normal(jax.random.key(0), (4, 500))})
   params = {"w": jnp.zeros(500)}
   update, _ = tx.update(grads, tx.init(params), params, mask=jnp.ones(4, bool))
-  step = noise.source.grid_step(plan.noise_multiplier * plan.l2_bound)
+  step = source.grid_step(plan.noise_multiplier * plan.l2_bound)
   cells = np.asarray(update["w"], np.float64) * plan.normalize_by / step
   np.testing.assert_allclose(cells, np.round(cells), atol=1e-4)
 

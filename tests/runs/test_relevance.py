@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import auditing, noise, relevance
+from dpjax import auditing, relevance
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import build as relevance_build
@@ -15,7 +15,10 @@ from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, Relev
 from dpjax.experiments.run import checkpoint, guarantee, loop, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import claims, experiment
+from dpjax.noise import source
 from dpjax.relevance import Paper, Rigorous, rigorous
+from dpjax.relevance.inputs import Outcome, RecordNoise
+from dpjax.relevance.privacy import Privacy
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -85,7 +88,7 @@ def test_noise_comes_from_a_seed_only_where_it_is_said():
   for mode in ("paper", "rigorous"):
     config = _config(mode=mode)
     assert not same(config) and same(dataclasses.replace(config, noise_seed=1))
-    assert noise.source.is_release(key(config)) == (mode == "rigorous")
+    assert source.is_release(key(config)) == (mode == "rigorous")
   assert same(_config(method="no_dp"))
 
 
@@ -303,11 +306,9 @@ def _bound(job, outcome, num_trials=4000):
 
 
 def _noise(scales, beta, clip=None):
-  made = relevance.RecordNoise(
-    (2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip
-  )
-  privacy = relevance.Privacy("none", None, None, None)
-  return relevance.Outcome(None, None, None, privacy, 0, None, noise=made)
+  made = RecordNoise((2, 2, 1), beta, scales, "laplace", grid=2.0**-6, l1_clip=clip)
+  privacy = Privacy("none", None, None, None)
+  return Outcome(None, None, None, privacy, 0, None, noise=made)
 
 
 class _Job:

@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import data
 from dpjax.accounting import Ledger
+from dpjax.data.text import encode_text
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import checkpoint, loop, writers
 from tests.refuses import refuses
@@ -162,7 +163,7 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   )
   with refuses("model.name"):
     loop.train(config, tmp_path / "images")
-  tokens = data.encode_text(["the cat sat", "a dog ran off"] * 40, max_length=12)
+  tokens = encode_text(["the cat sat", "a dog ran off"] * 40, max_length=12)
   dataset = data.from_arrays(
     tokens, np.zeros(80, int), num_classes=1, vocab_size=256, nominal_size=80
   )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, sampling
+from dpjax.accounting.event_kinds import elements
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -160,7 +161,7 @@ def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
   plan = _plan(sampler="with_replacement", neighboring_relation=relation)
   noise = accounting.gaussian_event(4.0)
   step = accounting.with_replacement_event(noise, num_examples=_N, batch_size=50)
-  assert accounting.parts(plan.event()) == {step: 40}
+  assert elements.parts(plan.event()) == {step: 40}
   assert plan.sampler.only_size == (_N if relation == "replace_one" else None)
   without = _plan(
     sampler="fixed_size", neighboring_relation=relation, accountant="pld"

@@ -21,12 +21,15 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
-from dpjax.zoo import datasets, networks
+from dpjax.zoo import networks
+from dpjax.zoo.datasets import shakespeare
 from dpjax.zoo.datasets.shakespeare_lines import blocks_of, tokens_of
+from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.gpt2 import save_gpt2
 from tests.refuses import refuses
 
 _OPTIONS = dict(num_layers=1, num_heads=2, features=8, max_length=7, norm_epsilon=1e-5)
-_MODEL = networks.Transformer(vocab_size=datasets.shakespeare.VOCAB_SIZE, **_OPTIONS)
+_MODEL = networks.Transformer(vocab_size=shakespeare.VOCAB_SIZE, **_OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def weights(tmp_path_factory):
   tokens = jnp.zeros((1, 7), jnp.int32)
   params = jax.jit(_MODEL.init)(jax.random.key(5), tokens)
   path = tmp_path_factory.mktemp("weights") / "base.safetensors"
-  networks.save_gpt2(path, _MODEL, params)
+  save_gpt2(path, _MODEL, params)
   return path
 
 
@@ -56,7 +59,7 @@ def _config(weights, **changed):
 def _datasets(blocks=False):
   lines = tokens_of([f"ab{i:02}" for i in range(12)], 7)
   x = blocks_of(lines, 3) if blocks else lines
-  size = datasets.shakespeare.VOCAB_SIZE
+  size = shakespeare.VOCAB_SIZE
   labels = np.zeros(len(x), np.int32)
   make = lambda split: data.Dataset(x, labels, "lines", size, split, size)
   # Private runs on a user's own data need a declared size.
@@ -88,9 +91,7 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   # edited weights are another run: the folder is refused
   held = weights.read_bytes()
   try:
-    networks.save_gpt2(
-      weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}}
-    )
+    save_gpt2(weights, _MODEL, {"params": after | {"block_0": _block(after, kernel)}})
     with pytest.raises(UserError, match="pretrained: is not the file"):
       loop.train(config, tmp_path / "run", data=_datasets())
   finally:
@@ -147,7 +148,7 @@ def test_published_weights_are_tuned_by_flag(layout, tmp_path):
   kinds = {"bert": "bert", "basic": "resnet", "hugging_face": "vit"}
   options = {
     name: getattr(case.model, name)
-    for name in networks.options(kinds[layout])
+    for name in registry.options(kinds[layout])
     if getattr(case.model, name) is not None
   }
   config = TrainConfig(

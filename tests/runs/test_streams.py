@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax import data, noise
+from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
@@ -31,6 +31,8 @@ from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import experiment, grid
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.runs.stops import die, stop_after
@@ -121,11 +123,11 @@ def _digest_of(kind, config, folder):
 
 
 def _secret(random):
-  return {noise.key_id(random.noise), noise.key_id(random.local), random.sampler}
+  return {key_id(random.noise), key_id(random.local), random.sampler}
 
 
 def _public(random):
-  return noise.key_id(random.init), random.order
+  return key_id(random.init), random.order
 
 
 # --- the digest
@@ -140,8 +142,8 @@ def test_p46_two_runs_of_one_config_share_neither_noise_nor_batches(kind, change
   one, other = job.new_keys(), job.new_keys()
   assert len(_secret(one)) == 3 and _secret(one).isdisjoint(_secret(other))
   assert _public(one) == _public(other)  # of the seed alone
-  assert noise.key_id(one.init) not in _secret(one)
-  assert all(map(noise.source.is_release, (one.noise, one.local))) == bool(changes)
+  assert key_id(one.init) not in _secret(one)
+  assert all(map(source.is_release, (one.noise, one.local))) == bool(changes)
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -333,7 +335,7 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
   _write(tmp_path)
   result = _run(kind, config, workdir, tmp_path)
   kept = run_keys.from_meta(config.seed, held)
-  assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
+  assert result["ledger"]["charges"][0]["noise_key_id"] == key_id(kept.noise)
 
 
 @pytest.mark.cases(long=["federated"], slow=...)

@@ -10,8 +10,11 @@ import pytest
 
 import dpjax
 from dpjax import accounting
-from dpjax.accounting import Ledger
-from dpjax.auditing.games import play, registry, samplers
+from dpjax.accounting import Ledger, proved
+from dpjax.auditing.games import registry, samplers
+from dpjax.auditing.games.game import play
+from dpjax.sampling.registry import SAMPLERS
+from dpjax.sampling.samplers import assumption
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -92,7 +95,7 @@ def test_plan_and_ledger_take_it_as_it_is(halves):
 
 
 def test_every_row_is_a_public_name():
-  for kind in dpjax.sampling.SAMPLERS.values():
+  for kind in SAMPLERS.values():
     assert getattr(dpjax.sampling, kind.__name__, None) is kind, (
       f"dpjax/sampling/__init__.py must import {kind.__name__}"
     )
@@ -118,8 +121,8 @@ def test_without_relations_nothing_is_proved(halves, monkeypatch):
 
 def test_relations_that_are_set_on_an_object_are_the_word_of_who_set_them():
   sampler = dpjax.ShuffledSampler(2, 4)
-  assert not dpjax.sampling.assumption(sampler)
-  vars(sampler)["relations"] = accounting.RELATIONS
-  assert dpjax.sampling.assumption(sampler)
+  assert not assumption(sampler)
+  vars(sampler)["relations"] = proved.RELATIONS
+  assert assumption(sampler)
   without = dpjax.ShuffledSampler(2)
-  assert without.proved_under == () and not dpjax.sampling.assumption(without)
+  assert without.proved_under == () and not assumption(without)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import accounting, sampling
+from dpjax.accounting.event_kinds.bounded_contribution import bounded_contribution_event
 from dpjax.plan import Plan
 from dpjax.sampling import BoundedContributionSampler, bound_contributions
 from tests.refuses import refuses
@@ -60,7 +61,7 @@ def test_no_user_is_farther_from_nothing_than_proved(vectors, prob, z):
   grid = np.linspace(-24, 24, 6001)
   here = _sum_law(vectors, prob, z, grid)
   there = stats.norm.pdf(grid, 0.0, z)
-  event = accounting.bounded_contribution_event(
+  event = bounded_contribution_event(
     accounting.gaussian_event(z), sampling_prob=prob, max_contribution=len(vectors)
   )
   for epsilon in (0.0, 0.5, 2.0):
@@ -75,15 +76,13 @@ def test_one_example_each_is_poisson_sampling_and_all_of_them_is_one_sum():
     return accounting.delta(event, epsilon=epsilon, neighboring_relation="replace_special")
 
   noise = accounting.gaussian_event(2.0)
-  one = accounting.bounded_contribution_event(noise, sampling_prob=0.2, max_contribution=1)
+  one = bounded_contribution_event(noise, sampling_prob=0.2, max_contribution=1)
   poisson = accounting.poisson_sampled_event(noise, sampling_prob=0.2)
   assert delta(one) == pytest.approx(delta(poisson), rel=1e-3)
   # The wrong law: a user of four examples accounted as one of them.
-  four = accounting.bounded_contribution_event(noise, sampling_prob=0.2, max_contribution=4)
+  four = bounded_contribution_event(noise, sampling_prob=0.2, max_contribution=4)
   assert delta(four) > 5 * delta(one)
-  every = accounting.bounded_contribution_event(
-    noise, sampling_prob=1.0, max_contribution=4
-  )
+  every = bounded_contribution_event(noise, sampling_prob=1.0, max_contribution=4)
   whole = accounting.gaussian_event(0.5)
   assert delta(whole) * (1 - 1e-9) <= delta(every) <= delta(whole) * 1.001 + 1e-9
 
@@ -93,7 +92,7 @@ def test_one_example_each_is_poisson_sampling_and_all_of_them_is_one_sum():
   [(64, 1e-9, 1.0), (8, 0.5, 1e-3), (256, 0.01, 1e6), (16, 0.01, 20.0), (8, 1.0, 50.0)],
 )
 def test_extreme_numbers_give_a_bound(most, prob, z):
-  event = accounting.bounded_contribution_event(
+  event = bounded_contribution_event(
     accounting.gaussian_event(z), sampling_prob=prob, max_contribution=most
   )
   found = accounting.epsilon(event, delta=1e-6, neighboring_relation="replace_special")

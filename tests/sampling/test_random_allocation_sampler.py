@@ -6,6 +6,9 @@ import pytest
 
 import dpjax
 from dpjax import accounting, sampling
+from dpjax.accounting import overflow
+from dpjax.accounting.event_kinds import elements
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from tests.refuses import refuses
@@ -43,13 +46,13 @@ def _plan(**changes):
 
 def test_a_plan_is_charged_a_pass_at_its_first_step():
   plan = _plan()
-  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
-  assert accounting.parts(plan.event()) == {once: 2}
-  assert accounting.parts(plan.event(5)) == {once: 2}
-  assert accounting.parts(plan.event(4)) == {once: 1}
+  once = random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  assert elements.parts(plan.event()) == {once: 2}
+  assert elements.parts(plan.event(5)) == {once: 2}
+  assert elements.parts(plan.event(4)) == {once: 1}
   assert plan.accountant == "pld"
   assert plan.epsilon(steps=1) == plan.epsilon(steps=4) < plan.epsilon(steps=5)
-  left = plan.delta * (1 - accounting.overflow.OVERFLOW_SHARE)
+  left = plan.delta * (1 - overflow.OVERFLOW_SHARE)
   assert plan.epsilon() == accounting.epsilon(accounting.composed(once, 2), delta=left)
   assert "drawn uniformly on its own, anew in each pass" in " ".join(
     plan.statement().split()

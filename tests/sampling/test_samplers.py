@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import sampling
+from dpjax.sampling import batches
+from dpjax.sampling.draws import generator
 from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -70,10 +72,10 @@ def test_p16_a_draw_depends_on_seed_and_step_alone(seed, step):
   first = sampler.draw(50, seed=seed, step=step)
   np.testing.assert_array_equal(first, sampler.draw(50, seed=seed, step=step))
   assert not np.array_equal(
-    sampling.generator(seed, step).random(4), sampling.generator(seed, step + 1).random(4)
+    generator(seed, step).random(4), generator(seed, step + 1).random(4)
   )
   assert not np.array_equal(
-    sampling.generator(seed, step).random(4), sampling.generator(seed + 1, step).random(4)
+    generator(seed, step).random(4), generator(seed + 1, step).random(4)
   )
 
 
@@ -109,7 +111,7 @@ def test_overflow_probability_against_simulation_and_fitted_capacity():
 
 def test_p8_an_empty_draw_is_a_batch_like_any_other():
   drawn = sampling.PoissonSampler(1e-9, 4).draw(10, seed=0, step=0)
-  indices, mask = sampling.pad(drawn, 4)
+  indices, mask = batches.pad(drawn, 4)
   assert drawn.size == 0 and indices.shape == mask.shape == (4,) and not mask.any()
 
 

@@ -6,16 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import sampling
+from dpjax.sampling import batches as batches_lib
+from dpjax.sampling.batches import rows_of_slice
 from tests.refuses import refuses
 
 
 @given(slots=st.integers(1, 60), count=st.integers(1, 9), share=st.floats(0, 1))
 def test_p15_every_drawn_example_is_in_exactly_one_slice(slots, count, share):
   drawn = np.sort(np.random.default_rng(0).permutation(1000)[: int(share * slots)])
-  parts = list(sampling.slices(drawn, slots, count))
+  parts = list(batches_lib.slices(drawn, slots, count))
   assert len(parts) == count
-  assert {len(i) for i, _ in parts} == {sampling.rows_of_slice(slots, count)}
+  assert {len(i) for i, _ in parts} == {rows_of_slice(slots, count)}
   taken = np.concatenate([indices[mask] for indices, mask in parts])
   np.testing.assert_array_equal(taken, drawn)
 
@@ -53,4 +54,4 @@ def test_p15_in_a_plans_trace_no_example_appears_twice_in_a_logical_step():
 @pytest.mark.parametrize("slices", [0, -1, 1.5, True])
 def test_wrong_numbers_of_slices_are_refused(slices):
   with refuses("slices"):
-    sampling.rows_of_slice(10, slices)
+    rows_of_slice(10, slices)

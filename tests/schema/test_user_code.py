@@ -14,7 +14,7 @@ import pytest
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
-from dpjax import federated, noise, sampling, training
+from dpjax import federated, sampling, training
 from dpjax.checks import batches, influence
 from dpjax.experiments.checks import of_config
 from dpjax.experiments.config import fields
@@ -23,7 +23,9 @@ from dpjax.experiments.kinds.federated import build as federated_build
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop, run_keys
 from dpjax.experiments.run import workdir as owner
+from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
+from dpjax.sampling import samplers
 from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import own_folder
@@ -152,7 +154,7 @@ def test_a_sampler_without_an_event_has_no_epsilon(tmp_path):
 def test_an_own_event_is_claimed_and_check_finds_a_wrong_one():
   config = _central(privacy__sampler=f"{__name__}:own_poisson")
   subject = of_config.subject(config)
-  assert sampling.assumption(subject.plan.sampler)
+  assert samplers.assumption(subject.plan.sampler)
   assert batches.sampler_law(subject).passed is False
 
 
@@ -309,7 +311,7 @@ def test_a_run_goes_on_whatever_became_of_code_folder_and_user(
   result = loop.train(config, workdir)
   assert result["num_steps"] == 2
   kept = run_keys.from_meta(config.seed, held)
-  assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
+  assert result["ledger"]["charges"][0]["noise_key_id"] == key_id(kept.noise)
   seen = [start["modules"]["own_edited"] for start in result["starts"]]
   assert len(seen) == (1 if done else 2) and len({*seen}) == len(seen)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from configs.attack import quickstart
-from dpjax import attacks, secure
+from dpjax import attacks
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table
-from dpjax.secure.encoding import from_vector, to_vector
+from dpjax.secure.encoding import Encoding, from_vector, to_vector
 from tests.refuses import refuses
 
 
@@ -39,7 +39,7 @@ def _gradient(x):
 
 @pytest.mark.slow
 def test_one_masked_update_is_noise_and_their_sum_is_the_sum():
-  encoding, rng = secure.Encoding(2, largest_value=4.0), np.random.default_rng(0)
+  encoding, rng = Encoding(2, largest_value=4.0), np.random.default_rng(0)
   truths = rng.random((2, 64)).astype(np.float32)
   messages = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(_gradient, truths))
   sent = encoding.encode(messages, jnp.ones(2), jnp.ones(2, bool))

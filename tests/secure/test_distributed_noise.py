@@ -13,6 +13,7 @@ import pytest
 
 from dpjax import accounting, federated, secure
 from dpjax.accounting import discrete as curves
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
 from dpjax.secure.distributed_noise import SkellamSum, skellam_mean
 from dpjax.secure.sums import AdditiveServers, BfvSum, PlainSum
 from tests.refuses import refuses
@@ -79,7 +80,7 @@ def test_orders_between_cost_what_the_next_whole_order_costs():
 
 def test_replacing_costs_twice_the_sensitivity():
   event = _sized().event
-  double = accounting.SkellamDpEvent(
+  double = SkellamDpEvent(
     event.variance, 2 * event.l2_sensitivity, 2 * event.l1_sensitivity
   )
   by = lambda one, relation: accounting.epsilon(

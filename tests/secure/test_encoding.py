@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.secure import Encoding
-from dpjax.secure.encoding import from_vector, to_vector
+from dpjax.secure.encoding import Encoding, from_vector, to_vector
 from tests.refuses import refuses
 
 _VALUES = st.floats(-20, 20, width=32)

@@ -11,14 +11,17 @@ import pytest
 
 from dpjax import federated, secure
 from dpjax.secure import sums
-from dpjax.secure.summation import check_survivors, uploading
-from dpjax.secure.sums import NO_DROPS, AdditiveServers, Drops, PlainSum
+from dpjax.secure.encoding import Encoding
+from dpjax.secure.summation import RoundRefused, check_survivors, uploading
+from dpjax.secure.sums import AdditiveServers, Drops, PlainSum
+from dpjax.secure.sums.interface import NO_DROPS
+from dpjax.secure.sums.simulated import Simulated
 from tests.refuses import refuses
 
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 _ROWS = [[0.5, 1.0], [-3.0, 2.5], [7.0, -1.0], [0.25, 0.0], [2.0, 2.0]]
 _COHORT = federated.from_batches([np.array([row], np.float32) for row in _ROWS])
-_ENCODING = secure.Encoding(8)
+_ENCODING = Encoding(8)
 
 
 def _rounds(
@@ -132,7 +135,7 @@ def test_without_forgiving_it_is_one_line():
     aggregator=_secure(PlainSum(min_survivors=6)),
     key=jax.random.key(0),
   )
-  with pytest.raises(secure.RoundRefused, match="survivors=5: must be >= min_survivors=6"):
+  with pytest.raises(RoundRefused, match="survivors=5: must be >= min_survivors=6"):
     algorithm.round(algorithm.init(jnp.zeros(2)), _COHORT)
 
 
@@ -158,7 +161,7 @@ def test_a_client_that_sends_nan_is_left_out():
 
 
 def test_more_clients_than_the_modulus_was_sized_for_are_refused():
-  aggregator = secure.secure_mean(PlainSum(), secure.Encoding(4))
+  aggregator = secure.secure_mean(PlainSum(), Encoding(4))
   with refuses("max_clients", value=4):
     _rounds(aggregator)
 
@@ -186,7 +189,7 @@ def test_phases_of_dropping_out_are_what_they_say():
   drops = Drops(frozenset({0}), frozenset({1}), frozenset({2}))
   assert uploading(range(4), drops) == [2, 3]
   check_survivors(PlainSum(), [2, 3, 4], drops)
-  with pytest.raises(secure.RoundRefused, match="survivors=1"):
+  with pytest.raises(RoundRefused, match="survivors=1"):
     check_survivors(PlainSum(), [2, 3], drops)
 
 
@@ -195,9 +198,7 @@ def test_secagg_itself_gives_the_bits_of_its_simulation_and_its_costs():
   pytest.importorskip("Crypto")
   dropout = secure.Dropout(prob=0.5, seed=1)
   protocol = sums.SecAgg(min_survivors=2)
-  runs = [
-    _rounds(_secure(one, dropout=dropout)) for one in (protocol, sums.Simulated(protocol))
-  ]
+  runs = [_rounds(_secure(one, dropout=dropout)) for one in (protocol, Simulated(protocol))]
   np.testing.assert_array_equal(runs[0][0].params, runs[1][0].params)
   bits = [np.asarray(info.clients.upload_bits) for _, info in runs]
   np.testing.assert_array_equal(*bits)
@@ -224,7 +225,7 @@ def _seen(monkeypatch, run):
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_total_does_not_count_those_who_sent_negative_numbers(monkeypatch, bits):
   """With few bits in use, residues modulo 2^few would: they are of the protocol's modulus."""
-  protocol, encoding = AdditiveServers(bits=bits), secure.Encoding(8, bits=12)
+  protocol, encoding = AdditiveServers(bits=bits), Encoding(8, bits=12)
   aggregator = secure.secure_mean(protocol, encoding)
   total = _seen(monkeypatch, lambda: _rounds(aggregator, count=1))
   signed = total.astype(np.int64) if bits == 64 else total.view(np.int32)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import noise, pictures
+from dpjax import pictures
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
@@ -27,6 +27,7 @@ from dpjax.experiments.sweeps import cost
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Flat
+from dpjax.noise.gaussian import key_id
 from dpjax.validate import UserError
 from launch import app
 from tests.refuses import refuses
@@ -262,7 +263,7 @@ def test_p17_points_share_no_noise():
   """Equal noise draws under two noise multipliers solve for the exact gradient sum."""
   found = sweep.points(_config(seeds=list(range(5))))
   run_keys = [build.run_keys(point.config) for point in found]
-  assert len({noise.key_id(stream.noise) for stream in run_keys}) == len(found)
+  assert len({key_id(stream.noise) for stream in run_keys}) == len(found)
   assert len({stream.sampler for stream in run_keys}) == len(found)
 
 
@@ -706,7 +707,7 @@ def test_a_wrong_federated_sweep_is_refused(changes, field):
 def test_p17_federated_points_share_no_noise():
   config = _federated(grid={"privacy.epsilon": [1.0, 2.0]}, x="privacy.epsilon")
   found = [federate_build.build(point.config).new_keys() for point in sweep.points(config)]
-  assert len({noise.key_id(run_keys.noise) for run_keys in found}) == 4
+  assert len({key_id(run_keys.noise) for run_keys in found}) == 4
 
 
 _PRIVATE = {

@@ -16,12 +16,14 @@ import sys
 import jax
 import numpy as np
 
-from dpjax import data, gradients
+from dpjax import gradients
+from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import dry_run, loop
 from dpjax.experiments.sweeps import engine
+from dpjax.gradients.device_mesh import mesh_of, on_all, split_rows
 from dpjax.parallel import meeting
 from dpjax.validate import UserError
 from tests import pinned
@@ -49,10 +51,10 @@ def _rows(leaf):
 
 def _gathered():
   """Rows of a batch that this process holds, and what gathering them sends."""
-  mesh = gradients.mesh_of("data:8")
-  split = lambda tree: gradients.split_rows(mesh, tree)
-  everywhere = gradients.on_all(mesh)
-  held = data.resident(mesh_program.dataset(), everywhere=everywhere, split=split)
+  mesh = mesh_of("data:8")
+  split = lambda tree: split_rows(mesh, tree)
+  everywhere = on_all(mesh)
+  held = resident.resident(mesh_program.dataset(), everywhere=everywhere, split=split)
   taken = held._take.lower(held._arrays, ROWS).compile()
   return {"rows": _rows(held[ROWS].x), "sent": mesh_program.exchanged(taken)}
 

@@ -19,16 +19,20 @@ import optax
 from jax import lax
 
 from dpjax import data, gradients, noise, training, transforms
-from dpjax import parallel as processes
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, writers
 from dpjax.gradients import per_example
+from dpjax.gradients.device_mesh import mesh_of, split_rows
+from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.parallel.collectives import collectives
+from dpjax.parallel.exchanges import is_first
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
+from dpjax.training.dp_sgd import noise_state
 
 LAYOUTS = (None, "data:8", "data:4,model:2")
 SIZE, IDLE = 40, 2  # examples; columns that are 0 for everybody
@@ -67,7 +71,7 @@ def _plain(leaf):
 
 
 def _told(tree):
-  leaves = jax.tree.leaves(processes.own_copy(tree))
+  leaves = jax.tree.leaves(own_copy(tree))
   return [np.asarray(_plain(leaf)).tolist() for leaf in leaves]
 
 
@@ -97,7 +101,7 @@ class _Steps:
     lies = lambda leaf: [leaf.shape, leaf.sharding.shard_shape(leaf.shape)]
     return {
       "params": _told(state.params),
-      "noise": _told(training.noise_state(state)),
+      "noise": _told(noise_state(state)),
       "info": [float(value) for value in info],
       "scores": self.phase.evaluate(state),
       "drawn": [[rows(b.examples.x), rows(b.mask), int(sum(b.mask))] for b in self.batches],
@@ -119,7 +123,7 @@ def _moved(steps):
     state, _ = now.step(state, now.batches[number])
     checkpoints.save(number + 1, state, {})
   checkpoints.close()
-  return {"params": _told(state.params), "noise": _told(training.noise_state(state))}
+  return {"params": _told(state.params), "noise": _told(noise_state(state))}
 
 
 def _steps():
@@ -138,7 +142,7 @@ def _noisy(fn):
   def wrapped(params, batch, mask):
     out = fn(params, batch, mask)
     key = jax.random.fold_in(jax.random.key(7), lax.axis_index("data"))
-    extra = jax.tree.map(jnp.add, out.total, noise.gaussian(key, out.total, 0.5))
+    extra = jax.tree.map(jnp.add, out.total, gaussian.gaussian(key, out.total, 0.5))
     return _with_total(out, extra)
 
   return wrapped
@@ -204,7 +208,7 @@ def until(last, mesh, folder, copies=None):
   """
 
   def on_save(step):
-    if step in (copies or {}) and processes.is_first():
+    if step in (copies or {}) and is_first():
       ignored = shutil.ignore_patterns(writers.LOCK)
       shutil.copytree(folder, copies[step], ignore=ignored)
     if step == last:
@@ -261,12 +265,12 @@ def _loss(params, example):
 
 
 def _ran(layout, plan, **options):
-  mesh = None if layout is None else gradients.mesh_of(layout)
+  mesh = None if layout is None else mesh_of(layout)
   given = {"noise_key": jax.random.key(7), "example_key": jax.random.key(8), "mesh": mesh}
   init, step = training.dp_sgd(_loss, plan, optax.sgd(0.5, 0.9), **given | options)
   state, step = init(_params()), jax.jit(step, donate_argnums=0)
   for batch in plan.batches(dataset(), rng=3):
-    placed = batch if mesh is None else gradients.split_rows(mesh, batch)
+    placed = batch if mesh is None else split_rows(mesh, batch)
     state, info = step(state, placed)
   sent = exchanged(step.lower(state, placed).compile())
   facts = {"params": _told(state.params), "info": [float(value) for value in info]}
@@ -276,7 +280,7 @@ def _ran(layout, plan, **options):
 def kinds(layouts=LAYOUTS):
   numbers = {"noise_multiplier": 1.0, "l2_clip_norm": 0.5, "normalize_by": 8}
   numbers |= {"sampler": PoissonSampler(0.2, SLOTS), "num_steps": 3, "delta": 1e-1}
-  secret = noise.source.key_from_bytes(bytes(range(32)))
+  secret = source.key_from_bytes(bytes(range(32)))
   banded = noise.NoiseShape(correlation=BandedToeplitz.optimized(num_steps=3, bands=2))
   cyclic = {
     "sampler": CyclicSampler(steps_per_pass=4, num_examples=SIZE),

@@ -11,10 +11,12 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpjax
-from dpjax import gradients, noise, sampling, training, transforms
+from dpjax import gradients, sampling, training
 from dpjax.gradients import Automatic, Clip
-from dpjax.noise import NoiseShape
+from dpjax.noise import NoiseShape, gaussian
+from dpjax.training.dp_sgd import clip_scale, noise_state
 from dpjax.transforms import AdaptiveClipping
+from dpjax.transforms.clip_scale import scheduled_scales
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
@@ -64,7 +66,7 @@ def _hand(scales, batches):
       norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
       factor = min(1.0, 0.5 * scale / norm)
       total = jax.tree.map(lambda a, g: a + factor * np.asarray(g), total, grads)
-    drawn = noise.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
+    drawn = gaussian.gaussian(jax.random.fold_in(_KEY, t), _PARAMS, 1.0)
     params = jax.tree.map(
       lambda p, a, n: p - 0.3 * (a + 0.5 * scale * np.asarray(n)) / 6,
       params,
@@ -78,7 +80,7 @@ def _hand(scales, batches):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_a_clip_schedule_is_a_hand_loop_and_costs_nothing(method):
-  scales = transforms.scheduled_scales("exponential", 6, 0.1)
+  scales = scheduled_scales("exponential", 6, 0.1)
   plan = _plan(l2_clip_norm=Clip(0.5, schedule=scales))
   states = _run(plan, _batches(6), method=method)
   for (state, _), expected in zip(states, _hand(scales, _batches(6))):
@@ -88,7 +90,7 @@ def test_a_clip_schedule_is_a_hand_loop_and_costs_nothing(method):
   constant = _hand([1.0] * 6, _batches(6))[-1]
   assert np.abs(states[-1][0].params["w"] - constant["w"]).max() > 1e-2
   assert plan.event() == _plan().event() and plan.epsilon() == _plan().epsilon()
-  assert training.clip_scale(states[0][0]) == pytest.approx(scales[1])
+  assert clip_scale(states[0][0]) == pytest.approx(scales[1])
   plain = _run(_plan(), _batches(1))[0][1]
   for name in ("train_loss", "mean_norm"):  # diagnostics in the loss's own units
     assert float(getattr(states[0][1], name)) == pytest.approx(getattr(plain, name))
@@ -110,11 +112,11 @@ def test_p22_adaptive_dp_sgd_is_the_transform_on_stacked_gradients():
     grads = dpjax.per_example_grads(_loss)(params, batch.examples)[1]
     update, state = tx.update(grads, state, params, mask=batch.mask)
     params = jax.tree.map(lambda p, u: p - 0.3 * u, params, update)
-    assert training.clip_scale(fast) == pytest.approx(float(state.inner.scale), rel=1e-5)
+    assert clip_scale(fast) == pytest.approx(float(state.inner.scale), rel=1e-5)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fast.params, params
     )
-  assert float(state.inner.scale) != 1.0 and int(training.noise_state(fast).draws) == 6
+  assert float(state.inner.scale) != 1.0 and int(noise_state(fast).draws) == 6
 
 
 @pytest.mark.slow
@@ -200,8 +202,8 @@ def test_p15_p27_slices_are_one_step_of_noise_optimizer_average_and_count():
       jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
     before = states[4 * step + 2][0]  # three of four slices: nothing has moved
     assert int(before.step) == step and int(got.step) == step + 1
-    assert int(training.noise_state(before).draws) == step
-  assert int(training.noise_state(states[-1][0]).draws) == 3
+    assert int(noise_state(before).draws) == step
+  assert int(noise_state(states[-1][0]).draws) == 3
   with refuses("updates"):
     _run(plan, _batches(1))
 

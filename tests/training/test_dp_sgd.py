@@ -10,6 +10,8 @@ import pytest
 
 import dpjax
 from dpjax import training
+from dpjax.training.augment import AUGMENTATIONS
+from dpjax.training.dp_sgd import StepInfo, noise_state
 from dpjax.types import Batch, Example
 from tests.refuses import refuses
 
@@ -86,7 +88,7 @@ def test_p16_interrupted_equals_uninterrupted_bit_for_bit():
   rest, _ = _run(resumed, state, list(_batches(8))[3:])
   assert dpjax.trees.sha256(whole.params) == dpjax.trees.sha256(rest.params)
   assert dpjax.trees.sha256(whole.ema) == dpjax.trees.sha256(rest.ema)
-  assert int(rest.step) == int(training.noise_state(rest).draws) == 8
+  assert int(rest.step) == int(noise_state(rest).draws) == 8
 
 
 def test_p17_each_step_draws_other_noise():
@@ -137,7 +139,7 @@ def test_p32_info_is_named_and_kept_out_of_the_state():
   batch = next(_batches(1))
   assert int(info.batch_size) == int(batch.mask.sum())
   assert not set(info._fields) & set(state._fields)
-  assert "NOT private" in training.StepInfo.__doc__
+  assert "NOT private" in StepInfo.__doc__
 
 
 @pytest.mark.slow
@@ -160,12 +162,10 @@ def test_augmentation_averages_before_clipping_so_sensitivity_stays():
 @pytest.mark.long
 def test_augmentations_keep_shape_and_range_and_one_copy_is_the_loss_itself():
   x = jnp.asarray(np.random.default_rng(0).random((8, 8, 3)), jnp.float32)
-  for augment in training.AUGMENTATIONS.values():
+  for augment in AUGMENTATIONS.values():
     out = augment(jax.random.key(1), x)
     assert out.shape == x.shape and float(out.min()) >= float(x.min())
-  flips = [
-    training.AUGMENTATIONS["flip_shift"](jax.random.key(i), x, pixels=0) for i in range(20)
-  ]
+  flips = [AUGMENTATIONS["flip_shift"](jax.random.key(i), x, pixels=0) for i in range(20)]
   mirrored = [bool(jnp.array_equal(f, x[:, ::-1])) for f in flips]
   assert 0 < sum(mirrored) < 20 and all(
     m or jnp.array_equal(f, x) for m, f in zip(mirrored, flips)
@@ -216,9 +216,7 @@ def test_training_learns_and_the_plan_pays_for_what_ran():
   for batch in plan.batches(data, rng=0):
     state, _ = jax.jit(algorithm.step)(state, batch)
     count += 1
-  assert (
-    count == int(state.step) == int(training.noise_state(state).draws) == plan.num_steps
-  )
+  assert count == int(state.step) == int(noise_state(state).draws) == plan.num_steps
 
 
 def test_examples_do_not_get_the_keys_of_the_noise():

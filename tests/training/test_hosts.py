@@ -11,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import gradients
 from dpjax import parallel as processes
+from dpjax.gradients.device_mesh import mesh_of
+from dpjax.parallel import exchanges
 from tests.federated import programs
 from tests.refuses import refuses
 from tests.training import hosts_program, mesh_program
@@ -114,7 +115,7 @@ def test_a_host_with_fewer_devices_is_named(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "devices", lambda: [_Device(index) for index in (0, 0, 0, 1)])
   with refuses("mesh"):
-    gradients.mesh_of("data:4")
+    mesh_of("data:4")
 
 
 def test_what_is_compared_between_processes_tells_nothing_later(monkeypatch):
@@ -126,7 +127,7 @@ def test_what_is_compared_between_processes_tells_nothing_later(monkeypatch):
   )
   monkeypatch.setattr(processes.exchanges, "exchange", exchange)
   for _ in range(2):
-    processes.same(data="secret")
+    exchanges.same(data="secret")
   digests = [np.asarray(row).tobytes() for row in sent if row != ()]
   assert len({*digests}) == len(digests) == 2
 

@@ -7,6 +7,7 @@ import pytest
 
 from dpjax import gradients, losses, models
 from dpjax.gradients.ghost.explain import explain
+from dpjax.gradients.per_example import stacked_arrays
 from dpjax.training import lora
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -63,7 +64,7 @@ def test_gradients_of_adapters_are_those_through_merged_weights(name):
 
     return loss_fn(jax.tree_util.tree_map_with_path(weight, params), example)
 
-  run = lambda fn: jax.jit(gradients.stacked_arrays(fn))(trainable, batch)
+  run = lambda fn: jax.jit(stacked_arrays(fn))(trainable, batch)
   for ours, theirs in zip(
     *map(jax.tree.leaves, map(run, (adapted.apply(loss_fn), merged_loss)))
   ):

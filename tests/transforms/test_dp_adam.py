@@ -8,6 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import transforms
+from dpjax.transforms.dp_adam import scale_by_dp_adam, second_moment
 from tests.refuses import refuses
 
 _PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
@@ -37,7 +38,7 @@ def _after_private_steps(noise_std, steps=200):
   private = dpjax.clip_and_noise(
     l2_clip_norm=1e3, noise_multiplier=1e-3, normalize_by=1, key=jax.random.key(0)
   )
-  tx = optax.chain(private, transforms.scale_by_dp_adam(noise_std=noise_std))
+  tx = optax.chain(private, scale_by_dp_adam(noise_std=noise_std))
 
   @jax.jit
   def run(state):
@@ -54,17 +55,17 @@ def _after_private_steps(noise_std, steps=200):
 def test_p45_the_second_moment_is_unbiased_and_that_of_adam_is_not():
   state = _after_private_steps(1.0)
   for part, expected in ((slice(0, 20_000), 0.0), (slice(20_000, None), 0.09)):
-    estimate = np.asarray(transforms.second_moment(state, noise_std=1.0)[part], np.float64)
+    estimate = np.asarray(second_moment(state, noise_std=1.0)[part], np.float64)
     error = estimate.std() / np.sqrt(estimate.size)
     assert abs(estimate.mean() - expected) < 5 * error
-    adam = np.asarray(transforms.second_moment(state, noise_std=0.0)[part], np.float64)
+    adam = np.asarray(second_moment(state, noise_std=0.0)[part], np.float64)
     assert abs(adam.mean() - expected) > 100 * error  # biased by the noise
-    half = np.asarray(transforms.second_moment(state, noise_std=0.5)[part], np.float64)
+    half = np.asarray(second_moment(state, noise_std=0.5)[part], np.float64)
     assert abs(half.mean() - expected) > 100 * error  # half of the noise taken off
 
 
 def test_p45_the_update_divides_by_the_signal_not_by_the_noise():
-  tx = transforms.scale_by_dp_adam(noise_std={"w": 3.0, "b": 12.0}, noise_floor=0.1)
+  tx = scale_by_dp_adam(noise_std={"w": 3.0, "b": 12.0}, noise_floor=0.1)
   grads = {"w": jnp.full((3, 2), 5.0), "b": jnp.full(2, 13.0)}
   update, _ = tx.update(grads, tx.init(_PARAMS))
   np.testing.assert_allclose(update["w"], 5 / 4, rtol=1e-4)  # sqrt(25 - 9)
@@ -72,7 +73,7 @@ def test_p45_the_update_divides_by_the_signal_not_by_the_noise():
 
 
 def test_where_noise_rules_the_floor_bounds_the_step():
-  tx = transforms.scale_by_dp_adam(noise_std=2.0, noise_floor=0.5)
+  tx = scale_by_dp_adam(noise_std=2.0, noise_floor=0.5)
   update, _ = tx.update(jnp.array([0.1, -1.9]), tx.init(jnp.zeros(2)))
   np.testing.assert_allclose(update, [0.1, -1.9], rtol=1e-5)  # / (0.5 * 2)
 

@@ -8,13 +8,14 @@ import pytest
 
 import dpjax
 from dpjax import transforms
+from dpjax.transforms.dp_sgld import sgld_noise_multiplier, sgld_step_size, sgld_temperature
 from tests.refuses import refuses
 
 
 def test_step_size_temperature_and_noise_multiplier_are_one_relation():
   """The noise is that of DP-SGD with sigma = (L / (n C)) sqrt(2 tau / eta)."""
   n, batch, clip, tau, eta = 1000, 50, 0.7, 2.0, 1e-5
-  z = transforms.sgld_noise_multiplier(
+  z = sgld_noise_multiplier(
     temperature=tau,
     step_size=eta,
     num_examples=n,
@@ -23,11 +24,11 @@ def test_step_size_temperature_and_noise_multiplier_are_one_relation():
   )
   assert z == pytest.approx(50 / (1000 * 0.7) * (2 * 2.0 / 1e-5) ** 0.5)
   numbers = dict(noise_std=z * clip / batch, num_examples=n)
-  assert transforms.sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
-  assert transforms.sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
+  assert sgld_temperature(step_size=eta, **numbers) == pytest.approx(tau)
+  assert sgld_step_size(temperature=tau, **numbers) == pytest.approx(eta)
   for num_examples in (0, -5):
     with refuses("num_examples"):
-      transforms.sgld_step_size(temperature=tau, noise_std=0.1, num_examples=num_examples)
+      sgld_step_size(temperature=tau, noise_std=0.1, num_examples=num_examples)
 
 
 def test_one_step_by_hand():
@@ -66,7 +67,7 @@ def test_the_chain_samples_at_the_reported_temperature():
   """Stationary variance of the Euler scheme on a quadratic: (tau / n) / (1 - h n / 2)."""
   n, h = 20, 0.002
   variance, std = _chain_variance(h, 2e-4)
-  tau = transforms.sgld_temperature(step_size=h, noise_std=std, num_examples=n)
+  tau = sgld_temperature(step_size=h, noise_std=std, num_examples=n)
   expected = tau / n / (1 - h * n / 2)
   assert variance == pytest.approx(expected, rel=0.1)  # std of the estimate: 2.2 %
   assert variance != pytest.approx(2 * expected, rel=0.1)  # noise counted twice
@@ -101,4 +102,4 @@ def test_wrong_arguments_are_named(changes, field):
     expected_batch_size=1.0,
   )
   with refuses(field):
-    transforms.sgld_noise_multiplier(**{**options, **changes})
+    sgld_noise_multiplier(**{**options, **changes})

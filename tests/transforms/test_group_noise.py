@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import transforms
 from dpjax.noise import NoiseShape
+from dpjax.transforms.group_noise import group_stds
 from tests.refuses import refuses
 
 _BOUNDS = {"a": 3.0, "b": 4.0, "frozen": 0.0}
@@ -36,7 +36,7 @@ def test_each_group_gets_its_own_noise_and_a_frozen_one_none():
   update, _ = _tx().update(
     dpjax.stacked(grads), _tx().init(params), params, mask=jnp.zeros(1, bool)
   )
-  stds = transforms.group_stds(_BOUNDS, 2.0, _SHARES)
+  stds = group_stds(_BOUNDS, 2.0, _SHARES)
   assert stds == pytest.approx(
     {"a": 2 * 3 / 0.25**0.5, "b": 2 * 4 / 0.75**0.5, "frozen": 0}
   )
@@ -53,7 +53,7 @@ def test_each_group_gets_its_own_noise_and_a_frozen_one_none():
 )
 def test_p10_the_shares_cost_exactly_one_gaussian_mechanism(shares, bounds, z):
   bounds, shares = dict(zip("abc", bounds)), dict(zip("abc", shares))
-  stds = transforms.group_stds(bounds, z, shares)
+  stds = group_stds(bounds, z, shares)
   precision = sum((bounds[name] / stds[name]) ** 2 for name in "abc")
   assert precision**-0.5 == pytest.approx(z, rel=1e-9)
 
@@ -67,14 +67,14 @@ def test_p10_a_worst_case_example_moves_the_noisy_sum_by_one_over_z():
   }
   tx, grads = _tx(), dpjax.stacked(grads)
   moved = [tx.update(grads, tx.init(None), mask=jnp.array([m]))[0] for m in (True, False)]
-  stds = transforms.group_stds(_BOUNDS, 2.0, _SHARES)
+  stds = group_stds(_BOUNDS, 2.0, _SHARES)
   units = [np.asarray(moved[0][g] - moved[1][g]) / stds[g] for g in ("a", "b")]
   assert math.hypot(*map(np.linalg.norm, units)) == pytest.approx(1 / 2.0, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_equal_stds_without_shares_and_sums_of_other_groups_are_refused():
-  assert transforms.group_stds({"a": 3.0, "b": 4.0}, 2.0) == {"a": 10.0, "b": 10.0}
+  assert group_stds({"a": 3.0, "b": 4.0}, 2.0) == {"a": 10.0, "b": 10.0}
   loss = lambda p, x: jnp.sum(p["a"]) * x + jnp.sum(p["b"]) + jnp.sum(p["frozen"])
   params = {name: jnp.zeros(2) for name in _BOUNDS}
   right = dpjax.clipped_grad(loss, l2_clip_norm=_BOUNDS)(params, jnp.ones(2), True)

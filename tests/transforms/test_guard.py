@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import noise, transforms
-from dpjax.noise import NoiseShape
+from dpjax import transforms
+from dpjax.noise import NoiseShape, source
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.transforms import accumulation, guard
 from dpjax.validate import UserError
@@ -104,7 +104,7 @@ _CHANGES = {
   "count set to 0": _with_noise(draws=jnp.int32(0)),
   "optax.tree.set": lambda state, *_: optax.tree.set(state, draws=jnp.int32(0)),
   "zeros": lambda state, *_: jax.tree.map(jnp.zeros_like, state),
-  "another key": _with_noise(key=noise.source.to_words(jax.random.key(9))),
+  "another key": _with_noise(key=source.to_words(jax.random.key(9))),
   "one number": _on_private(
     lambda inner: jax.tree.map(lambda leaf: leaf + jnp.ones((), leaf.dtype), inner)
   ),

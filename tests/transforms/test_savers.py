@@ -15,14 +15,15 @@ import pytest
 
 import dpjax
 from dpjax import federated, mechanisms, noise, trees
+from dpjax.noise import source
 from dpjax.types import Batch
 from dpjax.validate import UserError
 from tests import test_plan_spent
 
 _PARAMS = test_plan_spent._PARAMS
 _KEYS = {
-  "ordinary": noise.source.key_from_bytes(bytes(range(16))),
-  "release": noise.source.key_from_bytes(bytes(range(32))),
+  "ordinary": source.key_from_bytes(bytes(range(16))),
+  "release": source.key_from_bytes(bytes(range(32))),
   "seed": jax.random.key(3),
 }
 
@@ -124,7 +125,7 @@ def _check(make, key, saver, folder):
   state, update = make(key)
   state = update(state)
   # Restored into the first state of a new process, made with another key.
-  like, _ = make(noise.new_key(release=noise.source.is_release(key)))
+  like, _ = make(noise.new_key(release=source.is_release(key)))
   if key is _KEYS["seed"]:
     like, _ = make(jax.random.key(4))
   restored = _SAVERS[saver](state, like, folder / "saved")
@@ -180,11 +181,11 @@ def test_no_state_holds_a_typed_key(name):
 @pytest.mark.parametrize("kind", _KEYS)
 def test_words_are_those_of_the_key(kind):
   key = _KEYS[kind]
-  words = noise.source.to_words(key)
-  assert bool(noise.source.from_words(words) == key)
-  assert bool(noise.source.from_words(key) == key)
+  words = source.to_words(key)
+  assert bool(source.from_words(words) == key)
+  assert bool(source.from_words(key) == key)
   many = jax.random.split(key, 3)
-  assert bool((noise.source.from_words(noise.source.to_words(many)) == many).all())
+  assert bool((source.from_words(source.to_words(many)) == many).all())
 
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
@@ -198,4 +199,4 @@ def test_keys_that_are_no_cipher_s_are_refused(impl):
 @pytest.mark.parametrize("words", [np.zeros(3, np.uint32), np.zeros(4), np.uint32(0)])
 def test_words_of_no_key_are_refused(words):
   with pytest.raises(UserError, match="state.key"):
-    noise.source.from_words(words, "state.key")
+    source.from_words(words, "state.key")

@@ -10,9 +10,11 @@ import pytest
 
 import dpjax
 from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
+from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
+from dpjax.training.dp_sgd import noise_state
 from dpjax.transforms import guard
-from dpjax.transforms.scale_then_privatize import _scales
+from dpjax.transforms.scale_then_privatize import ScaledLoss, _scales, coordinate_scales
 from dpjax.types import Batch, ClippedSum
 from tests.refuses import refuses
 
@@ -58,7 +60,7 @@ def test_one_step_by_hand():
   )
   relative = np.array([np.sqrt(4 / (5 / 3)), np.sqrt(1 / (5 / 3)), 0.2])
   scales = relative / np.sqrt(np.mean(relative**2))
-  np.testing.assert_allclose(transforms.coordinate_scales(begun), scales, rtol=1e-5)
+  np.testing.assert_allclose(coordinate_scales(begun), scales, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -181,7 +183,7 @@ def _masks():
 
 
 @pytest.mark.cases(slow=["3-vmap"], long=...)
-@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("method", per_example.METHODS)
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
   """Against stacked gradients, each divided by its scales, which the transform does itself."""
@@ -205,12 +207,12 @@ def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
     params = optax.apply_updates(params, updates)
   for name, leaf in params.items():
     np.testing.assert_allclose(state.params[name], leaf, rtol=1e-5, atol=1e-6)
-  scales = transforms.coordinate_scales(state.opt_state[0])
+  scales = coordinate_scales(state.opt_state[0])
   spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
   # Scales that are all alike would show nothing.
   assert spread.max() / spread.min() > 2
   assert _PLAN.spent(state).steps == _PLAN.num_steps
-  assert training.noise_state(state).draws == _PLAN.num_steps
+  assert noise_state(state).draws == _PLAN.num_steps
 
 
 @pytest.mark.cases(slow=["past0-inf", "past0-nan"], long=["past0-10000.0", "past0-1e+30"])
@@ -225,7 +227,7 @@ def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far
   state = init(jnp.zeros(2))
   private = _after_outputs(state.opt_state[0], jnp.array(past, jnp.float32))
   state = state._replace(opt_state=(private, *state.opt_state[1:]))
-  scales = transforms.coordinate_scales(private)
+  scales = coordinate_scales(private)
   x = jnp.array([[far, -far], [1.0, 0.5]], jnp.float32)
   sums = [
     step(state, dpjax.Batch(x, jnp.array([here, True])))[0].params / scales
@@ -294,7 +296,7 @@ def test_the_loss_at_the_start_is_the_loss_also_in_half_precision():
   params = jnp.array([0.1, 3.0], jnp.float16)
   scales = jnp.array([1e-3, 1.0])
   loss = lambda w, x: jnp.sum(w.astype(jnp.float32) * x)
-  scaled = transforms.ScaledLoss(loss, params, scales)
+  scaled = ScaledLoss(loss, params, scales)
   x = jnp.array([5e2, 1.0])
   assert scaled(scaled.start, x) == loss(params, x)
   found = jax.grad(scaled)(scaled.start, x)
@@ -368,7 +370,7 @@ _BESIDE = {
 
 
 @pytest.mark.cases(quick=[13], slow=[4, 5], long=...)
-@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("method", per_example.METHODS)
 @pytest.mark.parametrize("name", sorted(_BESIDE))
 def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, method):
   make, rows_of_record = _BESIDE[name]
@@ -380,7 +382,7 @@ def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, 
   scales = _scales(past, 0.01)
   spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
   assert spread.max() / spread.min() > 30
-  scaled = transforms.ScaledLoss(loss, params, scales)
+  scaled = ScaledLoss(loss, params, scales)
   grad_fn = _PLAN.clipped_grad(scaled, method=method)
   here = np.ones(len(x), bool)
   gone = here.copy()

@@ -12,10 +12,14 @@ import optax.contrib
 import pytest
 
 import dpjax
-from dpjax import noise, transforms, trees
-from dpjax.noise import correlated
+from dpjax import noise, trees
+from dpjax.noise import gaussian, source
 from dpjax.noise.correlated import strategies, toeplitz
+from dpjax.noise.correlated.draw import CorrelatedNoiseState
+from dpjax.noise.state import NoiseState, state_at
 from dpjax.transforms import accumulation, guard
+from dpjax.transforms.clip_scale import ScaledState
+from dpjax.transforms.scale_then_privatize import ScalingState
 from dpjax.validate import UserError
 from tests import test_plan_spent
 from tests.refuses import refuses
@@ -49,7 +53,7 @@ _CHANGES = {
   "draws=-1": lambda s: optax.tree.set(s, draws=jnp.int32(-1)),
   "draws=2": lambda s: optax.tree.set(s, draws=jnp.int32(2)),
   "checksum=0": lambda s: optax.tree.set(s, checksum=jnp.uint32(0)),
-  "another key": lambda s: optax.tree.set(s, key=noise.source.to_words(jax.random.key(7))),
+  "another key": lambda s: optax.tree.set(s, key=source.to_words(jax.random.key(7))),
   "zeros": lambda s: jax.tree.map(jnp.zeros_like, s),
   "ones": lambda s: jax.tree.map(jnp.ones_like, s),
   "zeros but the key": lambda s: jax.tree.map(_numbers(jnp.zeros_like), s),
@@ -399,11 +403,11 @@ def test_optax_has_none_of_the_names_that_private_states_have():
     if value is not optax.GradientTransformation
   }
   assert {"count", "mu", "hyperparams"} <= fields
-  states = (noise.NoiseState, correlated.CorrelatedNoiseState, transforms.AccumulateState)
+  states = (NoiseState, CorrelatedNoiseState, accumulation.AccumulateState)
   states += (
     guard.Guarded,
-    transforms.ScaledState,
-    transforms.ScalingState,
+    ScaledState,
+    ScalingState,
     toeplitz.BandState,
     strategies.TreeState,
   )
@@ -416,7 +420,7 @@ def test_optax_has_none_of_the_names_that_private_states_have():
 def test_no_two_counts_share_a_checksum():
   counts = jnp.arange(100_000, dtype=jnp.int32)
   for key in (jax.random.key(3), noise.new_key(), noise.new_key(release=True)):
-    at = lambda count, key=key: guard.digest(noise.state_at(key, count))
+    at = lambda count, key=key: guard.digest(state_at(key, count))
     found = jax.vmap(at)(counts)
     assert len(np.unique(found)) == len(counts) and 0 not in found[:1000]
 
@@ -524,7 +528,7 @@ def test_a_state_that_is_stacked_for_several_models_is_one_line_or_nan(name):
 def test_streams_of_all_levels_of_vmap_are_told_apart():
   keys = jax.random.split(jax.random.key(0), 4).reshape(2, 2)
   alike = keys.at[1].set(keys[0])
-  draw = lambda key, x: noise.add_gaussian(noise.init(key), x, 1.0)[0]
+  draw = lambda key, x: noise.add_gaussian(gaussian.init(key), x, 1.0)[0]
   twice = jax.jit(jax.vmap(jax.vmap(draw)))
   sums = jnp.zeros((2, 2, 3))
   assert len(np.unique(twice(keys, sums))) == sums.size

@@ -8,9 +8,17 @@ import pytest
 from scipy import special
 
 from dpjax import training
+from dpjax.training import augment
 from dpjax.types import Batch, Example
 from dpjax.zoo import recipes
-from dpjax.zoo.recipes.contrastive import two_views
+from dpjax.zoo.recipes.contrastive import (
+  alignment,
+  alignment_and_uniformity,
+  contrastive_loss,
+  on_sphere,
+  two_views,
+  uniformity,
+)
 
 
 def _points(seed, count=9, dimension=4):
@@ -38,15 +46,15 @@ def _loop(u, v, mask):
 def test_the_loss_is_that_of_a_loop_over_pairs(absent, x64):
   u, v, mask = _points(0), _points(1), np.ones(9, bool)
   mask[list(absent)] = False
-  found = recipes.alignment_and_uniformity(jnp.array(u), jnp.array(v), jnp.array(mask))
+  found = alignment_and_uniformity(jnp.array(u), jnp.array(v), jnp.array(mask))
   assert found.dtype == jnp.float64
   np.testing.assert_allclose(found, _loop(u, v, mask), rtol=1e-12)
 
 
 def test_equal_views_are_aligned_and_opposite_ones_are_not():
   u, mask = jnp.array(_points(0), jnp.float32), jnp.ones(9, bool)
-  assert float(recipes.alignment(u, u, mask)) == 0
-  assert float(recipes.alignment(u, -u, mask)) == pytest.approx(4)
+  assert float(alignment(u, u, mask)) == 0
+  assert float(alignment(u, -u, mask)) == pytest.approx(4)
 
 
 @pytest.mark.slow
@@ -55,11 +63,11 @@ def test_three_points_by_hand():
   u = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]])
   v, mask = jnp.array([[0.0, 1.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]), jnp.arange(4) < 3
   spread_u = np.log((2 * np.exp(-4) + np.exp(-8)) / 3)
-  assert float(recipes.uniformity(u, mask)) == pytest.approx(spread_u, rel=1e-5)
+  assert float(uniformity(u, mask)) == pytest.approx(spread_u, rel=1e-5)
   # Of v the first two coincide.
   spread_v = np.log((1 + 2 * np.exp(-4)) / 3)
-  assert float(recipes.alignment(u, v, mask)) == pytest.approx(2 / 3, rel=1e-5)
-  both = float(recipes.alignment_and_uniformity(u, v, mask))
+  assert float(alignment(u, v, mask)) == pytest.approx(2 / 3, rel=1e-5)
+  both = float(alignment_and_uniformity(u, v, mask))
   assert both == pytest.approx(2 / 3 + (spread_u + spread_v) / 2, rel=1e-5)
 
 
@@ -70,24 +78,24 @@ def test_points_all_around_a_circle_are_as_uniform_as_its_uniform_law(x64):
   turns = 2 * np.pi * np.arange(n) / n
   u = jnp.stack([jnp.cos(turns), jnp.sin(turns)], axis=1)
   expected = np.log((n * special.i0e(4.0) - 1) / (n - 1))
-  found = recipes.uniformity(u, jnp.ones(n, bool))
+  found = uniformity(u, jnp.ones(n, bool))
   np.testing.assert_allclose(found, expected, rtol=1e-12)
-  assert float(recipes.uniformity(jnp.ones((n, 2)) / np.sqrt(2), jnp.ones(n, bool))) == 0
+  assert float(uniformity(jnp.ones((n, 2)) / np.sqrt(2), jnp.ones(n, bool))) == 0
 
 
 @pytest.mark.slow
 def test_a_uniform_law_is_the_most_uniform():
   rng, mask = np.random.default_rng(0), jnp.ones(500, bool)
   z = rng.normal(size=(500, 8))
-  spread, crowded = (recipes.on_sphere(jnp.array(z + shift)) for shift in (0.0, 1.0))
-  assert recipes.uniformity(spread, mask) < recipes.uniformity(crowded, mask) - 0.5
+  spread, crowded = (on_sphere(jnp.array(z + shift)) for shift in (0.0, 1.0))
+  assert uniformity(spread, mask) < uniformity(crowded, mask) - 0.5
 
 
 @pytest.mark.cases(slow=["1"], long=...)
 @pytest.mark.parametrize("present", [0, 1])
 def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
   mask = jnp.arange(3) < present
-  loss = lambda z: recipes.alignment_and_uniformity(*[recipes.on_sphere(z)] * 2, mask)
+  loss = lambda z: alignment_and_uniformity(*[on_sphere(z)] * 2, mask)
   for z in (jnp.zeros((3, 2)), jnp.ones((3, 2))):
     value, grad = jax.value_and_grad(loss)(z)
     assert float(value) == 0 and not np.any(grad)
@@ -97,8 +105,8 @@ def test_of_fewer_than_two_examples_value_and_gradient_are_finite(present):
 def test_padding_moves_neither_the_loss_nor_its_gradient():
   u, padded = jnp.array(_points(0), jnp.float32), jnp.ones((3, 4)) / 2
   both, mask = jnp.concatenate([u, padded]), jnp.arange(12) < 9
-  value, grad = jax.value_and_grad(recipes.uniformity)(both, mask)
-  np.testing.assert_allclose(value, recipes.uniformity(u, jnp.ones(9, bool)), rtol=1e-6)
+  value, grad = jax.value_and_grad(uniformity)(both, mask)
+  np.testing.assert_allclose(value, uniformity(u, jnp.ones(9, bool)), rtol=1e-6)
   assert not np.any(grad[9:]) and np.any(grad[:9])
 
 
@@ -142,7 +150,7 @@ def test_a_step_is_that_of_gradient_descent_on_the_loss():
   init, step = _made()
   state, info = step(init(_PARAMS), _batch())
   keys = jax.random.split(jax.random.fold_in(jax.random.key(7), 0), 6)
-  loss = lambda p: recipes.contrastive_loss(_linear, _noisy, p, _batch(), keys)
+  loss = lambda p: contrastive_loss(_linear, _noisy, p, _batch(), keys)
   value, grad = jax.value_and_grad(loss)(_PARAMS)
   np.testing.assert_allclose(state.params["w"], _PARAMS["w"] - 0.1 * grad["w"], rtol=1e-6)
   assert float(info.train_loss) == pytest.approx(float(value))
@@ -181,7 +189,7 @@ def test_sides_of_crops_have_the_documented_ratio_and_area():
   """Two ramps: a side of the part, as a share of the image's, is the slope that is left of them."""
   down, along = np.meshgrid(np.arange(16.0), np.arange(16.0), indexing="ij")
   ramps = jnp.asarray(np.stack([down, along], axis=2), jnp.float32)
-  crop = lambda key: training.AUGMENTATIONS["crop_color"](key, ramps, strength=0.0)
+  crop = lambda key: augment.AUGMENTATIONS["crop_color"](key, ramps, strength=0.0)
   found = np.asarray(jax.jit(jax.vmap(crop))(jax.random.split(jax.random.key(0), 200)))
   high = found[:, 8, 8, 0] - found[:, 7, 8, 0]
   wide = np.abs(found[:, 8, 8, 1] - found[:, 8, 7, 1])
@@ -194,11 +202,11 @@ def test_sides_of_crops_have_the_documented_ratio_and_area():
 def test_a_crop_is_a_part_of_the_image_and_a_whole_one_is_the_image():
   ramp = jnp.broadcast_to(jnp.arange(16.0)[:, None, None], (16, 16, 1))
   key = jax.random.key(0)
-  whole = training.AUGMENTATIONS["crop_color"](key, ramp, least_area=1.0, strength=0.0)
+  whole = augment.AUGMENTATIONS["crop_color"](key, ramp, least_area=1.0, strength=0.0)
   assert float(whole.min()) >= 0 and float(whole.max()) <= 15
   for seed in range(5):
     key = jax.random.key(seed)
-    part = training.AUGMENTATIONS["crop_color"](key, ramp, strength=0.0)
+    part = augment.AUGMENTATIONS["crop_color"](key, ramp, strength=0.0)
     rows = np.asarray(part[:, 0, 0])
     np.testing.assert_allclose(
       part, np.broadcast_to(rows[:, None, None], part.shape), atol=1e-4

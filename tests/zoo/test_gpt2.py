@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dpjax.zoo import networks
+from dpjax.zoo.networks.gpt2 import save_gpt2
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file
@@ -146,7 +147,7 @@ def test_ids_that_leave_zero_to_the_padding_give_the_same_logits(tmp_path):
   )
   # The padding has the embedding of the last word.
   np.testing.assert_array_equal(ours[..., 0], ours[..., -1])
-  networks.save_gpt2(tmp_path / "again.safetensors", wide, params, first_id=1)
+  save_gpt2(tmp_path / "again.safetensors", wide, params, first_id=1)
   again = load_file(tmp_path / "again.safetensors")
   assert again.keys() == tensors.keys()
   for name, array in tensors.items():
@@ -161,7 +162,7 @@ def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
     model = _MODEL.clone(tie_embeddings=tied, num_layers=1)
     params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(_TOKENS))
     path = tmp_path / f"{tied}.safetensors"
-    networks.save_gpt2(path, model, params)
+    save_gpt2(path, model, params)
     jax.tree.map(np.testing.assert_array_equal, networks.load_gpt2(path, model), params)
     assert load_file(path)["h.0.attn.c_attn.weight"].shape == (_WIDTH, 3 * _WIDTH)
     assert ("lm_head.weight" in load_file(path)) is not tied
@@ -170,9 +171,9 @@ def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
       tmp_path / "True.safetensors", _MODEL.clone(num_heads=4, num_layers=1)
     )
   with refuses("params"):
-    networks.save_gpt2(tmp_path / "x", _MODEL, params)
+    save_gpt2(tmp_path / "x", _MODEL, params)
   with pytest.raises(OSError, match="cannot be written"):
-    networks.save_gpt2(tmp_path / "no" / "x", model, params)
+    save_gpt2(tmp_path / "no" / "x", model, params)
 
 
 @pytest.mark.parametrize("name", ["num_heads", "norm_epsilon"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import data
+from dpjax.data.text import PADDING_ID
 from dpjax.zoo import datasets
 from tests.refuses import refuses
 from tests.zoo import client_files
@@ -83,7 +84,7 @@ def test_sentences_carry_the_word_after_their_last(tmp_path):
   assert train.client("7").x.tolist() == [[18, 4, 5, 19, 0, 0, 0], [18, 3, 19, 0, 0, 0, 0]]
   # Cut as pfl-research cuts it: six words, and the seventh as the last target.
   assert train.client("12").x.tolist() == [[18, 1, 2, 3, 4, 5, 6]]
-  assert test.dataset.x.dtype == np.int32 and data.PADDING_ID == 0
+  assert test.dataset.x.dtype == np.int32 and PADDING_ID == 0
   fewer, _ = datasets.pfl_federation(path, max_examples=1)
   assert fewer.client("7").x.tolist() == [[18, 4, 5, 19, 0, 0, 0]]
 

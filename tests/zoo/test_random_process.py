@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dpjax import data
-from dpjax.zoo import datasets, random_images
-from dpjax.zoo.datasets import random_process
+from dpjax.zoo import random_images
+from dpjax.zoo.datasets import random_process, registry
 from tests.refuses import refuses
 
 _SMALL = dict(num_classes=4, per_class=20, test_per_class=5)
@@ -54,8 +54,8 @@ def test_a_spectrum_falls_as_it_is_told():
 
 
 def test_it_has_a_name_and_no_folder():
-  assert "random_process" in datasets.EMBEDDED
+  assert "random_process" in registry.EMBEDDED
   with refuses("name"):
     data.load("random_proces")
   with refuses("num_classes", value=0):
-    datasets.load_random_process(num_classes=0)
+    random_process.load_random_process(num_classes=0)

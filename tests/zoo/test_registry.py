@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import pytest
 
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 from tests.refuses import refuses
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_every_name_builds_a_module(name):
   assert isinstance(networks.build(name, num_classes=10), nn.Module)
 
 
 def test_only_the_heads_of_features_want_features():
-  wanting = {name for name in networks.names() if networks.needs_features(name)}
+  wanting = {name for name in registry.names() if registry.needs_features(name)}
   scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
   public = {"vgg16_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"}
   assert wanting == scattering | public | {"patches_linear"}
-  assert networks.needs_features("scatter_linear") == "scattering"
-  assert networks.needs_features("alexnet_linear") == "alexnet"
+  assert registry.needs_features("scatter_linear") == "scattering"
+  assert registry.needs_features("alexnet_linear") == "alexnet"
 
 
 def test_a_head_starts_from_zeros_where_it_is_said():
@@ -40,7 +41,7 @@ def test_unknown_name_is_refused_with_the_nearest():
   with refuses("model", value="wrn_16_5"):
     networks.build("wrn_16_5", num_classes=10)
   with refuses("model", value="batchnorm"):
-    networks.needs_features("batchnorm")
+    registry.needs_features("batchnorm")
 
 
 def test_unknown_option_is_refused_with_the_nearest():
@@ -58,9 +59,9 @@ class Bare(nn.Module):
 def test_an_option_of_a_model_without_any_is_refused_with_the_flag_that_drops_it():
   name = f"{__name__}:Bare"
   with refuses("model.options.features"):
-    networks.check_options(name, {"features": (64,)}, prefix="model.options.")
+    registry.check_options(name, {"features": (64,)}, prefix="model.options.")
   with refuses("features"):
-    networks.check_options(name, {"features": (64,)})
+    registry.check_options(name, {"features": (64,)})
 
 
 @pytest.mark.parametrize(

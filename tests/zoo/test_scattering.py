@@ -11,15 +11,19 @@ import pytest
 from sklearn import datasets
 
 from dpjax.zoo import networks
+from dpjax.zoo.networks.scatter_heads import standardized_features
 from dpjax.zoo.networks.scattering import (
+  COLOURS,
   _lowpass_matrix,
   _morlet_hat,
   num_channels,
+  opponent_colours,
   scattering,
+  typical_scales,
 )
 from tests.refuses import refuses
 
-MODULE = sys.modules["dpjax.zoo.networks.scattering"]  # the package's name is the function
+MODULE = sys.modules["dpjax.zoo.networks.scattering"]
 RNG = np.random.default_rng(0)
 
 
@@ -255,10 +259,10 @@ def test_no_place_and_no_number_of_images_moves_a_bit():
   images = np.repeat(_random(1, 12, 12, 1), 48, axis=0)
   seen = networks.scattering_features(images, J=1, L=4)
   np.testing.assert_array_equal(seen, seen[:1].repeat(48, axis=0))
-  standardized = networks.standardized_features(seen, 1)
+  standardized = standardized_features(seen, 1)
   for count in (1, 2):
     np.testing.assert_array_equal(
-      networks.standardized_features(seen[:count], 1), standardized[:count]
+      standardized_features(seen[:count], 1), standardized[:count]
     )
 
 
@@ -275,14 +279,14 @@ def test_mirrored_features_are_the_mean_of_both_images():
 
 def test_opponent_colours_are_orthonormal_and_those_of_the_transformed_image():
   images = _random(3, 8, 8, 3)
-  turned = networks.opponent_colours(images)
+  turned = opponent_colours(images)
   lengths = np.linalg.norm(turned, axis=-1), np.linalg.norm(images, axis=-1)
   np.testing.assert_allclose(*lengths, atol=1e-6)
   np.testing.assert_allclose(turned[..., 0], images.sum(axis=-1) / 3**0.5, atol=1e-6)
   np.testing.assert_allclose(
     turned[..., 1] * 2**0.5, images[..., 0] - images[..., 2], atol=1e-6
   )
-  grey = networks.opponent_colours(np.repeat(images[..., :1], 3, axis=-1))
+  grey = opponent_colours(np.repeat(images[..., :1], 3, axis=-1))
   assert np.abs(grey[..., 1:]).max() < 1e-6
   for mirrored in (False, True):
     options = {"mirrored": mirrored, "batch_size": 2}
@@ -298,19 +302,15 @@ def test_colours_that_images_do_not_have_are_refused(colours, depth):
   with refuses("colours", value=colours):
     networks.scattering_features(_random(1, 8, 8, depth), colours=colours)
   with refuses("colours", value=colours):
-    networks.typical_scales((8, 8, depth), colours=colours)
+    typical_scales((8, 8, depth), colours=colours)
 
 
 def test_typical_scales_of_opponent_colours_are_those_of_correlated_ones():
   """Against images whose colours have that correlation, transformed."""
   rng = np.random.default_rng(0)
-  plain, opponent = (
-    networks.typical_scales((8, 8, 3), colours=c) for c in networks.COLOURS
-  )
+  plain, opponent = (typical_scales((8, 8, 3), colours=c) for c in COLOURS)
   light = rng.normal(size=(40000, 1)) * 0.9**0.5
-  seen = networks.opponent_colours(light + rng.normal(size=(40000, 3)) * 0.1**0.5).std(
-    axis=0
-  )
+  seen = opponent_colours(light + rng.normal(size=(40000, 3)) * 0.1**0.5).std(axis=0)
   ratio = (opponent / plain).reshape(3, 81)
   np.testing.assert_allclose(ratio, np.tile(seen[:, None], 81), rtol=0.03)
 
@@ -351,7 +351,7 @@ def test_typical_scales_are_those_of_photographs_within_a_factor():
   images = np.kron(datasets.load_digits().images[:64] / 16, np.ones((2, 2)))[..., None]
   found = networks.scattering_features(images.astype(np.float32))
   sizes = np.sqrt(np.square(found).mean(axis=(0, 1, 2)))
-  scales = networks.typical_scales((16, 16, 1))
+  scales = typical_scales((16, 16, 1))
   assert np.ptp(np.log(sizes[1:] / scales[1:])) < np.log(5)
   assert np.ptp(np.log(sizes[1:])) > np.log(20)
-  np.testing.assert_array_equal(networks.typical_scales((16, 16, 2)), np.tile(scales, 2))
+  np.testing.assert_array_equal(typical_scales((16, 16, 2)), np.tile(scales, 2))

@@ -109,7 +109,8 @@ def unamplified(counts: Parts) -> DpEvent:
   The true cost of the result is no less. With little noise the accountant may still prove a smaller
   epsilon for it.
 
-  >>> from dpjax.accounting import gaussian_event, parts
+  >>> from dpjax.accounting.event_kinds.elements import parts
+  >>> from dpjax.accounting.event_kinds.noisy_sum import gaussian_event
   >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
   ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
   """

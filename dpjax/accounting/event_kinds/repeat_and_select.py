@@ -9,7 +9,7 @@ import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 # `accounting` loads its modules when they are used. So only the few runs that select load `tuning`.
-from dpjax import accounting
+from dpjax.accounting import tuning
 from dpjax.accounting.event_kinds.elements import (
   Parts,
   describe,
@@ -31,7 +31,7 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
   accountants = ("rdp",)
 
   def elements(self, event: RepeatAndSelectDpEvent) -> Iterable[tuple[DpEvent, int]]:
-    accounting.tuning.check_trials(event.mean, event.shape)
+    tuning.check_trials(event.mean, event.shape)
     inner = merged_parts(event.event)
     if not inner:
       return []
@@ -46,9 +46,7 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
 
   def rdp(self, part: RepeatAndSelectDpEvent) -> np.ndarray:
     one_run = rdp_of(merged_parts(part.event))
-    return accounting.tuning.select_rdp(
-      ORDERS, one_run, mean_trials=part.mean, shape=part.shape
-    )
+    return tuning.select_rdp(ORDERS, one_run, mean_trials=part.mean, shape=part.shape)
 
   def describe(self, part: RepeatAndSelectDpEvent, unit: str) -> str:
     return (
@@ -86,5 +84,5 @@ def repeat_and_select_event(
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
   10.0
   """
-  accounting.tuning.check_trials(mean_trials, shape)
+  tuning.check_trials(mean_trials, shape)
   return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))

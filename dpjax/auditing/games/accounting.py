@@ -21,6 +21,8 @@ import jax
 import numpy as np
 
 from dpjax import accounting, mechanisms
+from dpjax.accounting import tuning
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
 from dpjax.auditing.games.game import (
   Claim,
   Game,
@@ -74,13 +76,11 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 
   def game_of(distribution: str, shape: float, values: tuple[float, float]) -> Game:
     mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
-    event = accounting.repeat_and_select_event(
-      mechanism.event(_ADD), mean_trials=_TRIALS, shape=shape
-    )
+    event = repeat_and_select_event(mechanism.event(_ADD), mean_trials=_TRIALS, shape=shape)
 
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       rng = np.random.default_rng(2 * seed + world)
-      draw = functools.partial(accounting.tuning.draw_trials, rng, mean_trials=_TRIALS)
+      draw = functools.partial(tuning.draw_trials, rng, mean_trials=_TRIALS)
       trials = np.array([draw(shape=shape) for _ in range(n)])
       # The number of keys is rounded up to a power of 2, so that few programs are compiled.
       total = int(trials.sum())

@@ -25,6 +25,7 @@ from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.federated import described
 from dpjax.federated.client import ClientAlgorithm, Received
+from dpjax.federated.cohort import Cohort
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.context import (
   Context,
@@ -35,7 +36,8 @@ from dpjax.federated.execution.context import (
   nobody,
   row,
 )
-from dpjax.federated.round import optimizing_server
+from dpjax.federated.placement import local_epsilon
+from dpjax.federated.round import FederatedState, optimizing_server
 from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.transforms import guard
@@ -92,7 +94,7 @@ _WORLDS: dict[str, tuple[list[float], list[float]]] = {
 _ALONE = {"nobody, one client": ([], [_FAR])}
 
 
-def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
+def _with_keys(state: FederatedState, key: Any) -> FederatedState:
   """Returns the state with noise keys of one draw; no two keys are equal."""
   # No state holds more than eight keys.
   places = iter(range(8))
@@ -174,7 +176,7 @@ def _one_block(
   program: Callable[..., Any],
   empty: Callable[[Context], Mapped],
   context: Context,
-  cohort: federated.Cohort,
+  cohort: Cohort,
 ) -> Mapped:
   """Runs a cohort whose results need not be known while tracing. Client states stay as the server's
   choice set them, since a HypCluster client returns its state unchanged."""
@@ -384,7 +386,7 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
 
-    claimed = claims(functools.partial(federated.local_epsilon, 2 * _Z))
+    claimed = claims(functools.partial(local_epsilon, 2 * _Z))
     return Game(PACKAGE, "client_noise", case, _REPLACE, claimed, outputs, linear)
 
   return [
@@ -476,7 +478,13 @@ GAMES: dict[str, Games] = {
 NO_CLAIM = {
   **{row.make.__name__: row.no_claim for row in described.aggregators().values()},
   "fine_tune": "what it makes is sent to nobody",
-  "local_training": "the client inside every algorithm, played with it",
+  **dict.fromkeys(
+    ("local_training", "full_gradient", "apfl_client", "mean_grad", "batch_loss"),
+    "the client inside an algorithm, played with it",
+  ),
+  **dict.fromkeys(
+    ("summed", "robust"), "what an aggregator is made of, played with each aggregator"
+  ),
   "compressed": "changes what a client sends, before the clip that is played",
   "clipped_grad": "a client's gradient under its own plan, played as a plan",
 }

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.auditing.games.game import (
   Adversary,
   Claim,
@@ -47,7 +48,7 @@ class Mechanism(Protocol):
   """A query mechanism; one with a pure budget also has `epsilon`."""
 
   def __call__(self, key: jax.Array, data: ArrayTree, /) -> Any: ...
-  def event(self, neighboring_relation: str) -> accounting.DpEvent: ...
+  def event(self, neighboring_relation: str) -> DpEvent: ...
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:

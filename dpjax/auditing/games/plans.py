@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import gradients, mechanisms, sampling
+from dpjax import gradients, mechanisms
 from dpjax.auditing.games.game import (
   DELTAS,
   Claim,
@@ -31,9 +31,11 @@ from dpjax.auditing.games.game import (
 )
 from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.noise import NoiseShape, correlated
+from dpjax.noise.correlated import registry
 from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
+from dpjax.sampling.batches import pad
 
 # Number of draws of the sampler from which the adversary learns its mixtures.
 _SIMULATED = 1500
@@ -55,7 +57,7 @@ def batches(
   for run in range(n):
     for step in range(num_steps):
       drawn = sampler.draw(num_examples, seed=(seed << 32) + run, step=step)
-      rows[run, step], mask[run, step] = sampling.pad(drawn, shape[2])
+      rows[run, step], mask[run, step] = pad(drawn, shape[2])
   return rows, mask
 
 
@@ -207,7 +209,7 @@ def names() -> tuple[str, ...]:
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
   return (
     *(f"correlation:{name}" for name in sorted(correlations)),
-    *(f"strategy:{name}" for name in correlated.STRATEGIES),
+    *(f"strategy:{name}" for name in registry.STRATEGIES),
     *(f"statistics:{name}" for name in sorted(released)),
     *(f"noise_shape:{name}" for name in sorted(shapes)),
   )

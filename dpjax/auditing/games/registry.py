@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ import dpjax.training
 import dpjax.transforms
 import dpjax.zoo.recipes
 from dpjax import validate
+from dpjax.accounting import shuffle
 from dpjax.auditing.games import (
   accounting,
   federated,
@@ -41,6 +43,7 @@ from dpjax.auditing.games import (
   vertical,
 )
 from dpjax.auditing.games.game import Game
+from dpjax.sampling import registry
 from dpjax.validate import UserError
 
 
@@ -100,14 +103,14 @@ def is_sampler(candidate: object) -> bool:
 
 def _samplers() -> dict[str, Any]:
   """Returns every sampler that a config may name, by the name of its class."""
-  return {kind.__name__: kind for kind in dpjax.sampling.SAMPLERS.values()}
+  return {kind.__name__: kind for kind in registry.SAMPLERS.values()}
 
 
 def _returns(candidate: Any, *words: str) -> bool:
   if not inspect.isfunction(candidate):
     return False
   annotation = str(inspect.signature(candidate).return_annotation)
-  return any(word in annotation for word in words)
+  return any(re.search(rf"\b{word}(ExtraArgs)?\b", annotation) for word in words)
 
 
 def is_transform(candidate: object) -> bool:
@@ -154,18 +157,13 @@ def _only(kind: Callable[[Any], bool], candidates: Mapping[str, Any]) -> dict[st
   }
 
 
-def _exported(package: ModuleType) -> dict[str, Any]:
-  # `getattr` is needed: a package imports a name only on access (`_lazy`).
-  return {n: getattr(package, n) for n in dir(package) if not n.startswith("_")}
-
-
 def _accountants() -> dict[str, Any]:
   """Returns budget ledgers, `amplified_delta`, and what states epsilons or events in accounting."""
   accountants = _only(states_epsilon, public(dpjax.accounting))
   accountants |= _only(
     lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)
   )
-  return accountants | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
+  return accountants | {"amplified_delta": shuffle.amplified_delta}
 
 
 PACKAGES: dict[str, Package] = {
@@ -182,19 +180,19 @@ PACKAGES: dict[str, Package] = {
     {},
   ),
   "transforms": Package(
-    lambda: _only(is_transform, _exported(dpjax.transforms)),
+    lambda: _only(is_transform, public(dpjax.transforms)),
     transforms.games,
     transforms.GAMES,
-    {},
+    transforms.NO_CLAIM,
   ),
   "federated": Package(
-    lambda: _only(is_federated, _exported(dpjax.federated)),
+    lambda: _only(is_federated, public(dpjax.federated)),
     federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
   ),
   "secure": Package(
-    lambda: _only(is_federated, _exported(dpjax.secure)),
+    lambda: _only(is_federated, public(dpjax.secure)),
     lambda name, kind: secure.GAMES[name](kind),
     secure.GAMES,
     secure.NO_CLAIM,
@@ -206,9 +204,7 @@ PACKAGES: dict[str, Package] = {
     plans.NO_CLAIM,
   ),
   "training": Package(
-    lambda: _only(
-      inspect.isfunction, _exported(dpjax.training) | _exported(dpjax.zoo.recipes)
-    ),
+    lambda: _only(inspect.isfunction, public(dpjax.training) | public(dpjax.zoo.recipes)),
     lambda name, _: training.GAMES[name](),
     training.GAMES,
     training.NO_CLAIM,

@@ -35,8 +35,8 @@ from dpjax.auditing.games.game import (
 )
 from dpjax.relevance import feature_shares as shares_lib
 from dpjax.relevance import labels as labels_lib
+from dpjax.relevance import pipeline, rigorous, settings, train
 from dpjax.relevance import record_noise as noise_lib
-from dpjax.relevance import rigorous, settings, train
 from dpjax.zoo import networks
 
 PACKAGE = "relevance"
@@ -52,7 +52,7 @@ Worlds = tuple[np.ndarray, np.ndarray]
 def names() -> tuple[str, ...]:
   """Returns the names of all methods, and of all kinds of features, relevance noise and labels."""
   kinds = {
-    "method": relevance.NAMES,
+    "method": pipeline.NAMES,
     "features": settings.FEATURES,
     "relevance": settings.RELEVANCE_NOISE,
     "labels": settings.LABELS,

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import accounting, secure
+from dpjax import accounting
 from dpjax.auditing.games.game import Game, claims, linear
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.secure.sums import PlainSum
 
 PACKAGE = "secure"
@@ -41,9 +42,9 @@ _WORLDS: dict[str, tuple[str, float, float, int]] = {
 }
 
 
-def the_mechanism() -> secure.SkellamSum:
+def the_mechanism() -> SkellamSum:
   """Returns the Skellam sum of the games: up to three clients, who send two numbers each."""
-  return secure.SkellamSum.sized(
+  return SkellamSum.sized(
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
     dim=_DIM,
@@ -53,7 +54,7 @@ def the_mechanism() -> secure.SkellamSum:
   )
 
 
-def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> list[Game]:
+def skellam_games(kind: Kind, mechanism: SkellamSum | None = None) -> list[Game]:
   """Returns games where one client's message changes; the strongest first.
 
   Args:

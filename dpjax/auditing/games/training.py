@@ -165,6 +165,9 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
 }
 _OF_A_BATCH = "a loss of a whole batch, never private"
 _READS = "reads a state that is released"
+_VIEWS = "changes the input of one example, whose gradient is clipped"
+_VOTES = "parts and votes before their noise: GNMax and ConfidentGNMax, which have games"
+_PUBLIC = "reads public data, votes and parameters that are released"
 NO_CLAIM = {
   "alignment": _OF_A_BATCH,
   "alignment_and_uniformity": _OF_A_BATCH,
@@ -176,6 +179,13 @@ NO_CLAIM = {
   "contrastive_loss": _OF_A_BATCH,
   "on_sphere": _OF_A_BATCH,
   "uniformity": _OF_A_BATCH,
+  **dict.fromkeys(("two_views", "crop_color", "flip_shift", "shift"), _VIEWS),
+  **dict.fromkeys(("average", "averaged", "states", "check"), _READS),
+  **dict.fromkeys(
+    ("parts_by_content", "parts_by_place", "padded_parts", "vote_counts"), _VOTES
+  ),
+  **dict.fromkeys(("public_graph", "spread_labels", "student_weights"), _PUBLIC),
+  **dict.fromkeys(("check_declared", "check_public_key"), "refuses, and computes nothing"),
   "clip_scale": _READS,
   "eval_params": _READS,
   "noise_state": "reads the secret state of a run, which is not released",

@@ -19,10 +19,12 @@ import optax
 
 from dpjax import accounting, transforms
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.gradients import RULES, Clip, stacked
+from dpjax.gradients import Clip, stacked
+from dpjax.gradients.clip import RULES
 from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
+from dpjax.transforms.clip_scale import clip_scale
 
 PACKAGE = "transforms"
 STEPS = 2
@@ -182,7 +184,7 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
   name = "adaptive_clip_and_noise"
-  released = transforms.clip_scale
+  released = clip_scale
   slack = transforms.SlackClipping(num_slots=2, learning_rate=0.5)
   fitted = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, slack)}, key=key)
   short = {
@@ -287,6 +289,8 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
     "dp_sgld", lambda tx: tx(0.1, noise_std=_STD, num_examples=10), lambda s: s[1:]
   ),
 }
+
+NO_CLAIM = {"with_guard": "refuses a changed state, and adds nothing"}
 
 
 def games(subject: str, tx: Callable, base: Callable | None = None) -> list[Game]:

@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpjax import markdown, validate
-from dpjax.accounting import lower, upper
-from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
-from dpjax.auditing.games.game import draws_to_refute
+from dpjax.accounting import upper
+from dpjax.accounting.text import lower
+from dpjax.auditing.games import registry
+from dpjax.auditing.games.game import CONFIDENCE, Game, Result, draws_to_refute, play
 from dpjax.experiments.checks import resumable
 from dpjax.experiments.run import provenance, writers
 from dpjax.validate import UserError

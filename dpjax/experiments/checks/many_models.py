@@ -22,7 +22,13 @@ import numpy as np
 import optax
 
 from dpjax import auditing, data, losses, validate
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
+from dpjax.accounting.text import lower
+from dpjax.auditing import bootstrap
+from dpjax.auditing.final_model import blank_target, fitted_params
+from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.scores import Scores
+from dpjax.auditing.verdict import check_method
 from dpjax.experiments.run import provenance, writers
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
@@ -90,12 +96,12 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   loss_fn = losses.softmax_cross_entropy(model.apply)
   params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
   if settings.initial == "worst_case":
-    params = auditing.fitted_params(loss_fn, params, members, **_FIT)
-  target = auditing.blank_target(model.apply, params, records)
+    params = fitted_params(loss_fn, params, members, **_FIT)
+  target = blank_target(model.apply, params, records)
   plan = _plan(settings)
   scores = _scores(settings, plan, loss_fn, params, records, target)
   level = {"delta": settings.delta, "confidence": settings.confidence}
-  bounds = {name: auditing.METHODS[name](scores, **level) for name in _SHOWN}
+  bounds = {name: METHODS[name](scores, **level) for name in _SHOWN}
   guesses = np.argmax(np.asarray(model.apply(params, jnp.asarray(test.x))), axis=-1)
   result = {
     **dataclasses.asdict(settings),
@@ -144,7 +150,7 @@ def _plan(settings: FinalModels) -> Plan:
     l2_clip_norm=1.0,
     normalize_by=settings.num_records,
   )
-  auditing.check_method("gdp", plan)
+  check_method("gdp", plan)
   return plan
 
 
@@ -155,7 +161,7 @@ def _scores(
   params: Params,
   records: Any,
   target: Any,
-) -> auditing.Scores:
+) -> Scores:
   done = 0
   with writers.progress(2 * settings.num_models, 0, "final models") as bar:
 
@@ -189,17 +195,17 @@ def line(result: dict[str, Any]) -> str:
   )
 
 
-def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
+def _estimates(scores: Scores, settings: FinalModels) -> dict[str, Any]:
   """Returns estimates with bootstrap intervals, which hold since the models are independent; {} for
   few models."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
-    "auc": auditing.auc,
-    "epsilon": functools.partial(auditing.estimated_epsilon, delta=settings.delta),
+    "auc": bootstrap.auc,
+    "epsilon": functools.partial(bootstrap.estimated_epsilon, delta=settings.delta),
   }
   interval = functools.partial(
-    auditing.bootstrap_interval, seed=settings.seed, confidence=settings.confidence
+    bootstrap.bootstrap_interval, seed=settings.seed, confidence=settings.confidence
   )
   return {
     name: interval(statistic, scores).to_json() for name, statistic in statistics.items()

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax import accounting, gradients, noise
+from dpjax import accounting
+from dpjax.accounting import matrix
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.checks import table
 from dpjax.checks.subject import Row, Subject, not_applicable, row
@@ -25,6 +26,9 @@ from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.gradients.per_example import ClippedGrad
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.types import LossFn
 from dpjax.validate import UserError
 
@@ -76,7 +80,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> RunSu
   # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
   unscaled = dataclasses.replace(plan, scaling=None)
 
-  def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
+  def clipped_grad(loss_fn: LossFn) -> ClippedGrad:
     return unscaled.clipped_grad(
       loss_fn,
       method=config.grad_method,
@@ -129,7 +133,7 @@ def _stated_epsilons(subject: RunSubject) -> Iterator[tuple[float, str]]:
       ]
       if len(events) == config.num_steps:
         yield (
-          accounting.epsilon(accounting.joined(events), delta=left, **options),
+          accounting.epsilon(matrix.joined(events), delta=left, **options),
           "of a ledger",
         )
 
@@ -160,7 +164,7 @@ def stated(subject: RunSubject) -> Row:
 
 
 def _identities(random: Any) -> set[str]:
-  keys = {noise.key_id(key) for key in (random.noise, random.local)}
+  keys = {key_id(key) for key in (random.noise, random.local)}
   return {*keys, f"sampler {random.sampler}"}
 
 
@@ -189,11 +193,11 @@ def key_reuse(subject: RunSubject) -> Row:
   if len(set().union(*identities)) < sum(map(len, identities)):
     shared.append("two runs of one config")
   first = draws[0]
-  if len(identities[0]) < 3 or noise.key_id(first.init) in identities[0]:
+  if len(identities[0]) < 3 or key_id(first.init) in identities[0]:
     shared.append("one key for two purposes")
   if max(random.sampler for random in draws).bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
-  secure = all(noise.source.is_release(key) for key in (first.noise, first.local))
+  secure = all(source.is_release(key) for key in (first.noise, first.local))
   if config.release and not secure:
     shared.append("release keys of fewer than 256 bits")
   shared += _poor_bits(draws)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import dp_accounting as dpa
 
 from dpjax import accounting, validate
-from dpjax.accounting import overflow
-from dpjax.accounting.event_kinds.elements import accountable
+from dpjax.accounting import overflow, proved
+from dpjax.accounting.event_kinds.elements import accountable, merged_parts
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import guarantee, workdir, writers
@@ -227,7 +227,7 @@ def _understood(
   if delta >= 1:
     raise _odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
   relation: Any = result.get("neighboring_relation")
-  if relation not in accounting.RELATIONS:
+  if relation not in proved.RELATIONS:
     raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
   data = config.get("data")
   if not isinstance(data, dict):
@@ -281,7 +281,7 @@ def _with_ledger(
   by: Any = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
-  if by not in accounting.ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
+  if by not in proved.ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
   for left in guarantee.deltas_of_ledger(result):
     left = _number(path, {"accounted_delta": left}, "accounted_delta")
@@ -312,7 +312,7 @@ def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> floa
     return 0.0
   sampled = {
     part: times
-    for part, times in accounting.merged_parts(event).items()
+    for part, times in merged_parts(event).items()
     if isinstance(part, dpa.PoissonSampledDpEvent)
   }
   # Every step must be Poisson-sampled. All other parts of the event are then releases without
@@ -354,7 +354,7 @@ def _epsilon(
   """Returns (epsilon, delta, accountant, runs that are added as they are stated)."""
   everything = _sum_of_deltas(runs)
   summed = math.fsum(run.epsilon for run in runs)
-  for accountant in accounting.ACCOUNTANTS:
+  for accountant in proved.ACCOUNTANTS:
     composed, stated = _composable(runs, accountant)
     # A single run costs what it states, although its ledger may show a little less. Only at another
     # delta the ledger is needed.

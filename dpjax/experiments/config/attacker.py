@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Protocol
 
-from dpjax import accounting
+from dpjax.accounting.attack_bounds import AttackBound, attack_bound
 from dpjax.experiments.config import rules
 from dpjax.validate import UserError
 
@@ -14,7 +14,7 @@ from dpjax.validate import UserError
 class AttackerConfig:
   """Bound on the success of any membership attack, to use instead of an epsilon.
 
-  Set the numbers of one bound, or none at all; see `dpjax.accounting.attack_bound`.
+  Set the numbers of one bound, or none at all; see `dpjax.accounting.attack_bounds.attack_bound`.
   """
 
   tpr: Annotated[
@@ -43,7 +43,7 @@ class _Private(Protocol):
   attacker: AttackerConfig
 
 
-def attack_of(privacy: _Private) -> accounting.AttackBound | None:
+def attack_of(privacy: _Private) -> AttackBound | None:
   """Returns the bound that a config's noise is calibrated to; None for other calibrations.
 
   Raises:
@@ -55,7 +55,7 @@ def attack_of(privacy: _Private) -> accounting.AttackBound | None:
   GaussianDp(mu=0.5)
   """
   try:
-    attack = accounting.attack_bound(**dataclasses.asdict(privacy.attacker))
+    attack = attack_bound(**dataclasses.asdict(privacy.attacker))
   except UserError as error:
     raise error.within("privacy.attacker") from None
   for name in ("epsilon", "noise_multiplier"):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dpjax import accounting
+from dpjax.accounting import proved
 from dpjax.experiments.config import rules
 from dpjax.gradients import clip
 
 COUNT = rules.at_least(1)
 
-Accountant = Annotated[str, rules.among(("", *accounting.ACCOUNTANTS))]
+Accountant = Annotated[str, rules.among(("", *proved.ACCOUNTANTS))]
 ClipNorm = Annotated[
   float,
   rules.POSITIVE,
@@ -35,9 +35,7 @@ PoolIsPublic = Annotated[
   "pool is not of a published data set, and epsilon is a claim then",
 ]
 # Kinds of run with this field offer two relations. The third, "replace_special", is left out.
-RecordRelation = Annotated[
-  str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
-]
+RecordRelation = Annotated[str, rules.among((proved.RELATIONS[0], proved.RELATIONS[1]))]
 NoiseSeed = Annotated[
   int | None,
   rules.at_least(0),

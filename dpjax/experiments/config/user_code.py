@@ -44,6 +44,8 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax import accounting, names, sampling
+from dpjax.sampling import batches
+from dpjax.sampling.samplers import Sizing
 from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -131,7 +133,7 @@ def shapes(tree: ArrayTree) -> Any:
   return jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree)
 
 
-def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
+def sampler(path: str, field: str, size: Sizing) -> sampling.Sampler:
   """Returns the sampler at a path: a class with a rule for its size, or a function.
 
   A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
@@ -140,7 +142,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
     size: numbers of the run. The sampler's unit must be that of the run, or "example". In a run
       with the unit "user", a sampler of examples draws rows that are clients.
 
-  >>> sampler("builtins:dict", "privacy.sampler", sampling.Sizing(0.5, num_examples=1))
+  >>> sampler("builtins:dict", "privacy.sampler", Sizing(0.5, num_examples=1))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: privacy.sampler='builtins:dict': must return a ...
@@ -170,7 +172,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
         f"{event!r:.60} with relations {relations!r}"
       )
     # One draw is made now, so that a bad sampler is refused before the first step.
-    sampling.taken(built, size.num_examples, seed=0, step=0)
+    batches.taken(built, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()
   return built

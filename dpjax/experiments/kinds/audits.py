@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from dpjax import accounting, auditing, validate
-from dpjax.accounting import lower, upper
+from dpjax import auditing, validate
+from dpjax.accounting import upper
 from dpjax.accounting.proved import NeighboringRelation
-from dpjax.auditing import Scores
-from dpjax.data import Dataset, needs_classes
+from dpjax.accounting.text import lower
+from dpjax.accounting.trade_off import TradeOff, all_pairs
+from dpjax.auditing import verdict
+from dpjax.auditing.lower_bounds import METHODS
+from dpjax.auditing.scores import Scores
+from dpjax.auditing.verdict import check_event
+from dpjax.data import Dataset
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
@@ -56,7 +62,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
   validate.one_of(kinds, **{"audit.kind": config.kind})
   validate.one_of(scores, **{"audit.score": config.score})
-  validate.one_of(auditing.METHODS, **{"audit.method": config.method})
+  validate.one_of(METHODS, **{"audit.method": config.method})
   validate.open_unit(**{"audit.confidence": config.confidence})
 
 
@@ -68,7 +74,7 @@ class AuditClaim:
   delta: float
   event: Callable[[], Any]  # event of the whole run
   epsilon: Callable[[], float]  # epsilon at delta, as planned; infinity: nothing is claimed
-  trade_off: Callable[[], accounting.TradeOff]  # all pairs (epsilon, delta) at once
+  trade_off: Callable[[], TradeOff]  # all pairs (epsilon, delta) at once
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
@@ -86,7 +92,7 @@ class AuditClaim:
     noise to its message, or a share of the noise of a sum."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
-      accounting.all_pairs,
+      all_pairs,
       event,
       neighboring_relation=guarantee.relation,
       accountant=guarantee.accountant,
@@ -94,7 +100,7 @@ class AuditClaim:
     epsilon = functools.partial(guarantee.curve, num_steps)
     return cls(guarantee.relation, guarantee.delta or 0.0, lambda: event, epsilon, pairs)
 
-  def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
+  def pairs(self, epsilon: float | None) -> TradeOff | None:
     """Returns all claimed pairs (epsilon, delta).
 
     `epsilon` is the epsilon of the actual steps. Returns None unless it is finite and equals the
@@ -126,7 +132,7 @@ def insert(
     return held, None
   # Some kinds of canaries change a label. For all kinds the rule is the same: data have classes.
   needs_classes(held, "audit.enabled=True")
-  auditing.check_event(config.audit.method, claim.event())
+  check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
   changed, canaries = make(
     held,
@@ -144,14 +150,14 @@ def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
-  best = auditing.ceiling(
+  best = verdict.ceiling(
     config.num_canaries,
     delta=claim.delta,
     method=config.method,
     confidence=config.confidence,
     claim=claim.trade_off(),
   )
-  refutes = auditing.reason(
+  refutes = verdict.reason(
     best,
     epsilon_claimed=epsilon,
     method=config.method,

@@ -15,8 +15,11 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
   TrainConfig,
 )
+from dpjax.gradients.device_mesh import mesh_of
 from dpjax.validate import UserError, Verbatim
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
+from dpjax.zoo.networks.registry import check_options, needs_unit_range
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -157,7 +160,7 @@ def unit_range(model_name: str, config: DataConfig) -> None:
   ...
   dpjax.validate.UserError: data.center=True: must be False, for the features of ...
   """
-  if config.center and networks.needs_unit_range(model_name):
+  if config.center and needs_unit_range(model_name):
     raise UserError(
       f"must be False, for the features of model.name={model_name!r} are of images in [0, 1]",
       field="data.center",
@@ -180,10 +183,10 @@ def model(config: ModelConfig, section: str = "model") -> None:
 
   A user's model is built, and so checked, only when data are loaded.
   """
-  names.one_of(networks.names(), **{f"{section}.name": config.name})
+  names.one_of(registry.names(), **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
-  networks.check_options(config.name, config.options, prefix=f"{section}.options.")
+  check_options(config.name, config.options, prefix=f"{section}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
     # The bound on clipped sums is tested for these types of activations (tests/gradients).
     validate.one_of(
@@ -280,4 +283,4 @@ def training(config: TrainConfig) -> None:
   optimizer(config.optimizer)
   steps("num_steps", config.num_steps, config.privacy)
   if config.mesh is not None:
-    gradients.mesh_of(config.mesh)
+    mesh_of(config.mesh)

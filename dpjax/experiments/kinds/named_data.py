@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
@@ -73,7 +74,7 @@ def check_images(config: Any, train: Any, task: str) -> None:
   Args:
     task: name of what needs images, for the message.
   """
-  data.needs_classes(train, task)
+  needs_classes(train, task)
   if len(train.x.shape) != 4:
     raise UserError(
       f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",

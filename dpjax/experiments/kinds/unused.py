@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dpjax import sampling
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -24,8 +23,10 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.names import is_path
-from dpjax.zoo import datasets, networks
+from dpjax.sampling import registry
 from dpjax.zoo.datasets import published
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks.registry import needs_features, options
 
 # Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
@@ -93,7 +94,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   Args:
     of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
-  declared = datasets.takes_declaration(data.name) and not of_leaf
+  declared = takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
   # Published data are images, tables, or texts of a length that their loader fixes, so none of them
@@ -110,7 +111,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 def of_model(model: ModelConfig) -> Unused:
   """Returns {field: condition} for fields that the model does not read, and options that it does
   not take."""
-  features = networks.needs_features(model.name)
+  features = needs_features(model.name)
   of_scattering = features == "scattering"
   return (
     needs(features is not None, "a model on features", "model.mirrored")
@@ -128,7 +129,7 @@ def of_options(model: ModelConfig) -> Unused:
   # Which options a user's model takes is known only when it is called.
   if is_path(model.name):
     return {}
-  others = [name for name in model.options if name not in networks.options(model.name)]
+  others = [name for name in model.options if name not in options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}
 
 
@@ -140,7 +141,7 @@ def of_dataset(dataset: Any) -> Unused:
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
-  kind = sampling.SAMPLERS.get(sampler)  # None: a user's own
+  kind = registry.SAMPLERS.get(sampler)  # None: a user's own
   fixed = kind is not None and "capacity" not in kind.options
   selects = kind is not None and "num_selected" in kind.options
   return (
@@ -161,7 +162,7 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
 def of_ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   if method != "dp_ftrl":
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
-  kind = sampling.SAMPLERS.get(ftrl.sampler)
+  kind = registry.SAMPLERS.get(ftrl.sampler)
   free = is_path(ftrl.sampler) or (kind is not None and "separation" in kind.options)
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 

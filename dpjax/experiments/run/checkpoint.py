@@ -31,8 +31,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from dpjax import files, trees
-from dpjax import parallel as processes
 from dpjax.experiments.run import writers
+from dpjax.parallel import client_states, exchanges, row_journal
+from dpjax.parallel.exchanges import is_first, on_first
+from dpjax.parallel.spanning import own_copy, placed_like
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError, first_line
 
@@ -50,7 +52,7 @@ def to_arrays(tree: ArrayTree) -> Any:
   copy in its host memory."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
-    processes.own_copy(tree),
+    own_copy(tree),
   )
   return jax.device_get(arrays) if jax.process_count() > 1 else arrays
 
@@ -66,11 +68,9 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   return jax.tree.map(wrap, arrays, like)
 
 
-def _states(tree: ArrayTree) -> list[processes.client_states.ClientStates]:
+def _states(tree: ArrayTree) -> list[client_states.ClientStates]:
   return [
-    leaf
-    for leaf in jax.tree.leaves(tree)
-    if isinstance(leaf, processes.client_states.ClientStates)
+    leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, client_states.ClientStates)
   ]
 
 
@@ -78,7 +78,7 @@ def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any
   """Returns the tree with `others`, in order, at the leaves where `like` has `ClientStates`."""
   left = list(others)
   place = lambda old, leaf: (
-    left.pop(0) if isinstance(leaf, processes.client_states.ClientStates) else old
+    left.pop(0) if isinstance(leaf, client_states.ClientStates) else old
   )
   return jax.tree.map(place, tree, like)
 
@@ -187,8 +187,8 @@ class Checkpoints:
     self._rows_on_disk = rows_on_disk
     self._keepers = None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
-    self._orbax: Any = _orbax(self.directory) if processes.is_first() else None
-    self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
+    self._orbax: Any = _orbax(self.directory) if is_first() else None
+    self._latest = on_first(lambda: max(_numbers(self.directory), default=None))
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint, or None. An interrupted save does not
@@ -200,7 +200,7 @@ class Checkpoints:
     memory or on disk."""
     folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
     self._keepers = [
-      processes.client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
+      client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
       for i, states in enumerate(_states(state))
     ]
     return _with_states(state, [keeper.begun for keeper in self._keepers], state)
@@ -220,9 +220,9 @@ class Checkpoints:
     if jax.process_count() > 1:
       # States are compared before the write: if processes have diverged, only the state of process
       # 0 would be saved.
-      processes.same(state=trees.sha256(arrays))
+      exchanges.same(state=trees.sha256(arrays))
     if step != self._latest:
-      processes.on_first(lambda: self._write(step, arrays, meta))
+      on_first(lambda: self._write(step, arrays, meta))
       # Old rows are removed only after the rename. If the process is killed before the rename, the
       # two older steps still need them.
       for keeper, _ in pairs:
@@ -247,7 +247,7 @@ class Checkpoints:
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
       new.rmdir()
-      for old in _numbers(self.directory)[: -processes.row_journal.KEPT]:
+      for old in _numbers(self.directory)[: -row_journal.KEPT]:
         shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
@@ -259,20 +259,20 @@ class Checkpoints:
     """
     if self._keepers is None:
       self.begun(like)
-    empty = [processes.row_journal.no_rows(states.num_clients) for states in _states(like)]
+    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
     like_arrays = to_arrays(_with_states(like, empty, like))
     read = []
-    meta = processes.on_first(lambda: self._read(like_arrays, read))
+    meta = on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
       # The other processes have no files, so they receive the arrays that process 0 read.
-      arrays = processes.arrays_from_first(to_arrays(arrays))
-      arrays = jax.tree.map(processes.placed_like, arrays, like)
+      arrays = exchanges.arrays_from_first(to_arrays(arrays))
+      arrays = jax.tree.map(placed_like, arrays, like)
     state = to_keys(arrays, like)
     indexes = [
       index
       for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
-      if isinstance(leaf, processes.client_states.ClientStates)
+      if isinstance(leaf, client_states.ClientStates)
     ]
     pairs = zip(self._keepers or (), indexes)
     rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]

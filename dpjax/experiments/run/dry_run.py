@@ -20,9 +20,11 @@ import jax
 import numpy as np
 
 from dpjax import trees
-from dpjax.accounting import Ledger, by_name
+from dpjax.accounting import Ledger
+from dpjax.accounting.text import by_name
 from dpjax.columns import Columns
-from dpjax.data import Dataset, Federation, Rows
+from dpjax.data import Dataset, Federation
+from dpjax.data.rows import Rows
 from dpjax.experiments.run import (
   checkpoint,
   guarantee,
@@ -36,7 +38,7 @@ from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Phase
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import needs_features
 
 if TYPE_CHECKING:
   from dpjax.parallel.targets import Machine
@@ -229,7 +231,7 @@ def _blank(
   seconds = 0.0
   shape = held.x.shape[1:]
   dtype = held.x.dtype
-  if networks.needs_features(model.name):
+  if needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles, so the second iteration is timed.
     for _ in range(2):

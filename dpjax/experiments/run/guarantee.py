@@ -13,19 +13,19 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import accounting, noise, validate
-from dpjax.accounting import (
-  Budget,
-  BudgetExceeded,
-  Ledger,
-  by_name,
-  overflow,
-  upper,
-)
+from dpjax import accounting, validate
+from dpjax.accounting import Budget, Ledger, attack_bounds, overflow, upper
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.epsilon import privacy_profile
+from dpjax.accounting.event_kinds import elements
 from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.ledger import BudgetExceeded
+from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.proved import ADD
-from dpjax.accounting.text import paragraph
+from dpjax.accounting.statement import NOTHING, delta_warning
+from dpjax.accounting.text import by_name, paragraph
 from dpjax.experiments.run import writers
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -59,7 +59,7 @@ class Guarantee:
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after `steps` steps
   # Function from a number of steps to the guarantee after these steps, in words.
-  statement: Callable[[int], str] = lambda steps: accounting.NOTHING
+  statement: Callable[[int], str] = lambda steps: NOTHING
   accounted_delta: float | None = None  # delta for the ledger: the rest is set aside
   l2_bound: float = math.inf  # largest norm of one record's part in a step
   num_records: int | None = (
@@ -69,7 +69,7 @@ class Guarantee:
   # Assumptions that fail: those of a claim, or those of the run that simulates a deployment.
   failed_assumptions: tuple[str, ...] = ()
   # Profile of the larger deployment, whose steps differ from the steps of the simulation.
-  deployed_profile: Callable[[], accounting.Profile] | None = None
+  deployed_profile: Callable[[], Profile] | None = None
 
   def __post_init__(self) -> None:
     validate.one_of(KINDS, kind=self.kind)
@@ -105,7 +105,7 @@ class Guarantee:
       accountant=self.accountant,
     )
 
-  def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
+  def profile(self, ledger: Ledger, epsilon: float) -> Profile | None:
     """Returns the privacy profile: pairs (epsilon, delta) that all hold at once. None: there is no
     guarantee, or no event to account for.
 
@@ -122,7 +122,7 @@ class Guarantee:
     event = ledger.event() if ran else self.remaining_event(0)
     if isinstance(event, NoOpDpEvent):
       return None
-    profile = accounting.privacy_profile(
+    profile = privacy_profile(
       event, neighboring_relation=self.relation, accountant=self.accountant
     )
     aside = (self.delta or 0.0) - (self.accounted_delta or 0.0)
@@ -138,7 +138,7 @@ class Guarantee:
       name: accounting.true_positive_rate(profile, fpr) for name, fpr in RATES.items()
     }
     known = {MU: mu} if math.isfinite(mu) else {}
-    return known | rates | {ADVANTAGE: accounting.advantage(profile)}
+    return known | rates | {ADVANTAGE: attack_bounds.advantage(profile)}
 
   def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
     """Returns the privacy part of result.json.
@@ -173,7 +173,7 @@ class Guarantee:
     """Prints a warning if delta is not below 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
-    warning = accounting.delta_warning(self.delta, self.num_records)
+    warning = delta_warning(self.delta, self.num_records)
     if warning:
       what = "num_clients" if self.unit == "user" else "num_examples"
       writers.warn(warning.replace("num_examples", what))
@@ -269,7 +269,7 @@ def of_event(
   >>> stated.kind, round(stated.curve(1), 3)
   ('proved', 1.993)
   """
-  kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
+  kinds = [(type(part).__name__, kind_of(part)) for part in elements.parts(event)]
   foreign = {name for name, kind in kinds if is_user_defined(kind)}
   failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
   if assumed:
@@ -305,7 +305,7 @@ def of_event(
     step_event=lambda step: event,
     remaining_event=lambda start: accounting.composed(event, num_steps - start),
     curve=curve,
-    statement=statement if is_private else lambda steps: accounting.NOTHING,
+    statement=statement if is_private else lambda steps: NOTHING,
     accounted_delta=delta,
     l2_bound=l2_bound,
     num_records=num_records,
@@ -387,7 +387,7 @@ def repeated(promised: Guarantee, noise_seed: int | None) -> Guarantee:
   return noted(promised, paragraph(note), REPEATED)
 
 
-def asked(attack: accounting.AttackBound | None, delta: float) -> str:
+def asked(attack: AttackBound | None, delta: float) -> str:
   """Describes the attack bound to which a run's noise was calibrated; "" if there is none, for
   example if the noise was calibrated to an epsilon.
 
@@ -407,7 +407,7 @@ def released(plan: Plan) -> str:
   guarantee does not cover."""
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
-  step = noise.source.grid_step(least * plan.l2_bound)
+  step = source.grid_step(least * plan.l2_bound)
   return paragraph(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "

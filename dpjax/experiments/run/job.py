@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from dpjax import parallel as processes
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.experiments.run import run_keys, writers
@@ -23,6 +22,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.left_out import Arrivals, Tally
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.parallel import client_states
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -325,7 +325,7 @@ def _check_functions(part: Any, *names: str) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-  if isinstance(leaf, processes.client_states.ClientStates):
+  if isinstance(leaf, client_states.ClientStates):
     return True
   # A checkpoint can save a NumPy scalar, but cannot restore it.
   if isinstance(leaf, np.generic):

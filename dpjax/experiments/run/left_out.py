@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import parallel as processes
 from dpjax.experiments.run import writers
-from dpjax.training import StepInfo
+from dpjax.parallel.exchanges import is_first
+from dpjax.training.dp_sgd import StepInfo
 from dpjax.validate import UserError
 
 
@@ -119,7 +119,7 @@ class Tally:
     return self._total
 
   def _warn(self, kind: str, message: str) -> None:
-    if kind not in self._warned and processes.is_first():
+    if kind not in self._warned and is_first():
       writers.warn(message)
     self._warned.add(kind)
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dpjax import noise, trees
-from dpjax import parallel as processes
+from dpjax import trees
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import (
@@ -50,6 +49,9 @@ from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.left_out import Tally
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.noise.gaussian import key_id
+from dpjax.parallel import exchanges
+from dpjax.parallel.exchanges import on_first
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim, first_line
 
@@ -143,9 +145,9 @@ def run(
 
 def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
   _check_processes(job)
-  meta = processes.on_first(lambda: owner.known(folder, job.config))
+  meta = on_first(lambda: owner.known(folder, job.config))
   # A finished run only returns its result, so it must make no random draw.
-  done = processes.on_first(lambda: _finished(job, folder, meta))
+  done = on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
   # The libraries are checked now, so that a missing plotting library does not fail the run at its
@@ -181,10 +183,10 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
-    processes.on_first(lambda: taken(held))
+    on_first(lambda: taken(held))
     hook = None
     # Configs without the field `writer` have no hook.
-    if processes.is_first() and getattr(job.config, "writer", None) is not None:
+    if exchanges.is_first() and getattr(job.config, "writer", None) is not None:
       # Imported here: few runs have a hook.
       from dpjax.experiments.run import row_hooks
 
@@ -194,7 +196,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     trainer = _Trainer(
       folder,
       admission.run_id,
-      noise.key_id(random.noise),
+      key_id(random.noise),
       on_save,
       goes_on,
       release=job.release,
@@ -238,7 +240,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
   data = job_lib.data_of(job)
   weights = job.weights()
   # The processes compare a value derived from the digest. No message shows the digest.
-  processes.same(data=data.hex(), weights=str(weights))
+  exchanges.same(data=data.hex(), weights=str(weights))
 
   def keys() -> tuple[dict[str, Any], str]:
     run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
@@ -249,7 +251,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
     return run_keys.to_json(random), run_id
 
   # The first process draws, and the others get its keys.
-  random, run_id = processes.on_first(keys)
+  random, run_id = on_first(keys)
   return Admission(data, weights, run_keys.from_json(job.seed, random), run_id)
 
 
@@ -299,7 +301,7 @@ def _carried_out(
     outcome.finish(folder)
     return result
 
-  return processes.on_first(written)
+  return on_first(written)
 
 
 # --- the steps
@@ -398,7 +400,7 @@ class _Trainer:
     phase. A signal during its last step stops the next phase after a step."""
     running = Running(phase, self)
     if self.goes_on is not None:
-      processes.on_first(self.goes_on)
+      on_first(self.goes_on)
       self.goes_on = None
     with contextlib.closing(running), signals() as received:
       received.extend(self.late)
@@ -448,9 +450,9 @@ class Running:
     if guarantee is not None:
       guarantee.check_budget(self.ledger)
       # Epsilon is computed now, so that a run that cannot be accounted for is refused at the start.
-      self.final_epsilon = processes.on_first(lambda: guarantee.curve(phase.num_steps))
-      processes.on_first(guarantee.warn)
-    if phase.evaluate is not None and processes.is_first():
+      self.final_epsilon = on_first(lambda: guarantee.curve(phase.num_steps))
+      on_first(guarantee.warn)
+    if phase.evaluate is not None and exchanges.is_first():
       self.metrics = writers.MetricsWriter(
         trainer.folder,
         resume_step=self._last_row(),
@@ -575,7 +577,7 @@ class Running:
 
   def record(self, row_number: int, info: object) -> Scores:
     """Writes a row, and returns the values for the progress bar."""
-    row = processes.on_first(self._measured)
+    row = on_first(self._measured)
     row |= self.phase.observe(self.state, info, self.step)
     self.tally.settle()
     if self.metrics is not None:
@@ -621,7 +623,7 @@ class Running:
         row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         # A signal reaches one process, but all processes must stop at the same step.
-        stop = processes.largest(received[0] if received else 0)
+        stop = exchanges.largest(received[0] if received else 0)
         last = self.step == phase.num_steps or self.reached
         if last or stop or self._is_due():
           self.save()
@@ -638,7 +640,7 @@ class Running:
     )
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
-    if not processes.is_first():
+    if not exchanges.is_first():
       return contextlib.nullcontext()
     return writers.progress(self.phase.num_steps, self.step, self.phase.name)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dpjax import accounting, pictures
-from dpjax.accounting import upper
+from dpjax.accounting import proved, upper
+from dpjax.accounting.event_kinds.kind import event_from_json
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -191,9 +192,9 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant = result.get("accountant")
-  if len(charges) != 1 or accountant not in accounting.ACCOUNTANTS or len(steps) < 2:
+  if len(charges) != 1 or accountant not in proved.ACCOUNTANTS or len(steps) < 2:
     return {}
-  event = accounting.event_from_json(charges[0]["event"])
+  event = event_from_json(charges[0]["event"])
   relation = result["neighboring_relation"]
   last = max(steps)
   # Early steps cost most, so most points are early.

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpjax import noise
+from dpjax.noise import source
 from dpjax.validate import UserError
 
 SAMPLER_BITS = 256
@@ -78,7 +78,7 @@ def drawn(
     draw = lambda purpose, size: secrets.token_bytes(size)
   else:
     draw = lambda purpose, size: _bytes(purpose, size, seed, noise_seed)
-  size = noise.source.KEY_BYTES if release else noise.source.ORDINARY_BYTES
+  size = source.KEY_BYTES if release else source.ORDINARY_BYTES
   return _of(
     seed,
     noise=draw("noise", size),
@@ -99,8 +99,8 @@ def _of(seed: int, **held: bytes) -> RunKeys:
   """Returns the keys with these bytes. The length of a noise key says its generator."""
   return RunKeys(
     init=jax.random.key(seed),
-    noise=noise.source.key_from_bytes(held["noise"]),
-    local=noise.source.key_from_bytes(held["local"]),
+    noise=source.key_from_bytes(held["noise"]),
+    local=source.key_from_bytes(held["local"]),
     sampler=int.from_bytes(held["sampler"], "big"),
     order=int.from_bytes(_bytes("order", _ORDER_BITS // 8, seed), "big"),
   )

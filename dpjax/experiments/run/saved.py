@@ -24,7 +24,7 @@ from dpjax.accounting.text import paragraph
 from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
-from dpjax.zoo import datasets
+from dpjax.zoo.datasets.registry import takes_declaration
 
 # Key of result.json: data sets that the first parameters depend on, the most recent data set first.
 PRETRAINED_ON = "pretrained_on"
@@ -200,7 +200,7 @@ def _bare(name: str) -> str:
   >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
   ('mnist', True)
   """
-  if name.endswith(".npz") or datasets.takes_declaration(name):
+  if name.endswith(".npz") or takes_declaration(name):
     return os.path.realpath(os.path.expanduser(name))
   return name if names.is_path(name) else name.partition(":")[0]
 

@@ -26,7 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 from dpjax import files, validate
-from dpjax.accounting import by_name
+from dpjax.accounting.text import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
 from dpjax.files import replace_file as replace_file

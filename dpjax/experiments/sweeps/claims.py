@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
+from dpjax.accounting.text import lower
 from dpjax.experiments.run import guarantee, report, writers
 from dpjax.markdown import table
 

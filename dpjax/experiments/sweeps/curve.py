@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpjax import pictures
-from dpjax.accounting import by_name
+from dpjax.accounting.text import by_name
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve_picture
 from dpjax.validate import UserError

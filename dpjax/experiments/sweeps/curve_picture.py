@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import pictures
-from dpjax.accounting import by_name, upper
+from dpjax.accounting import upper
+from dpjax.accounting.text import by_name
 from dpjax.pictures import PAGE, Look
 
 if TYPE_CHECKING:

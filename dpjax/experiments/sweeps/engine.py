@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from dpjax import validate
-from dpjax.accounting import by_name
+from dpjax.accounting.text import by_name
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason
 from dpjax.experiments.run import checkpoint, guarantee, provenance, switches, writers

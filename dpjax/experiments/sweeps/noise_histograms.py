@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, pictures, validate
+from dpjax import pictures, validate
 from dpjax.experiments.run import report, writers
 from dpjax.mechanisms import additive
+from dpjax.noise import source
 from dpjax.pictures import PAGE, Look
 
 if TYPE_CHECKING:
@@ -62,15 +63,11 @@ def figure_noises(num_features: int) -> list[FigureNoise]:
   laplace = math.sqrt(2) / _EPSILON
   width = math.sqrt(num_features)
   return [
+    FigureNoise("Laplace", source.laplace, 1 / _EPSILON, laplace, laplace * num_features),
     FigureNoise(
-      "Laplace", noise.source.laplace, 1 / _EPSILON, laplace, laplace * num_features
+      "Gaussian, the paper's", source.gaussian, classic, classic, classic * width
     ),
-    FigureNoise(
-      "Gaussian, the paper's", noise.source.gaussian, classic, classic, classic * width
-    ),
-    FigureNoise(
-      "Gaussian, proved", noise.source.gaussian, analytic, analytic, analytic * width
-    ),
+    FigureNoise("Gaussian, proved", source.gaussian, analytic, analytic, analytic * width),
   ]
 
 

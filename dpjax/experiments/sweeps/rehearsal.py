@@ -26,6 +26,8 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, guarantee, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.relevance.rigorous_method import check_public
+from dpjax.relevance.train import Steps
 from dpjax.validate import UserError, Verbatim
 
 
@@ -193,7 +195,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
 
-  def trainer(steps: relevance.Steps) -> Any:
+  def trainer(steps: Steps) -> Any:
     phase = of_relevance.phase(config, "", steps)
     started = time.monotonic()
     timing, state = dry_run.timed(phase)
@@ -209,7 +211,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
-    relevance.check_public(train, of_relevance.load_public(config, shared))
+    check_public(train, of_relevance.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
   outcome = of_relevance.stated(config, relevance.run(config.method, config.mode, job))

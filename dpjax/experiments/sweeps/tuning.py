@@ -29,7 +29,10 @@ from typing import Any
 import numpy as np
 
 from dpjax import accounting, validate
-from dpjax.accounting import upper
+from dpjax.accounting import tuning, upper
+from dpjax.accounting.event_kinds.kind import event_to_json
+from dpjax.accounting.event_kinds.repeat_and_select import repeat_and_select_event
+from dpjax.accounting.ledger import BudgetExceeded
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -126,7 +129,7 @@ def planned(
   budgets = [point.config.privacy.epsilon_budget for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
-    raise accounting.BudgetExceeded(
+    raise BudgetExceeded(
       f"privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
       f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
     )
@@ -153,7 +156,7 @@ def selection_cost(
   One run sets aside (1 + e^epsilon_run) B.
   """
   selection = config.selection
-  event = accounting.repeat_and_select_event(
+  event = repeat_and_select_event(
     plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
   options = {"neighboring_relation": plan.neighboring_relation, "accountant": "rdp"}
@@ -194,7 +197,7 @@ def selection_cost(
     **failed,
     "neighboring_relation": plan.neighboring_relation,
     "unit": plan.unit,
-    "event": accounting.event_to_json(event),
+    "event": event_to_json(event),
     "statement": _statement(plan, one_run, epsilon, delta, assumptions),
     "privacy_statement": words,
   }
@@ -296,9 +299,7 @@ def _trials(
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   selection = config.selection
-  number = accounting.tuning.draw_trials(
-    rng, mean_trials=selection.mean_trials, shape=selection.shape
-  )
+  number = tuning.draw_trials(rng, mean_trials=selection.mean_trials, shape=selection.shape)
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
   from dpjax.federated.algorithms.apfl import apfl as apfl
   from dpjax.federated.algorithms.fed_avg import fed_avg as fed_avg
   from dpjax.federated.algorithms.fed_nova import fed_nova as fed_nova
-  from dpjax.federated.algorithms.fed_nova import momentum_steps as momentum_steps
   from dpjax.federated.algorithms.fed_prox import fed_prox as fed_prox
   from dpjax.federated.algorithms.fed_sgd import fed_sgd as fed_sgd
   from dpjax.federated.algorithms.fine_tune import fine_tune as fine_tune

@@ -8,10 +8,10 @@ from typing import Any
 import optax
 
 from dpjax.federated import client as clients
-from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.client import ClientAlgorithm, Weighting
 from dpjax.federated.described import algorithm
+from dpjax.federated.execution.context import MapClients
 from dpjax.federated.round import FederatedAlgorithm, federated, optimizing_server
 from dpjax.types import Array, ClientTx, LossFn, Params
 
@@ -29,7 +29,7 @@ def fed_avg(
   client_tx: ClientTx,
   server_tx: optax.GradientTransformation | None = None,
   aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
+  map_clients: MapClients | None = None,
   *,
   key: Array,
   weighting: Weighting = clients.uniform,

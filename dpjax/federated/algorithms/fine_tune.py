@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from dpjax.federated import client as clients
-from dpjax.federated import execution
 from dpjax.federated.client import Received
 from dpjax.federated.cohort import Cohort
+from dpjax.federated.execution.context import Context, MapClients
+from dpjax.federated.execution.named import auto_clients
 from dpjax.types import Array, ClientTx, LossFn, Params
 
 
 def fine_tune(
   loss_fn: LossFn,
   client_tx: ClientTx,
-  map_clients: execution.MapClients | None = None,
+  map_clients: MapClients | None = None,
   *,
   key: Array,
 ) -> Callable[[Params, Cohort], Params]:
@@ -34,12 +35,12 @@ def fine_tune(
          [2.]], dtype=float32)
   """
   client = clients.local_training(loss_fn, client_tx)
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
+  map_clients = auto_clients() if map_clients is None else map_clients
   run = map_clients(client, None)
 
   def tune(params: Params, cohort: Cohort) -> Params:
     received = Received(jax.tree.map(jnp.asarray, params))
-    mapped = run(execution.Context(received, cohort.data, None, key, None), cohort)
+    mapped = run(Context(received, cohort.data, None, key, None), cohort)
     return jax.tree.map(
       lambda delta, p: p[None] + delta, mapped.sent.message["delta"], received.params
     )

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, trees, validate
+from dpjax import trees, validate
 from dpjax.federated import client as clients
-from dpjax.federated import execution
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.described import algorithm
+from dpjax.federated.execution.context import Context
+from dpjax.federated.execution.named import auto_clients
 from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
@@ -28,6 +29,7 @@ from dpjax.federated.round import (
   check_public,
   federated,
 )
+from dpjax.noise import source
 from dpjax.types import Array, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 
@@ -134,7 +136,7 @@ def hyp_cluster(
     raise UserError(
       "must be a mean; clients send models in different places", field="aggregator"
     )
-  map_clients = common.get("map_clients") or execution.auto_clients()
+  map_clients = common.get("map_clients") or auto_clients()
   score = map_clients(_scores(loss_fn), None)
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
@@ -165,8 +167,8 @@ def hyp_cluster(
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
-    key = noise.source.from_words(state.key)
-    context = execution.Context(Received(state.params), cohort.data, None, key, None)
+    key = source.from_words(state.key)
+    context = Context(Received(state.params), cohort.data, None, key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
     # A model with a NaN loss is chosen only if all losses are NaN or infinite.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)

@@ -5,7 +5,7 @@ Each process runs its share of the cohort with an execution of its own (`loop`, 
 Every process computes everything else from equal inputs: who takes part, each client's key, the
 noise and the server's optimizer. All processes draw the same noise from one key and add it to the
 same sum, so it counts once. All processes hold equal parameters after each round. A run checks
-this with `parallel.same` where it saves them.
+this with `parallel.exchanges.same` where it saves them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpjax.federated.execution.context import (
   Run,
   all_remembered,
 )
-from dpjax.parallel import exchange
+from dpjax.parallel.exchanges import exchange
 
 
 def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:

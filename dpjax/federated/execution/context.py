@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import sampling
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received, Sent
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.sampling import batches
 from dpjax.types import ArrayLike, ArrayTree
 
 
@@ -91,7 +91,7 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
   if memories is None or not count:
     return ()
   size = bucket(count)
-  places, mask = sampling.pad(np.arange(count), size)
+  places, mask = batches.pad(np.arange(count), size)
   return (Remembered(places, mask, padded(memories, size)),)
 
 

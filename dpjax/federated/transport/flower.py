@@ -66,15 +66,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import noise, sampling, trees, validate
+from dpjax import trees, validate
 from dpjax.accounting import Ledger
-from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.context import Context, MapClients, Mapped, Run
 from dpjax.federated.round import FederatedAlgorithm, RoundInfo
 from dpjax.federated.transport import remote
+from dpjax.noise import source
+from dpjax.noise.gaussian import key_id
 from dpjax.plan import Plan
+from dpjax.sampling import batches
 from dpjax.types import Params
 from dpjax.validate import UserError, Verbatim
 
@@ -184,7 +188,7 @@ class _Answers:
     self.answers: dict[int, Any] = {}
     self._client: Any = None
 
-  def __call__(self, client: ClientAlgorithm, partial: Any) -> execution.Run:
+  def __call__(self, client: ClientAlgorithm, partial: Any) -> Run:
     self._client = client
     self._partial = None if partial is None else jax.jit(partial)
     return self._run
@@ -198,13 +202,13 @@ class _Answers:
 
     return jax.eval_shape(client_message, received, key)
 
-  def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
+  def _run(self, context: Context, cohort: Cohort) -> Mapped:
     if context.received.extra is not None:
       raise UserError(
         "clients that get more than the parameters are not run over Flower", field="make"
       )
     if not cohort.size:
-      empty = execution.loop_clients()(self._client, self._partial)
+      empty = loop_clients()(self._client, self._partial)
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
@@ -216,11 +220,11 @@ class _Answers:
     each: Any = lambda number: np.full(len(norms), number, np.float32)
     info = ClientInfo(each(np.nan), unknown, unknown, norms, each(bits), sent.weight)
     if self._partial is None:
-      return execution.Mapped(None, sent, (), info)
+      return Mapped(None, sent, (), info)
     size = bucket(cohort.size)
     message, weight = padded(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
-    return execution.Mapped(sums, None, (), info)
+    return Mapped(sums, None, (), info)
 
 
 class _Server:
@@ -228,7 +232,7 @@ class _Server:
 
   def __init__(
     self,
-    make: Callable[[Aggregator, execution.MapClients], FederatedAlgorithm],
+    make: Callable[[Aggregator, MapClients], FederatedAlgorithm],
     params: Params,
     *,
     plan: Plan,
@@ -250,7 +254,7 @@ class _Server:
     self.plan = plan
     self.num_clients = num_clients
     self._rng = rng
-    self._key_id = None if noise_key is None else noise.key_id(noise_key)
+    self._key_id = None if noise_key is None else key_id(noise_key)
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
     self._algorithm = make(aggregator, self._answers)
@@ -261,7 +265,7 @@ class _Server:
         "are not run over Flower",
         field="make",
       )
-    key = noise.source.from_words(self.state.key)
+    key = source.from_words(self.state.key)
     self._like = self._answers.like(Received(self.state.params), key)
     self.ledger = Ledger()
     self.infos: list[RoundInfo] = []
@@ -275,7 +279,7 @@ class _Server:
         field="num_rounds",
         value=step + 1,
       )
-    drawn = sampling.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
+    drawn = batches.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:

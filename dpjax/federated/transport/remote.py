@@ -17,9 +17,10 @@ import jax
 import numpy as np
 
 from dpjax import noise, validate
-from dpjax.federated import execution
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.cohort import Cohort, LocalBatches
+from dpjax.federated.execution.client_loop import loop_clients
+from dpjax.federated.execution.context import Context
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -93,7 +94,7 @@ class Client:
       )
     self._local_data = local_data
     self.like = like
-    self._run = execution.loop_clients()(client, None)
+    self._run = loop_clients()(client, None)
 
   def answer(self, who: int, round: object, params: Params) -> Any:
     """Returns the `Sent` of client `who` in a round, and nothing else of its work.
@@ -113,5 +114,5 @@ class Client:
     _spend(self._folder / f"client_{who}", round)
     batches, count = self._local_data(who, round)
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))
-    context = execution.Context(Received(params), None, None, _new_key(), None)
+    context = Context(Received(params), None, None, _new_key(), None)
     return jax.tree.map(lambda leaf: leaf[0], self._run(context, cohort).sent)

@@ -3,7 +3,7 @@
 A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white noise
 z, the steps get C^{-1} z. The noisy sums x + C^{-1} z are post-processing of the Gaussian mechanism
 C x + z. The cost depends on the columns of C for the steps in which ONE example takes part, namely
-on their sum (`dpjax.accounting.participation_costs`).
+on their sum (`dpjax.accounting.matrix.participation_costs`).
 
 | strategy         | C                                 | memory / size of the parameters  |
 | ---------------- | --------------------------------- | -------------------------------- |
@@ -19,17 +19,11 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.noise.correlated import series as series
-  from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
-  from dpjax.noise.correlated.draw import add_correlated as add_correlated
-  from dpjax.noise.correlated.draw import init as init
   from dpjax.noise.correlated.inverse import BandInvMf as BandInvMf
   from dpjax.noise.correlated.inverse import Bifr as Bifr
   from dpjax.noise.correlated.inverse import Bisr as Bisr
   from dpjax.noise.correlated.inverse import InverseBanded as InverseBanded
   from dpjax.noise.correlated.inverse import LambdaCgd as LambdaCgd
-  from dpjax.noise.correlated.registry import STRATEGIES as STRATEGIES
-  from dpjax.noise.correlated.registry import Strategy as Strategy
   from dpjax.noise.correlated.strategies import Correlation as Correlation
   from dpjax.noise.correlated.strategies import Independent as Independent
   from dpjax.noise.correlated.strategies import Redrawn as Redrawn

@@ -5,7 +5,7 @@ most 1. A white draw is a function of key and step, so earlier draws can be draw
 none is kept.
 
 C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
-facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
+facts make its sensitivity exact (`dpjax.accounting.matrix.participation_costs`):
 
 1. No c_t is negative, for it is a sum of products that are not negative.
 2. If c_0 .. c_k fall, all c_t fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
@@ -14,8 +14,8 @@ facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 By fact 1, examples whose steps are cyclic are accounted exactly. By fact 2, so are examples whose
 steps are at least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification
 by sampling is proved: columns of C never end, so all steps of an example share rows, and
-`accounting.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that needs no
-band (`accounting.balls_in_bins_proved`).
+`accounting.matrix.amplified_costs` refuses such a C. Sampling by balls in bins has a proof that
+needs no band (`accounting.balls_in_bins_proved`).
 """
 
 from __future__ import annotations

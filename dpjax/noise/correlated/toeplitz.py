@@ -12,7 +12,7 @@ import numpy as np
 from scipy import signal
 
 from dpjax import trees, validate
-from dpjax.noise import correlated
+from dpjax.noise.correlated import series
 from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, zeros
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
@@ -111,10 +111,8 @@ class BandedToeplitz:
     2
     """
     validate.integer_at_least(1, num_steps=num_steps, bands=bands)
-    validate.one_of(correlated.series.OBJECTIVES, objective=objective)
-    return cls(
-      tuple(correlated.series.optimized_bands(num_steps, min(bands, num_steps), objective))
-    )
+    validate.one_of(series.OBJECTIVES, objective=objective)
+    return cls(tuple(series.optimized_bands(num_steps, min(bands, num_steps), objective)))
 
   @property
   def bands(self) -> int:
@@ -197,15 +195,13 @@ class BufferedToeplitz:
     2
     """
     validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
-    validate.one_of(correlated.series.OBJECTIVES, objective=objective)
+    validate.one_of(series.OBJECTIVES, objective=objective)
     # More than `times` participations do not fit into the run.
     times = -(-num_steps // min_sep)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
       times = min(times, max_participations)
-    fitted_values = correlated.series.optimized_buffers(
-      num_steps, buffers, min_sep, times, objective
-    )
+    fitted_values = series.optimized_buffers(num_steps, buffers, min_sep, times, objective)
     return cls(*(tuple(values) for values in fitted_values))
 
   @property
@@ -224,7 +220,7 @@ class BufferedToeplitz:
     """Computes C x for x [n, ...], in float64."""
     scales = np.array(self.scales)
     decays = np.array(self.decays)
-    return _times(correlated.series.buffered(scales, decays, len(x)), x)
+    return _times(series.buffered(scales, decays, len(x)), x)
 
   def init(self, like: ArrayTree) -> Any:
     """Returns the first state, in which all buffers are zero: leaves [buffers, ...]."""
@@ -254,7 +250,7 @@ class Banded:
 
   def __post_init__(self):
     validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
-    validate.one_of(correlated.series.OBJECTIVES, objective=self.objective)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
     """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
@@ -272,7 +268,7 @@ class Buffered:
 
   def __post_init__(self):
     validate.integer_in(1, _MOST_BUFFERS, buffers=self.buffers)
-    validate.one_of(correlated.series.OBJECTIVES, objective=self.objective)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
     """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.secure.homomorphic.ckks import Chain as Chain
-  from dpjax.secure.homomorphic.ckks import SecretKeys as SecretKeys
-  from dpjax.secure.homomorphic.ckks import SlotEvaluator as SlotEvaluator
   from dpjax.secure.homomorphic.regression import regress as regress
   from dpjax.secure.homomorphic.regression_plan import RegressionPlan as RegressionPlan
 else:

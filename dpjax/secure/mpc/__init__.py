@@ -19,33 +19,15 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.secure.mpc import secureml as secureml
-  from dpjax.secure.mpc import three_programs as three_programs
-  from dpjax.secure.mpc.comparison import Signs as Signs
   from dpjax.secure.mpc.comparison import argmax as argmax
-  from dpjax.secure.mpc.comparison import normalized_relu as normalized_relu
-  from dpjax.secure.mpc.comparison import reciprocal as reciprocal
   from dpjax.secure.mpc.comparison import relu as relu
   from dpjax.secure.mpc.comparison import sigmoid as sigmoid
-  from dpjax.secure.mpc.comparison import signs as signs
-  from dpjax.secure.mpc.dealer import Dealer as Dealer
-  from dpjax.secure.mpc.links import PeerFailed as PeerFailed
   from dpjax.secure.mpc.output_noise import OutputNoise as OutputNoise
-  from dpjax.secure.mpc.output_noise import bounded_rows as bounded_rows
-  from dpjax.secure.mpc.party import Party as Party
-  from dpjax.secure.mpc.party import Spent as Spent
-  from dpjax.secure.mpc.private_values import join as join
   from dpjax.secure.mpc.private_values import reveal as reveal
   from dpjax.secure.mpc.private_values import share as share
-  from dpjax.secure.mpc.private_values import split as split
   from dpjax.secure.mpc.products import add as add
   from dpjax.secure.mpc.products import matmul as matmul
   from dpjax.secure.mpc.products import multiply as multiply
-  from dpjax.secure.mpc.products import scale as scale
-  from dpjax.secure.mpc.products import truncate as truncate
-  from dpjax.secure.mpc.ring64 import decode as decode
-  from dpjax.secure.mpc.ring64 import encode as encode
-  from dpjax.secure.mpc.session import Ran as Ran
   from dpjax.secure.mpc.session import run as run
   from dpjax.secure.mpc.spu_jit import secure_jit as secure_jit
 else:

@@ -59,7 +59,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import accounting, validate
+from dpjax.accounting import text
 from dpjax.accounting.event_kinds.discrete_gaussian import DiscreteGaussianDpEvent
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import REPLACE
 from dpjax.noise import discrete
 from dpjax.secure.mpc import comparison, ring64
@@ -225,7 +227,7 @@ class OutputNoise:
     units = self.l2_sensitivity / self._unit
     return max(1, math.ceil((float(self.noise_multiplier) * units) ** 2))
 
-  def event(self, neighboring_relation: str = REPLACE) -> accounting.DpEvent:
+  def event(self, neighboring_relation: str = REPLACE) -> DpEvent:
     """Returns the event of one release, under replace_one alone: the number of rows is public."""
     if neighboring_relation != REPLACE:
       raise UserError(
@@ -246,7 +248,7 @@ class OutputNoise:
   def calibrated(self, *, epsilon: float, delta: float) -> OutputNoise:
     """Returns the same training with the least noise that is (epsilon, delta)-private by RDP."""
 
-    def event_of(noise_multiplier: float) -> accounting.DpEvent:
+    def event_of(noise_multiplier: float) -> DpEvent:
       # The factor is 2, because the accountant takes noise relative to half of the distance.
       return DiscreteGaussianDpEvent(2 * noise_multiplier)
 
@@ -263,7 +265,7 @@ class OutputNoise:
     """Returns a privacy statement about the release."""
     # Numbers are rounded so that none claims more than is proved.
     moved = accounting.upper(self.l2_sensitivity)
-    std = accounting.lower(self.std)
+    std = text.lower(self.std)
     norm = accounting.upper(self.feature_norm, digits=6)
     return (
       f"Released once: a linear model of {self.num_features} features after {self.num_steps} "

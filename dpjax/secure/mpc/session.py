@@ -67,9 +67,9 @@ def run(
     Exception: the first error of either party. A lost peer is reported only if nothing else failed.
 
   >>> from dpjax.secure import mpc
-  >>> (x0, x1), (y0, y1) = (mpc.split(np.array([[v]])) for v in (1.5, -2.0))
+  >>> (x0, x1), (y0, y1) = (mpc.private_values.split(np.array([[v]])) for v in (1.5, -2.0))
   >>> ran = run(mpc.matmul, (x0, y0), (x1, y1))
-  >>> mpc.join(*ran.outputs).round(3), ran.spent[0].bytes_sent, ran.spent[0].rounds
+  >>> mpc.private_values.join(*ran.outputs).round(3), ran.spent[0].bytes_sent, ran.spent[0].rounds
   (array([[-3.]]), 24, 2)
   >>> ran.setting
   'both parties and the dealer in one process, which holds everything'

@@ -29,6 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import accounting, mechanisms, noise, validate
+from dpjax.accounting import proved
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.noise import gaussian
 from dpjax.validate import UserError
 
 
@@ -175,7 +178,7 @@ class PrivateStatistics:
     validate.positive(
       noise_multiplier=self.noise_multiplier, x_bound=self.x_bound, y_bound=self.y_bound
     )
-    validate.one_of(accounting.RELATIONS, neighboring_relation=self.neighboring_relation)
+    validate.one_of(proved.RELATIONS, neighboring_relation=self.neighboring_relation)
 
   @classmethod
   def calibrated(
@@ -205,7 +208,7 @@ class PrivateStatistics:
     return self.noise_multiplier * self.l2_sensitivity
 
   @property
-  def event(self) -> accounting.DpEvent:
+  def event(self) -> DpEvent:
     """Event of one Gaussian release. Its noise multiplier is relative to `l2_sensitivity`."""
     return accounting.gaussian_event(self.noise_multiplier)
 
@@ -250,7 +253,7 @@ class PrivateStatistics:
     """Returns the vector of `exact` with noise, float64: everything that is released."""
     # Noise is added in float64: rounding the sums first would add to the change that a row makes.
     with jax.enable_x64(True):
-      noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
+      noisy, _ = noise.add_gaussian(gaussian.init(key), jnp.asarray(vector), self.std)
     return noisy
 
   def read(self, vector: np.ndarray | jax.Array) -> Statistics:

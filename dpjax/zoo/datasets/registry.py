@@ -11,7 +11,7 @@ from dpjax import names, validate
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
-from dpjax.zoo import datasets
+from dpjax.zoo.datasets import prepared, shakespeare
 from dpjax.zoo.datasets.published import (
   PUBLISHED,
   as_published_test,
@@ -97,7 +97,7 @@ def load(
   known = train.nominal_size
   # A user's folder `shakespeare` may hold other texts, whose number is not published.
   plays = name in PUBLISHED and PUBLISHED[name].of_plays
-  user_texts = plays and not datasets.shakespeare.are_published(data_dir)
+  user_texts = plays and not shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
@@ -141,7 +141,7 @@ def _load(
   if name in whole:
     row = PUBLISHED[name]
     return row.load()(data_dir) if row.in_folder else row.load()()
-  return datasets.prepared.load_prepared(
+  return prepared.load_prepared(
     name,
     prepared_root(name, data_dir),
     max_length=max_length,
@@ -183,14 +183,14 @@ def prepared_root(
 ) -> pathlib.Path:
   """Returns the folder that holds prepared data sets. Raises UserError if the data set `name` is
   unknown, or is missing there (with the command that prepares it)."""
-  root = datasets.prepared.data_root(data_dir)
-  if datasets.prepared.is_prepared(name, root):
+  root = prepared.data_root(data_dir)
+  if prepared.is_prepared(name, root):
     return root
-  datasets.prepared.check_known(name)
+  prepared.check_known(name)
   raise UserError(
     f"not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
     "~/tensorflow_datasets); prepare it with: "
-    f"{datasets.prepared.prepare_command(name, root)}",
+    f"{prepared.prepare_command(name, root)}",
     field="name",
     value=name,
   )

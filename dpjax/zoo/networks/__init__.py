@@ -5,41 +5,21 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.zoo.networks import gpt2 as gpt2
   from dpjax.zoo.networks.bert import Bert as Bert
   from dpjax.zoo.networks.bert import load_bert as load_bert
   from dpjax.zoo.networks.checkpoint_files import load_checkpoint as load_checkpoint
   from dpjax.zoo.networks.equivariant import EquivariantCnn as EquivariantCnn
-  from dpjax.zoo.networks.equivariant import GroupConv as GroupConv
   from dpjax.zoo.networks.gpt2 import load_gpt2 as load_gpt2
-  from dpjax.zoo.networks.gpt2 import save_gpt2 as save_gpt2
   from dpjax.zoo.networks.patches import PatchNetwork as PatchNetwork
   from dpjax.zoo.networks.patches import learned_patches as learned_patches
   from dpjax.zoo.networks.patches import patch_features as patch_features
   from dpjax.zoo.networks.public_trunks import trunk_features as trunk_features
   from dpjax.zoo.networks.registry import build as build
-  from dpjax.zoo.networks.registry import check_options as check_options
-  from dpjax.zoo.networks.registry import documented as documented
-  from dpjax.zoo.networks.registry import is_language as is_language
-  from dpjax.zoo.networks.registry import names as names
-  from dpjax.zoo.networks.registry import needs_features as needs_features
-  from dpjax.zoo.networks.registry import needs_unit_range as needs_unit_range
-  from dpjax.zoo.networks.registry import options as options
   from dpjax.zoo.networks.resnet import ResNet as ResNet
   from dpjax.zoo.networks.resnet import load_resnet as load_resnet
   from dpjax.zoo.networks.scatter_heads import ScatterCnn as ScatterCnn
   from dpjax.zoo.networks.scatter_heads import ScatterLinear as ScatterLinear
-  from dpjax.zoo.networks.scatter_heads import group_standardize as group_standardize
-  from dpjax.zoo.networks.scatter_heads import (
-    standardized_features as standardized_features,
-  )
-  from dpjax.zoo.networks.scattering import COLOURS as COLOURS
-  from dpjax.zoo.networks.scattering import features_shape as features_shape
-  from dpjax.zoo.networks.scattering import opponent_colours as opponent_colours
-  from dpjax.zoo.networks.scattering import scattering as scattering
-  from dpjax.zoo.networks.scattering import scattering_chunks as scattering_chunks
   from dpjax.zoo.networks.scattering import scattering_features as scattering_features
-  from dpjax.zoo.networks.scattering import typical_scales as typical_scales
   from dpjax.zoo.networks.sentence_encoder import sentence_features as sentence_features
   from dpjax.zoo.networks.transformer import Transformer as Transformer
   from dpjax.zoo.networks.vision_transformer import VisionTransformer as VisionTransformer

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from dpjax import models, validate
 from dpjax import names as names_lib
+from dpjax import validate
 from dpjax.models import convnet, dense
-from dpjax.models.libraries import linen_modules
+from dpjax.models.libraries import by_path, linen_modules
 from dpjax.validate import UserError
 from dpjax.zoo.networks import equivariant, scatter_heads, transformer, wide_resnet
 
@@ -94,8 +94,8 @@ def names() -> tuple[str, ...]:
 def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
-    part = models.libraries.find(name)
-    return _Entry(part, functools.partial(models.libraries.build, name))
+    part = by_path.find(name)
+    return _Entry(part, functools.partial(by_path.build, name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
     # The class is imported here, so that runs of other models need not import it.
@@ -114,7 +114,7 @@ def options(name: str) -> tuple[str, ...]:
   # Fields of every linen module and arguments that dpjax itself gives are no options.
   hidden = {"num_classes", "parent", "name", *entry.fixed}
   if names_lib.is_path(name):
-    hidden.update(models.libraries.arguments(entry.module))
+    hidden.update(by_path.arguments(entry.module))
   return tuple(
     name for name in linen_modules.parameters_of(entry.module) if name not in hidden
   )
@@ -194,7 +194,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
     **model_options: fields of the model, see `options(name)`.
 
   Returns:
-    A linen module; for code of another library a `libraries.Model`.
+    A linen module; for code of another library a `libraries.by_path.Model`.
 
   Raises:
     UserError: an unknown name or option, or a value outside its bounds.

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import noise, validate
+from dpjax import validate
 from dpjax.gradients import loss_checks
 from dpjax.key_uses import KeyUse, key_for
+from dpjax.noise import source
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd, noise_state
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
@@ -145,7 +146,7 @@ def adversarial(
     # The keys of pairs are secret, and independent of the noise. As nobody knows them, the proof
     # may assign them to examples instead of places. Then one example changes one pair. The noise
     # key comes from the state, so that no compiled program holds it.
-    secret = key_for(KeyUse.PAIRS, noise.source.from_words(noise_state(state.critic).key))
+    secret = key_for(KeyUse.PAIRS, source.from_words(noise_state(state.critic).key))
     pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dpjax import noise
-from dpjax.noise import correlated
+from dpjax.noise import correlated, gaussian, source
+from dpjax.noise.correlated import draw
 from tests.refuses import refuses
 
 _BANDED = correlated.BandedToeplitz((1.0, 0.6, 0.3))
@@ -27,12 +28,12 @@ def _rows(correlation, *, size, steps, key=None, std=1.0, **options):
   zeros = jnp.zeros(size)
 
   def step(state, _):
-    noisy, state = correlated.add_correlated(
+    noisy, state = draw.add_correlated(
       state, zeros, std, correlation=correlation, num_steps=steps, **options
     )
     return state, noisy
 
-  start = correlated.init(key, correlation, zeros)
+  start = draw.init(key, correlation, zeros)
   return np.asarray(jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps)[1])(start))
 
 
@@ -70,11 +71,11 @@ def test_a_schedule_scales_the_white_noise_of_its_step():
 @pytest.mark.slow
 def test_the_identity_draws_exactly_what_plain_noise_draws():
   tree = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
-  plain = noise.init(jax.random.key(5))
-  state = correlated.init(jax.random.key(5), correlated.Independent(), tree)
+  plain = gaussian.init(jax.random.key(5))
+  state = draw.init(jax.random.key(5), correlated.Independent(), tree)
   for _ in range(3):
     expected, plain = noise.add_gaussian(plain, tree, 0.7)
-    found, state = correlated.add_correlated(
+    found, state = draw.add_correlated(
       state, tree, 0.7, correlation=correlated.Independent(), num_steps=3
     )
     jax.tree.map(np.testing.assert_array_equal, expected, found)
@@ -87,10 +88,10 @@ def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlati
   tree = {"w": jnp.ones((5, 3))}
 
   def step(state):
-    return correlated.add_correlated(state, tree, 1.0, correlation=correlation, num_steps=9)
+    return draw.add_correlated(state, tree, 1.0, correlation=correlation, num_steps=9)
 
   run = functools.partial(jax.jit, donate_argnums=0)(step)
-  whole, state = [], correlated.init(jax.random.key(1), correlation, tree)
+  whole, state = [], draw.init(jax.random.key(1), correlation, tree)
   for i in range(9):
     if i == 5:
       rest = jax.tree.map(np.asarray, (state.draws, state.memory))
@@ -98,7 +99,7 @@ def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlati
     noisy, state = run(state)
     whole.append(np.asarray(noisy["w"]))
   draws, memory = jax.tree.map(jnp.asarray, saved[1])
-  state = correlated.CorrelatedNoiseState(jnp.asarray(saved[0]), draws, memory)
+  state = draw.CorrelatedNoiseState(jnp.asarray(saved[0]), draws, memory)
   for expected in whole[5:]:
     noisy, state = run(state)
     np.testing.assert_array_equal(noisy["w"], expected)
@@ -107,8 +108,8 @@ def test_p16_p35_a_resumed_state_goes_on_bit_for_bit_also_when_donated(correlati
 
 @pytest.mark.slow
 def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
-  state = correlated.init(jax.random.key(0), _BANDED, jnp.zeros(3))
-  step = functools.partial(correlated.add_correlated, correlation=_BANDED, num_steps=2)
+  state = draw.init(jax.random.key(0), _BANDED, jnp.zeros(3))
+  step = functools.partial(draw.add_correlated, correlation=_BANDED, num_steps=2)
   for _ in range(2):
     noisy, state = step(state, jnp.zeros(3), 1.0)
     assert np.isfinite(noisy).all()
@@ -120,9 +121,9 @@ def test_p43_a_step_that_was_not_accounted_for_raises_or_is_nan():
 
 @pytest.mark.slow
 def test_release_keys_round_the_noisy_sum_to_a_public_grid():
-  key = noise.source.key_from_bytes(bytes(range(32)))
+  key = source.key_from_bytes(bytes(range(32)))
   rows = _rows(_BANDED, size=2000, steps=4, key=key, std=1.5, factors=(1.0, 1.0, 0.5, 1.0))
-  grid = noise.source.grid_step(1.5 * 0.5)
+  grid = source.grid_step(1.5 * 0.5)
   np.testing.assert_array_equal(np.round(rows / grid) * grid, rows)
   assert len(np.unique(rows)) > 50
   plain = _rows(_BANDED, size=2000, steps=4, std=1.5)
@@ -130,8 +131,8 @@ def test_release_keys_round_the_noisy_sum_to_a_public_grid():
 
 
 def test_half_precision_sums_are_noised_in_float32():
-  state = correlated.init(jax.random.key(0), _BANDED, jnp.zeros(3, jnp.bfloat16))
-  noisy, _ = correlated.add_correlated(
+  state = draw.init(jax.random.key(0), _BANDED, jnp.zeros(3, jnp.bfloat16))
+  noisy, _ = draw.add_correlated(
     state, jnp.zeros(3, jnp.bfloat16), 1.0, correlation=_BANDED, num_steps=1
   )
   assert noisy.dtype == jnp.float32

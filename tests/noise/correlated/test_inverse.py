@@ -14,9 +14,14 @@ from scipy import special
 
 import dpjax
 from dpjax import accounting, sampling, transforms
-from dpjax.auditing.games import plans, play, registry
+from dpjax.accounting.matrix import participation_costs
+from dpjax.accounting.monte_carlo import min_sep_epsilon
+from dpjax.auditing.games import plans, registry
+from dpjax.auditing.games.game import play
 from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
+from dpjax.noise.correlated.draw import add_correlated, init
+from dpjax.noise.correlated.registry import STRATEGIES
 from dpjax.noise.correlated.toeplitz import BandState
 from dpjax.noise.gaussian import gaussian
 from dpjax.parallel import targets
@@ -35,7 +40,7 @@ def _step(strategy, factors=(), std=1.5):
   """One compiled step of a strategy, shared by the tests."""
 
   def step(state, tree):
-    return correlated.add_correlated(
+    return add_correlated(
       state, tree, std, correlation=strategy, num_steps=_STEPS, factors=factors
     )
 
@@ -45,7 +50,7 @@ def _step(strategy, factors=(), std=1.5):
 def _rows(strategy, key=None, **options):
   """[steps, 10]: what is added to a tree of zeros."""
   key = jax.random.key(3) if key is None else key
-  state = correlated.init(key, strategy, _TREE)
+  state = init(key, strategy, _TREE)
   rows = []
   for _ in range(_STEPS):
     noisy, state = _step(strategy, **options)(state, _TREE)
@@ -100,7 +105,7 @@ def test_one_coefficient_is_white_noise_bit_for_bit():
 @pytest.mark.slow
 def test_each_model_under_vmap_has_the_noise_of_its_own_key():
   keys = jax.random.split(jax.random.key(5), 3)
-  start = jax.vmap(lambda key: correlated.init(key, _REDRAWN, _TREE))(keys)
+  start = jax.vmap(lambda key: init(key, _REDRAWN, _TREE))(keys)
   step = jax.vmap(lambda state: _step(_REDRAWN)(state, _TREE))
   _, rows = jax.lax.scan(lambda state, _: step(state)[::-1], start, None, length=_STEPS)
   together = np.concatenate(
@@ -159,14 +164,12 @@ def compiled():
   like = jax.ShapeDtypeStruct((size,), jnp.float32)
 
   def analysis(strategy):
-    start = functools.partial(correlated.init, correlation=strategy, like=like)
+    start = functools.partial(init, correlation=strategy, like=like)
     if strategy.buffers:
       state = jax.eval_shape(start, jax.random.key(0))
     else:
       state = start(jax.random.key(0))
-    step = functools.partial(
-      correlated.add_correlated, std=1.5, correlation=strategy, num_steps=100
-    )
+    step = functools.partial(add_correlated, std=1.5, correlation=strategy, num_steps=100)
     program = jax.jit(lambda state, tree: step(state, tree), donate_argnums=0)
     found = program.lower(state, like).compile().memory_analysis()
     return (
@@ -191,12 +194,12 @@ def test_a_state_of_other_coefficients_or_shapes_is_refused_or_nan():
   other = correlated.InverseBanded((1.0, -0.5, -0.25), redraw=True)
   longer = {"w": jnp.zeros((3, 3)), "b": jnp.zeros(4)}
   for strategy, like in ((other, _TREE), (_REDRAWN, longer)):
-    state = correlated.init(jax.random.key(0), strategy, like)
+    state = init(jax.random.key(0), strategy, like)
     with refuses("state.memory"):
-      correlated.add_correlated(state, _TREE, 1.0, correlation=_REDRAWN, num_steps=8)
+      add_correlated(state, _TREE, 1.0, correlation=_REDRAWN, num_steps=8)
     noisy, _ = _step(_REDRAWN)(state, _TREE)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))
-  state = correlated.init(jax.random.key(0), _REDRAWN, _TREE)
+  state = init(jax.random.key(0), _REDRAWN, _TREE)
   noisy, _ = _step(_REDRAWN)(state, _TREE)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(noisy))
 
@@ -312,13 +315,13 @@ def test_sensitivities_agree_with_jax_privacys(strategy):
   column = chosen.multiply(np.eye(60, 1))[:, 0]
   expected = float(toeplitz.minsep_sensitivity_squared(column, 7, None, n=60))
   for cyclic in (True, False):
-    costs = accounting.participation_costs(chosen, num_steps=60, min_sep=7, cyclic=cyclic)
+    costs = participation_costs(chosen, num_steps=60, min_sep=7, cyclic=cyclic)
     assert costs[-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white_noise():
   def error(strategy):
-    costs = accounting.participation_costs(strategy, num_steps=300, min_sep=15, cyclic=True)
+    costs = participation_costs(strategy, num_steps=300, min_sep=15, cyclic=True)
     column = strategy.multiply(np.eye(300, 1))[:, 0]
     return np.sqrt(series.prefix_error(column, 300) * costs[-1])
 
@@ -340,12 +343,10 @@ def test_an_accelerators_program_draws_the_same_noise(monkeypatch, unrolled):
   zeros = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(2)}
 
   def steps(key):
-    state = correlated.init(key, strategy, zeros)
+    state = init(key, strategy, zeros)
     rows = []
     for _ in range(6):
-      row, state = correlated.add_correlated(
-        state, zeros, 2.0, correlation=strategy, num_steps=6
-      )
+      row, state = add_correlated(state, zeros, 2.0, correlation=strategy, num_steps=6)
       rows.append(row)
     return rows
 
@@ -403,7 +404,7 @@ def test_amplification_by_sampling_is_refused():
   with refuses("sampler"):
     _plan(sampling.PoissonSampler(prob=0.3, capacity=20))
   with refuses("correlation"):
-    accounting.min_sep_epsilon(
+    min_sep_epsilon(
       _REDRAWN, noise_multiplier=1.0, num_steps=8, sampling_prob=0.5, min_sep=4, delta=1e-2,
       num_samples=10**4,
     )  # fmt: skip
@@ -426,7 +427,7 @@ def test_balls_in_bins_are_proved_without_a_band():
   """The proof needs entries that are not negative, and sees what white noise would cost."""
   options = dict(noise_multiplier=2.0, num_steps=8, num_bins=4, delta=1e-5)
   proved = accounting.balls_in_bins_proved(_REDRAWN, **options)
-  costs = accounting.participation_costs(_REDRAWN, num_steps=8, min_sep=4, cyclic=True)
+  costs = participation_costs(_REDRAWN, num_steps=8, min_sep=4, cyclic=True)
   without = accounting.epsilon(
     accounting.gaussian_event(2.0 / np.sqrt(costs[-1])), delta=1e-5
   )
@@ -488,7 +489,7 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 
 def test_every_strategy_of_the_registry_has_a_row(monkeypatch):
   assert "strategy:bifr" in plans.GAMES
-  monkeypatch.setitem(correlated.STRATEGIES, "newer", correlated.Bifr)
+  monkeypatch.setitem(STRATEGIES, "newer", correlated.Bifr)
   assert registry.uncovered("plans") == ["strategy:newer"]
 
 
@@ -506,7 +507,7 @@ def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
   data = jax.tree.map(lambda leaf: leaf + 1e3, _TREE)
   secure = source.key_from_bytes(bytes(range(32)))
   for key, whole in ((secure, True), (jax.random.key(0), False)):
-    state = correlated.init(key, _REDRAWN, _TREE)
-    correlated.add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
+    state = init(key, _REDRAWN, _TREE)
+    add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
     start = 0 if whole else 1e3
     assert all(np.all(leaf == start) for leaf in jax.tree.leaves(onto.pop()))

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import secureml
+from dpjax.secure.mpc import ring64, secureml
 
 RECIPE = secureml.Recipe(learning_rate=0.5)
 BATCHES = np.arange(24).reshape(3, 8) % 16
@@ -59,7 +59,7 @@ def hangs(party):
 
 def raises(party):
   if party.number:
-    mpc.encode(1e9)
+    ring64.encode(1e9)
   return mpc.relu(party, np.zeros(3, np.uint64))
 
 

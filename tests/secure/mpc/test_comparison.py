@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import comparison
+from dpjax.secure.mpc import comparison, private_values
 from tests.refuses import refuses
 
 pytest.importorskip("cryptography", reason="needs the extra 'secure'")
@@ -20,15 +20,15 @@ _UNIT = 2.0**-18
 def _words(x, program, seed=0):
   """Both parties' outputs on shares of words, added up."""
   words = np.asarray(x, np.int64).view(np.uint64)
-  mask = mpc.split(np.zeros(words.shape), seed=1)[0]
+  mask = private_values.split(np.zeros(words.shape), seed=1)[0]
   ran = mpc.run(program, (mask,), (words - mask,), seed=seed)
   return jax.tree.map(np.add, *ran.outputs), ran
 
 
 def _values(x, program, **settings):
   x = np.asarray(x, float)
-  zero, one = mpc.split(x, seed=1)
-  return mpc.join(*mpc.run(program, (zero,), (one,), seed=0).outputs, **settings)
+  zero, one = private_values.split(x, seed=1)
+  return private_values.join(*mpc.run(program, (zero,), (one,), seed=0).outputs, **settings)
 
 
 @settings(max_examples=30, deadline=None)

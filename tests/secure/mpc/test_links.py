@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from dpjax.secure import mpc
 from dpjax.secure.mpc import links, tls
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -103,12 +102,12 @@ def test_what_is_sent_arrives_and_is_counted():
 
 def test_who_lacks_the_token_or_has_another_topic_or_name_cannot_take_part():
   for other in ({"token": b"another token, 16"}, {"topic": "another"}):
-    with pytest.raises(mpc.PeerFailed, match="message 0 is not what it sealed"):
+    with pytest.raises(links.PeerFailed, match="message 0 is not what it sealed"):
       _pair(other=other)
   ours, theirs = _sockets()
   thread = threading.Thread(target=_a_dealer, args=(theirs,))
   thread.start()
-  with pytest.raises(mpc.PeerFailed, match="message 0 is not"):
+  with pytest.raises(links.PeerFailed, match="message 0 is not"):
     _link(ours, 0)
   thread.join()
   with refuses("token"):
@@ -144,7 +143,7 @@ def test_garbage_replays_and_wrong_lengths_are_one_line(change, line):
   first, second, _ = _pair(on_the_way, timeout=0.3)
   greeted.set()
   second.send(b"data")
-  with pytest.raises(mpc.PeerFailed, match=line) as error:
+  with pytest.raises(links.PeerFailed, match=line) as error:
     first.receive(4)
   assert "\n" not in str(error.value) and str(error.value).startswith("party 1: ")
 
@@ -153,23 +152,23 @@ def test_a_message_of_another_length_is_one_line_and_ends_the_link():
   """The header is read: what follows would be taken for another message."""
   first, second, _ = _pair()
   second.send(bytes(983))
-  with pytest.raises(mpc.PeerFailed, match="party 1: sent 983 bytes where 4 were due"):
+  with pytest.raises(links.PeerFailed, match="party 1: sent 983 bytes where 4 were due"):
     first.receive(4)
   for call in (lambda: first.receive(983), lambda: first.send(b"x")):
-    with pytest.raises(mpc.PeerFailed, match="party 1: the link has failed before"):
+    with pytest.raises(links.PeerFailed, match="party 1: the link has failed before"):
       call()
 
 
 def test_after_half_a_message_nothing_more_is_sent():
   first, second, _ = _pair(timeout=0.3)
-  with pytest.raises(mpc.PeerFailed, match="silent for 0.3 seconds"):
+  with pytest.raises(links.PeerFailed, match="silent for 0.3 seconds"):
     first.send(bytes(30_000_000))
   for call in (lambda: first.send(b"abc"), lambda: first.exchange(b"abc")):
-    with pytest.raises(mpc.PeerFailed, match="the link has failed before"):
+    with pytest.raises(links.PeerFailed, match="the link has failed before"):
       call()
   second.close()
   for call in (lambda: second.receive(3), lambda: second.send(b"abc")):
-    with pytest.raises(mpc.PeerFailed, match="the link was closed"):
+    with pytest.raises(links.PeerFailed, match="the link was closed"):
       call()
 
 
@@ -180,7 +179,7 @@ def test_a_peer_that_ends_tls_is_gone_at_once():
     second._tls._tls.unwrap()
   second._connection.send(second._tls.pending())
   begun = time.monotonic()
-  with pytest.raises(mpc.PeerFailed, match="message 1 is not what it sealed"):
+  with pytest.raises(links.PeerFailed, match="message 1 is not what it sealed"):
     first.receive(1)
   assert time.monotonic() - begun < 2
 
@@ -188,7 +187,7 @@ def test_a_peer_that_ends_tls_is_gone_at_once():
 def test_what_cannot_be_waited_for_is_one_line(monkeypatch):
   ours, _ = _sockets()
   ours.close()
-  with pytest.raises(mpc.PeerFailed, match="party 1: its connection cannot be used"):
+  with pytest.raises(links.PeerFailed, match="party 1: its connection cannot be used"):
     _link(ours, 0)
   first, *_ = _pair(timeout=1e300)
   first.send(b"abc")
@@ -200,7 +199,7 @@ def test_what_cannot_be_waited_for_is_one_line(monkeypatch):
 
   monkeypatch.setattr(links.selectors, "DefaultSelector", none_left)
   ours, _ = _sockets()
-  with pytest.raises(mpc.PeerFailed, match="Too many open files"):
+  with pytest.raises(links.PeerFailed, match="Too many open files"):
     _link(ours, 0)
   assert ours.fileno() == -1
 
@@ -212,7 +211,7 @@ def test_an_altered_hello_is_refused(place):
       return data
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
-  with pytest.raises(mpc.PeerFailed, match="message 0 is not what"):
+  with pytest.raises(links.PeerFailed, match="message 0 is not what"):
     _pair(alter, timeout=0.5)
 
 
@@ -245,7 +244,7 @@ def test_a_meeting_that_is_replayed_opens_nothing():
   ours, theirs = _sockets()
   for data in tap.sent:
     theirs.send(data)
-  with pytest.raises(mpc.PeerFailed, match="message 0 is not what|has closed|silent"):
+  with pytest.raises(links.PeerFailed, match="message 0 is not what|has closed|silent"):
     _link(ours, 0, timeout=0.5)
 
 
@@ -253,7 +252,7 @@ def test_an_end_of_the_same_name_is_refused():
   ours, theirs = _sockets()
   thread = threading.Thread(target=_sends_hello, args=(theirs, "party 0"))
   thread.start()
-  with pytest.raises(mpc.PeerFailed, match="message 0 is not what it sealed"):
+  with pytest.raises(links.PeerFailed, match="message 0 is not what it sealed"):
     _link(ours, 0, timeout=0.5)
   thread.join()
 
@@ -267,7 +266,7 @@ def test_a_message_of_any_length_has_a_bound():
   thread = threading.Thread(target=_sends, args=(second, bytes(9000), bytes(2_000_000)))
   thread.start()
   assert len(first.receive(None)) == 9000
-  with pytest.raises(mpc.PeerFailed, match="announced 2000000 bytes, at most"):
+  with pytest.raises(links.PeerFailed, match="announced 2000000 bytes, at most"):
     first.receive(None)
   first.close()
   thread.join()
@@ -289,23 +288,23 @@ def test_a_message_that_is_too_long_is_one_line(monkeypatch):
 def test_a_peer_that_is_gone_or_silent_is_noticed_in_time():
   first, second, _ = _pair(timeout=0.3)
   start = time.monotonic()
-  with pytest.raises(mpc.PeerFailed, match="party 1: silent for 0.3 seconds"):
+  with pytest.raises(links.PeerFailed, match="party 1: silent for 0.3 seconds"):
     first.receive(1)
   assert time.monotonic() - start < 2
   second.close()
-  with pytest.raises(mpc.PeerFailed, match="party 1: has closed its connection"):
+  with pytest.raises(links.PeerFailed, match="party 1: has closed its connection"):
     first.exchange(b"1234")
 
 
 def test_a_queue_has_the_same_manners():
   first, second = links.queue_links(timeout=0.1)
-  with pytest.raises(mpc.PeerFailed, match="party 1: silent for 0.1 seconds"):
+  with pytest.raises(links.PeerFailed, match="party 1: silent for 0.1 seconds"):
     first.receive(1)
   second.send(b"ab")
-  with pytest.raises(mpc.PeerFailed, match="sent 2 bytes where 1 were due"):
+  with pytest.raises(links.PeerFailed, match="sent 2 bytes where 1 were due"):
     first.receive(1)
   second.close()
-  with pytest.raises(mpc.PeerFailed, match="party 1: has left"):
+  with pytest.raises(links.PeerFailed, match="party 1: has left"):
     first.receive(1)
 
 

@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.secure import noisy_model
 from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
 from dpjax.noise import discrete
 from dpjax.secure import mpc
-from dpjax.secure.mpc import output_noise
+from dpjax.secure.mpc import output_noise, private_values
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -82,9 +82,9 @@ def test_the_weights_on_shares_are_those_of_float64_but_for_rounding(
     weights = made.train(party, x, y, weights=weights, first=7)
     return weights, made.release(party, weights, rng=np.random.default_rng(party.number))
 
-  shares = mpc.split((x, y), frac_bits=frac_bits)
+  shares = private_values.split((x, y), frac_bits=frac_bits)
   (zero, opened), (one, also) = mpc.run(program, *shares, frac_bits=frac_bits).outputs
-  weights = mpc.join(zero, one, frac_bits=frac_bits)
+  weights = private_values.join(zero, one, frac_bits=frac_bits)
   exact = _exact(made, x, y)
   assert np.linalg.norm(exact) > 0.05
   # Rounding moves a step by p at most, and each step contracts what came before.
@@ -103,8 +103,8 @@ def test_columns_of_two_parties_are_one_bounded_row(secure):
   rng = np.random.default_rng(1)
   x_a, x_b = rng.normal(size=(8, 1)) * 9, rng.normal(size=(8, 2)) * 9
   y = rng.integers(0, 2, (8, 1)).astype(float)
-  a = mpc.bounded_rows(x_a, math.sqrt(0.5))
-  b = np.c_[mpc.bounded_rows(x_b, math.sqrt(0.5)), np.ones(8)]
+  a = output_noise.bounded_rows(x_a, math.sqrt(0.5))
+  b = np.c_[output_noise.bounded_rows(x_b, math.sqrt(0.5)), np.ones(8)]
   assert np.linalg.norm(np.c_[a, b], axis=1).max() <= made.row_norm
   shape = lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype)
 
@@ -114,7 +114,7 @@ def test_columns_of_two_parties_are_one_bounded_row(secure):
 
   ran = mpc.run(program, (a, shape(b), shape(y)), (shape(a), b, y))
   exact = _exact(made, np.c_[a, b], y)
-  np.testing.assert_allclose(mpc.join(*ran.outputs), exact, atol=1e-4)
+  np.testing.assert_allclose(private_values.join(*ran.outputs), exact, atol=1e-4)
 
 
 @given(
@@ -124,7 +124,7 @@ def test_columns_of_two_parties_are_one_bounded_row(secure):
 )
 @settings(max_examples=60, deadline=None)
 def test_no_row_is_longer_than_its_bound(rows, norm, frac_bits):
-  found = mpc.bounded_rows(np.array(rows, np.float32), norm, frac_bits=frac_bits)
+  found = output_noise.bounded_rows(np.array(rows, np.float32), norm, frac_bits=frac_bits)
   units = (found * 2.0**frac_bits).astype(object)
   assert np.isfinite(found).all()
   for row in units:
@@ -275,7 +275,7 @@ def test_numbers_that_no_proof_covers(changes, field):
 def test_a_session_that_rounds_otherwise(settings_of_party, field, secure):
   made = _made()
   bits = settings_of_party.get("frac_bits", 18)
-  shares = mpc.split(_data(made), frac_bits=bits)
+  shares = private_values.split(_data(made), frac_bits=bits)
   with refuses(field):
     mpc.run(made.train, *shares, **settings_of_party)
 
@@ -288,7 +288,7 @@ def test_data_that_no_proof_covers(secure):
     made.event("add_or_remove_one")
   x, y = _data(made)
   with pytest.raises(UserError, match="shapes"):
-    mpc.run(made.train, *mpc.split((x[:2], y[:2])))
+    mpc.run(made.train, *private_values.split((x[:2], y[:2])))
 
 
 # --- what is beside the noise
@@ -354,7 +354,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
 
     return noisy_model.measured(config, ready, fit)
 
-  monkeypatch.setattr(noisy_model.mpc, "split", lambda inputs, **given: inputs)
+  monkeypatch.setattr(noisy_model.private_values, "split", lambda inputs, **given: inputs)
   one = result(y)
   two = result(1 - y)
   assert (one.error == two.error) is not diagnostics

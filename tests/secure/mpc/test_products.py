@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import products, ring64
+from dpjax.secure.mpc import private_values, products, ring64
+from dpjax.secure.mpc.links import PeerFailed
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.mpc import programs
@@ -21,13 +22,13 @@ _UNIT = 2.0**-_F
 
 def _run(program, *values, **settings):
   """What both parties find of a program on shares of these values."""
-  zero, one = mpc.split(values, frac_bits=settings.get("frac_bits", _F), seed=5)
+  zero, one = private_values.split(values, frac_bits=settings.get("frac_bits", _F), seed=5)
   return mpc.run(program, zero, one, **({"seed": 0} | settings))
 
 
 def _joined(program, *values, frac_bits=_F, **settings):
   outputs = _run(program, *values, frac_bits=frac_bits, **settings).outputs
-  return mpc.join(*outputs, frac_bits=frac_bits)
+  return private_values.join(*outputs, frac_bits=frac_bits)
 
 
 # --- sharing
@@ -41,8 +42,8 @@ _TREE = {
 
 
 def test_a_tree_is_split_and_joined():
-  zero, one = mpc.split(_TREE)
-  back = mpc.join(zero, one)
+  zero, one = private_values.split(_TREE)
+  back = private_values.join(zero, one)
   assert jax.tree.structure(back) == jax.tree.structure(_TREE)
   for found, leaf in zip(jax.tree.leaves(back), jax.tree.leaves(_TREE)):
     assert found.shape == leaf.shape and np.all(abs(found - leaf) <= _UNIT / 2)
@@ -51,12 +52,12 @@ def test_a_tree_is_split_and_joined():
 @pytest.mark.cases(quick=["-131071.0"], long=...)
 @pytest.mark.parametrize("value", [0.0, 1.0, -131071.0])
 def test_one_partys_shares_are_uniform_whatever_they_hide(value):
-  for tree in mpc.split(np.full(20000, value), seed=1):
+  for tree in private_values.split(np.full(20000, value), seed=1):
     assert programs.looks_uniform(tree.tobytes())
 
 
 def test_the_uniformity_test_rejects_a_planted_bias():
-  (share, _), rng = mpc.split(np.zeros(20000), seed=1), np.random.default_rng(0)
+  (share, _), rng = private_values.split(np.zeros(20000), seed=1), np.random.default_rng(0)
   lit = rng.random(20000) < 0.1  # one place is stuck in one word of ten
   stuck = share | (lit.astype(np.uint64) << np.uint64(40))
   assert not programs.looks_uniform(stuck.tobytes())
@@ -64,10 +65,10 @@ def test_the_uniformity_test_rejects_a_planted_bias():
 
 
 def test_two_splits_share_no_mask_and_a_seed_says_simulation():
-  draws = [mpc.split(np.zeros(4))[0] for _ in range(2)]
+  draws = [private_values.split(np.zeros(4))[0] for _ in range(2)]
   assert not (draws[0] == draws[1]).any()
-  same = [mpc.split(np.zeros(4), seed=3)[0] for _ in range(2)]
-  assert (same[0] == same[1]).all() and "SIMULATION" in mpc.split.__doc__
+  same = [private_values.split(np.zeros(4), seed=3)[0] for _ in range(2)]
+  assert (same[0] == same[1]).all() and "SIMULATION" in private_values.split.__doc__
 
 
 def test_an_input_reaches_both_and_a_result_only_who_asks():
@@ -117,7 +118,7 @@ def test_a_product_of_matrices_with_its_bias(sizes):
 
 def test_public_numbers_are_added_and_multiplied_without_a_triple():
   def program(party, x):
-    return mpc.add(party, mpc.scale(party, x, -0.5), np.array([1.0, 2.0]))
+    return mpc.add(party, products.scale(party, x, -0.5), np.array([1.0, 2.0]))
 
   assert np.allclose(_joined(program, np.array([4.0, -4.0])), [-1.0, 4.0], atol=2 * _UNIT)
 
@@ -166,14 +167,14 @@ def test_what_is_no_share_is_refused_before_it_is_sent():
       with refuses("shares"):
         _run(program, np.ones(2))
   with refuses("shares"):
-    mpc.join(np.ones(2), np.ones(2))
+    private_values.join(np.ones(2), np.ones(2))
 
 
 def test_parties_whose_programs_differ_end_with_one_line():
   def program(party, x):
     return mpc.multiply(party, x[party.number :], x[party.number :])
 
-  with pytest.raises(mpc.PeerFailed, match="sent 32 bytes where 16 were due|sent 16 bytes"):
+  with pytest.raises(PeerFailed, match="sent 32 bytes where 16 were due|sent 16 bytes"):
     _run(program, np.ones(2))
 
 
@@ -210,8 +211,8 @@ def test_in_a_ring_of_32_bits_it_fails_so_the_test_above_can():
 def test_the_failure_rate_of_local_truncation_is_what_is_stated():
   """|x| / 2^64 of the word x: a number of 2^62 words fails one time in four."""
   x = np.full(20_000, 2**62 - 1, np.uint64)
-  mask = mpc.split(np.zeros(x.shape), seed=4)[0]
-  ran = mpc.run(mpc.truncate, (mask, 9), (x - mask, 9), seed=0, truncation="local")
+  mask = private_values.split(np.zeros(x.shape), seed=4)[0]
+  ran = mpc.run(products.truncate, (mask, 9), (x - mask, 9), seed=0, truncation="local")
   found = np.add(*ran.outputs).view(np.int64) / 2.0**53
   assert abs(np.mean(abs(found - 1) > 1e-3) - 0.25) < 0.015
 
@@ -220,8 +221,8 @@ def test_the_failure_rate_of_local_truncation_is_what_is_stated():
 def test_masked_truncation_never_fails_even_at_the_edge_and_is_unbiased(bits):
   edge = np.array([-(2**62), 2**62 - 1, 0, 1, -1, 2**61 + 12345], np.int64)
   x = np.tile(edge, 4000)
-  zero, _ = mpc.split(np.zeros(x.shape), seed=2)
-  ran = mpc.run(mpc.truncate, (zero, bits), (x.view(np.uint64) - zero, bits), seed=0)
+  zero, _ = private_values.split(np.zeros(x.shape), seed=2)
+  ran = mpc.run(products.truncate, (zero, bits), (x.view(np.uint64) - zero, bits), seed=0)
   up = np.add(*ran.outputs).view(np.int64) - (x >> bits)
   assert set(np.unique(up)) <= {0, 1}
   remainder = (edge & ((1 << bits) - 1)) / 2.0**bits

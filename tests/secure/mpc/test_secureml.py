@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import in_the_clear, secureml
+from dpjax.secure.mpc import in_the_clear, private_values, secureml
 from dpjax.validate import UserError
 from tests.refuses import refuses
 
@@ -15,10 +15,10 @@ pytest.importorskip("Crypto", reason="needs the extra 'secure'")
 
 def train_on_shares(network, x, y, batches, recipe, **settings):
   """(the network, what it took)."""
-  zero, one = mpc.split((network, x, y))
+  zero, one = private_values.split((network, x, y))
   run = lambda party, *shares: secureml.train(party, *shares, batches, recipe)
   ran = mpc.run(run, zero, one, **settings)
-  return mpc.join(*ran.outputs), ran.spent
+  return private_values.join(*ran.outputs), ran.spent
 
 
 def _problem(outputs=3):
@@ -75,12 +75,14 @@ def test_logistic_regression_on_breast_cancer_is_as_accurate_as_plain():
     network = secureml.train(party, network, x, y, batches, recipe)
     return network, secureml.predict(party, network, x_test, recipe, to=1)
 
-  ran = mpc.run(program, *mpc.split((network, x, y, x_test)))
+  ran = mpc.run(program, *private_values.split((network, x, y, x_test)))
   (zero, nothing), (one, answers) = ran.outputs
   assert nothing is None  # who does not ask learns nothing
   assert (answers == in_the_clear.predict(exact, x_test, recipe)).all()
   assert np.mean(answers == y_test[:, 0]) >= 0.97
-  assert max(np.max(abs(a - b)) for a, b in _pairs(mpc.join(zero, one), exact)) < 1e-3
+  assert (
+    max(np.max(abs(a - b)) for a, b in _pairs(private_values.join(zero, one), exact)) < 1e-3
+  )
 
 
 def test_predictions_of_several_classes_for_both():
@@ -89,7 +91,7 @@ def test_predictions_of_several_classes_for_both():
   recipe = secureml.Recipe()
   ran = mpc.run(
     lambda party, network, x: secureml.predict(party, network, x, recipe),
-    *mpc.split((network, x)),
+    *private_values.split((network, x)),
   )
   assert (ran.outputs[0] == in_the_clear.predict(network, x, recipe)).all()
   assert (ran.outputs[0] == ran.outputs[1]).all()
@@ -99,7 +101,7 @@ def test_a_training_that_broke_off_goes_on_from_the_shares_that_both_kept(tmp_pa
   x, y, batches = _problem()
   recipe = secureml.Recipe()
   network = secureml.initial((6, 5, 3), seed=1)
-  shares = mpc.split((network, x, y))
+  shares = private_values.split((network, x, y))
   for part in (batches[:4], batches[4:]):  # two sessions, with other keys
     run = lambda party, *inputs: secureml.train(party, *inputs, part, recipe)
     kept = mpc.run(run, *shares).outputs
@@ -109,7 +111,9 @@ def test_a_training_that_broke_off_goes_on_from_the_shares_that_both_kept(tmp_pa
     found = [_layers(file) for file in files]
     shares = [(layers, *rest) for layers, (_, *rest) in zip(found, shares)]
   exact = in_the_clear.train(network, x, y, batches, recipe)
-  assert max(np.max(abs(a - b)) for a, b in _pairs(mpc.join(*found), exact)) < 1e-3
+  assert (
+    max(np.max(abs(a - b)) for a, b in _pairs(private_values.join(*found), exact)) < 1e-3
+  )
 
 
 def _layers(file):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import links, three_programs
+from dpjax.secure.mpc import links, private_values, ring64, secureml, three_programs
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.mpc import programs
@@ -27,8 +27,8 @@ def ran():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(16, 12))
   y = np.eye(3)[x[:, :3].argmax(1)]
-  network = mpc.secureml.initial((12, 8, 3), seed=1)
-  inputs = mpc.split((network, x, y), seed=2)
+  network = secureml.initial((12, 8, 3), seed=1)
+  inputs = private_values.split((network, x, y), seed=2)
   apart = three_programs.run_processes(
     programs.train, *inputs, seed=0, record=programs.Recording
   )
@@ -60,7 +60,7 @@ def test_what_crosses_between_the_processes_is_uniform_and_all_of_it(ran):
 def test_a_value_sent_in_the_clear_would_be_seen(ran):
   _, seen = ran[0].outputs[0]
   x = ran[2][1]
-  leaked = seen + mpc.encode(x).tobytes()
+  leaked = seen + ring64.encode(x).tobytes()
   assert not programs.looks_uniform(leaked[: len(leaked) // 8 * 8])
 
 
@@ -134,7 +134,7 @@ def test_three_programs_meet_by_address_and_token():
 def test_parties_that_were_told_other_things_do_not_start(change):
   agreed = three_programs.Agreed(_TOKEN, timeout=1.0)
   outcomes = _parties(agreed, agreed._replace(**change), agreed)
-  assert all(isinstance(outcomes[number], mpc.PeerFailed) for number in (0, 1))
+  assert all(isinstance(outcomes[number], links.PeerFailed) for number in (0, 1))
   assert "did not come in time" in str(outcomes[0])
 
 
@@ -214,7 +214,7 @@ def test_no_more_than_a_crowd_are_greeted_at_once(monkeypatch):
     most.append(sum(one.fileno() >= 0 for one in asked))
     said = connection.recv(1)
     if said != b"x":
-      raise mpc.PeerFailed("a stranger")
+      raise links.PeerFailed("a stranger")
     return connection
 
   with socket.create_server(("127.0.0.1", 0)) as server:
@@ -241,7 +241,7 @@ def test_nobody_there_and_wrong_arguments_are_one_line():
     where = {"dealer": _free_port()} | arguments
     with pytest.raises(UserError, match=line), three_programs.connect(1, agreed, **where):
       pass
-  with pytest.raises(mpc.PeerFailed, match="did not come in time"):
+  with pytest.raises(links.PeerFailed, match="did not come in time"):
     three_programs.serve_dealer(_free_port(), agreed)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import comparison, dealer, garbled, links, secureml
+from dpjax.secure.mpc import comparison, dealer, garbled, links, private_values, secureml
 from dpjax.secure.mpc.party import Party
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -22,7 +22,7 @@ def cryptography():
 
 
 def _party():
-  supply = dealer.supplies(mpc.Dealer())[0]
+  supply = dealer.supplies(dealer.Dealer())[0]
   return Party(0, links.queue_links()[0], supply, bytes(32))
 
 
@@ -37,7 +37,7 @@ def _garbler():
   [
     (_party, "party"),
     (_garbler, "garbler"),
-    (lambda: mpc.Dealer(), "dealer"),
+    (lambda: dealer.Dealer(), "dealer"),
     (lambda: _party().supply, "supply"),
     (lambda: _party().supply.deal("elementwise", (2,)), "dealt"),
   ],
@@ -48,7 +48,7 @@ def test_what_holds_masks_has_no_copies(made, field, copied):
 
 
 def test_a_dealer_has_two_parties_and_each_number_once():
-  dealt = mpc.Dealer()
+  dealt = dealer.Dealer()
   dealer.supplies(dealt)
   with refuses("dealer"):
     dealer.supplies(dealt)
@@ -133,7 +133,7 @@ def test_labels_of_garbage_are_one_line(pairs, field):
 
 
 def test_what_cannot_be_computed_is_one_line():
-  shares = mpc.split(np.ones((3, 1)), frac_bits=0)
+  shares = private_values.split(np.ones((3, 1)), frac_bits=0)
   inputs = [(share,) for share in shares]
   with refuses("frac_bits", value=0):
     mpc.run(comparison.sigmoid, *inputs, frac_bits=0)

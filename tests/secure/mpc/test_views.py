@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax.secure import mpc
-from dpjax.secure.mpc import comparison, correlations, links, secureml
+from dpjax.secure.mpc import comparison, correlations, links, private_values, secureml
 from dpjax.secure.sums import primitives
 from dpjax.validate import UserError
 from tests.secure.mpc import programs
@@ -58,7 +58,7 @@ def test_a_triple_is_one():
 def _seen(program, value):
   """All that crosses between the parties, of shares of one value many times."""
   ends = [programs.Recording(link) for link in links.queue_links()]
-  mpc.run(program, *mpc.split((np.full(3000, value),)), links=ends)
+  mpc.run(program, *private_values.split((np.full(3000, value),)), links=ends)
   data = b"".join(ends[0].seen)
   return data[: len(data) // 8 * 8]
 
@@ -69,7 +69,9 @@ def _square(party, x):
 
 def _masked_by_a_factor(party, x):
   """What is NOT done: x times a random positive number tells its sign and its size."""
-  factor, _ = np.divmod(mpc.split(np.zeros(x.shape), seed=3)[0], np.uint64(2**20))
+  factor, _ = np.divmod(
+    private_values.split(np.zeros(x.shape), seed=3)[0], np.uint64(2**20)
+  )
   return party.open(x * factor)
 
 
@@ -83,7 +85,9 @@ def test_a_multiplicative_mask_is_rejected():
   """Its low bits are those of x: zeros."""
   assert not looks_uniform(_seen(_masked_by_a_factor, 0.0))
   ends = [programs.Recording(link) for link in links.queue_links()]
-  ran = mpc.run(_masked_by_a_factor, *mpc.split((np.full(3000, 4.0),)), links=ends)
+  ran = mpc.run(
+    _masked_by_a_factor, *private_values.split((np.full(3000, 4.0),)), links=ends
+  )
   assert not looks_uniform(ran.outputs[0][0].tobytes())
 
 
@@ -101,7 +105,7 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
   x = np.random.default_rng(0).normal(size=(50, 4))
   network = secureml.initial((4, 3, 5), seed=0)
   ends = [programs.Recording(link) for link in links.queue_links()]
-  ran = mpc.run(program, *mpc.split((network, x)), links=ends)
+  ran = mpc.run(program, *private_values.split((network, x)), links=ends)
   (nothing, labels, _), (answer, words, computed) = ran.outputs
   assert nothing is None and labels == 0 and words == 8 * 50
   data = b"".join(ends[0].seen)
@@ -115,4 +119,4 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
 
   monkeypatch.setattr(primitives, "library", missing)
   with pytest.raises(UserError, match=r"pip install -e '\.\[secure\]'"):
-    mpc.split(np.zeros(1))
+    private_values.split(np.zeros(1))

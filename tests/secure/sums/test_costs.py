@@ -56,17 +56,20 @@ def test_a_simulated_sum_is_the_same_sum(signed):
   drops = sums.Drops(frozenset({1}), frozenset({2}), frozenset({3} if not signed else ()))
   if not signed:
     protocol = sums.SecAgg(min_survivors=4)
-  real, fast = protocol.sum(vectors, drops), sums.Simulated(protocol).sum(vectors, drops)
+  real, fast = (
+    protocol.sum(vectors, drops),
+    simulated.Simulated(protocol).sum(vectors, drops),
+  )
   np.testing.assert_array_equal(real.total, fast.total)
   assert real.survivors == fast.survivors
   assert _without_seconds(real.cost) == _without_seconds(fast.cost)
   with refuses("min_survivors"):
-    sums.Simulated(protocol).sum(vectors, sums.Drops(frozenset({1, 2, 3, 4})))
+    simulated.Simulated(protocol).sum(vectors, sums.Drops(frozenset({1, 2, 3, 4})))
 
 
 def test_a_simulation_says_that_it_is_one():
-  assert sums.Simulated(sums.SecAggPlus()).name == "simulated secagg_plus"
-  assert sums.Simulated(sums.SecAgg(bits=64, min_survivors=3)).min_survivors == 3
+  assert simulated.Simulated(sums.SecAggPlus()).name == "simulated secagg_plus"
+  assert simulated.Simulated(sums.SecAgg(bits=64, min_survivors=3)).min_survivors == 3
 
 
 @pytest.mark.parametrize(("n", "degree"), [(100, None), (100, 28), (1000, 66)])

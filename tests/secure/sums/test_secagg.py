@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import primitives, secagg_client
+from dpjax.secure.sums import primitives, protocols, secagg_client
 from dpjax.secure.sums.messages import OVERHEAD
+from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.terms import neighbours
+from dpjax.secure.sums.vectors import bits_needed
 from dpjax.validate import UserError
 from tests.refuses import refuses
 from tests.secure.sums import parties
@@ -117,7 +119,7 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
     UserError, match=r"of the extra 'secure'; pip install -e '\.\[secure\]'"
   ):
     sums.SecAgg().sum(parties.vectors(3))
-  assert sums.Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
+  assert Simulated(sums.SecAgg()).sum(parties.vectors(3)).survivors == (0, 1, 2)
 
 
 # --- 2: an end without a leak
@@ -310,10 +312,10 @@ def test_a_sum_that_could_wrap_around_is_refused():
     sums.SecAgg(largest=2**30).sum(vectors)
   with refuses("vectors[0]"):
     sums.SecAgg(largest=255).sum(vectors)
-  assert sums.bits_needed(4, 2**30) == 33 and sums.bits_needed(4, 2**30 - 1) == 32
+  assert bits_needed(4, 2**30) == 33 and bits_needed(4, 2**30 - 1) == 32
 
 
-@pytest.mark.parametrize("name", list(sums.PROTOCOLS))
+@pytest.mark.parametrize("name", list(protocols.PROTOCOLS))
 def test_nobody_is_summed_alone(name):
   one = {5: np.zeros(3, np.uint32)}
   with refuses("num_clients", value=1):
@@ -325,7 +327,7 @@ def test_nobody_is_summed_alone(name):
     sums.by_name(name).sum(two, sums.Drops(before_upload=frozenset({6})))
 
 
-@pytest.mark.parametrize("name", list(sums.PROTOCOLS))
+@pytest.mark.parametrize("name", list(protocols.PROTOCOLS))
 def test_vectors_that_do_not_fit_are_refused(name):
   protocol = sums.by_name(name)
   odd = {

@@ -13,6 +13,7 @@ from typing import Any
 from dpjax import data as data_lib
 from dpjax import names
 from dpjax.accounting import Ledger
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
@@ -37,7 +38,7 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """Loads (training data, test data) of the attacked run."""
   loaded = named(config, LOADERS[config.attack.section], attacked_config(config))
-  data_lib.needs_classes(loaded[0], "launch.attack")
+  needs_classes(loaded[0], "launch.attack")
   return loaded
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import attacks, training, trees
+from dpjax import training, trees
+from dpjax.attacks.class_inversion import InversionScore, judge_inversion
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
@@ -73,7 +74,7 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
     run.apply, params, x.shape[1:], classes=classes, count=attack.starts, key=key
   )
   judge = _judge(config, run, key)
-  score = attacks.judge_inversion(pictured, run.apply, judge, run.train, target=params)
+  score = judge_inversion(pictured, run.apply, judge, run.train, target=params)
   held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
@@ -101,13 +102,13 @@ def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
   return Fit(steps=config.attack.judge_steps)(loss, first, rows, seed=run.random.order)
 
 
-def verdict(score: attacks.InversionScore, num_classes: int) -> str:
+def verdict(score: InversionScore, num_classes: int) -> str:
   """Returns the verdict: a defence fails if inputs are recognised more often than by chance.
 
   Chance is 1 / num_classes. The lower end of the rate's interval must exceed chance.
 
   >>> from dpjax.attacks.roc import exact_interval
-  >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])
+  >>> ten = lambda n: InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])
   >>> verdict(ten(8), 10), verdict(ten(2), 10)
   ('FAILS: classes are recognised', 'not shown to fail')
   """

@@ -34,7 +34,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithms_that,
 )
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import is_language
 
 # Maps each attack's name to its settings. A new attack needs a row of `registry.ATTACKS`, and no
 # line here.
@@ -186,7 +186,7 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError(
       "must be false, an attack trains many models", field="train.release", value=True
     )
-  if networks.is_language(train.model.name):
+  if is_language(train.model.name):
     raise UserError(
       "must classify records", field="train.model.name", value=train.model.name
     )
@@ -213,7 +213,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       field="federate.secure_sum",
       value=summed,
     )
-  if networks.is_language(federate.model.name):
+  if is_language(federate.model.name):
     raise UserError(
       "must take images or numbers",
       field="federate.model.name",

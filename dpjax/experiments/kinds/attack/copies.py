@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import attacks, training
+from dpjax.attacks import extraction, roc
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.kinds import bounds
@@ -68,7 +69,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
   run = attacked.run
   attack = config.attack
   params = training.eval_params(state)
-  door = attacks.ask(
+  door = extraction.ask(
     run.apply, params, labels_only=attack.labels_only, decimals=attack.decimals
   )
   init = lambda key: central.start(config.train, run.train, run.random._replace(init=key))[
@@ -78,7 +79,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
     run.apply, init, Fit(steps=attack.steps, learning_rate=attack.learning_rate)
   )
   with bounds.within("attack"):
-    rows = attacks.extraction_curve(
+    rows = extraction.extraction_curve(
       thief,
       door,
       attacked.queries,
@@ -89,7 +90,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
   # The baseline is a copy that always gives the most common answer to the queries.
   truth = door(attacked.held_out)
   label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
-  guess = attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
+  guess = roc.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
     "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
@@ -100,14 +101,14 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
   return MeasuredAttack({"rates": rates}, result)
 
 
-def verdict(row: attacks.Agreement, guess: Counted) -> str:
+def verdict(row: extraction.Agreement, guess: Counted) -> str:
   """Returns the verdict: a defence fails if the copy agrees more often than a constant guess.
 
   The interval of the copy's rate must lie above the interval of the guess.
 
-  >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
-  ...   num_queries=5)
-  >>> verdict(row, attacks.counted(50, 100)), verdict(row, attacks.counted(99, 100))
+  >>> answers = np.eye(2)[[0] * 50 + [1] * 50]
+  >>> row = extraction.agreement(answers, answers, num_queries=5)
+  >>> verdict(row, roc.counted(50, 100)), verdict(row, roc.counted(99, 100))
   ('FAILS: the model is copied', 'not shown to fail')
   """
   apart = row.interval[0] > guess.interval[1]

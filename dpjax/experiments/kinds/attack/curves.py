@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax import pictures
-from dpjax.attacks import AllowedRoc, Leakage, Roc, table
+from dpjax.attacks import table
+from dpjax.attacks.allowed import AllowedRoc
+from dpjax.attacks.roc import Leakage, Roc
 from dpjax.experiments.run import report, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError

@@ -18,7 +18,9 @@ import numpy as np
 from jax import flatten_util
 
 from dpjax import attacks, trees
-from dpjax.attacks import recovery
+from dpjax.attacks import reconstructions, recovery
+from dpjax.attacks.leakage import dense_leakage, distance_correlation, recovered_leakage
+from dpjax.attacks.views import View
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
@@ -44,7 +46,7 @@ class Victims(NamedTuple):
   truths: list[Example]  # examples behind each message, leaves [b, ...]
   params: Any  # parameters that every client has received
   send: Any  # (index in `truths`) -> message, with noise and compression
-  guess: attacks.View  # the adversary's simulation, without noise and compression
+  guess: View  # the adversary's simulation, without noise and compression
   batches: LocalBatches  # [steps, batch size], the same for every client
   num_classes: int
   random: RunKeys
@@ -145,7 +147,7 @@ def _cohorts(
   return groups, mean
 
 
-def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
+def _mean_view(view: View, together: int, bound: float | None) -> View:
   """Returns the simulation of a cohort's mean message: it deals examples equally to the clients of
   the cohort, and averages the clients' messages.
 
@@ -205,10 +207,10 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
     truth = attacked.truths[place]
     seen = attacked.send(place)
     x, labels = invert(seen, truth, place)
-    order = attacks.matched(truth.x, x)  # inverted examples have no order
+    order = reconstructions.matched(truth.x, x)  # inverted examples have no order
     state["found"][place] = x[order]
     state["labels"][place] = labels
-    state["error"][place] = np.mean(attacks.mse(truth.x, x[order]))
+    state["error"][place] = np.mean(reconstructions.mse(truth.x, x[order]))
 
   def error(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["error"])
@@ -267,7 +269,7 @@ def _by_division(
   size = truth.x[0].size
   try:
     guesses = method.read(seen, len(truth.x))
-  except attacks.NothingSent:
+  except recovery.NothingSent:
     guesses = np.zeros((len(truth.x), size))
   except UserError as error:
     raise error.within("attack") from error
@@ -353,13 +355,13 @@ def _leakage(
   inputs = np.stack([np.asarray(truth_of.x) for truth_of in attacked.truths])  # [N, b, ...]
   scores: dict[str, Any] = {}
   if len(truth) >= 3:
-    scores["recovered"] = attacks.recovered_leakage(truth, recovered)
+    scores["recovered"] = recovered_leakage(truth, recovered)
   kernels = _first_kernels(config, messages, truth[0].size)
   if kernels is not None and len(messages) >= 3:
-    scores["dense"] = attacks.dense_leakage(kernels, inputs)
+    scores["dense"] = dense_leakage(kernels, inputs)
   if len(messages) >= 4:
     flat = [np.asarray(flatten_util.ravel_pytree(message)[0]) for message in messages]
-    scores["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
+    scores["distance"] = distance_correlation(np.stack(flat), inputs)
   return {
     name: {
       "score": score.score,

@@ -13,6 +13,12 @@ from scipy import special
 from dpjax import attacks, auditing, data, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.attacks import allowed, shadows, signals
+from dpjax.attacks.difficulty import quantile_regression
+from dpjax.attacks.membership import confidence_rule, loss_rule
+from dpjax.attacks.queries import mean_score, queries_of_model
+from dpjax.attacks.roc import FPRS, Leakage, Roc, auc_interval, loss_tail, rate_at
+from dpjax.auditing.scores import Scores
+from dpjax.data import resident
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -29,7 +35,7 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 # Number of tests behind a verdict (Bonferroni): one for each false positive rate, one for the AUC.
-_LOOKS = len(attacks.FPRS) + 1
+_LOOKS = len(FPRS) + 1
 _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
@@ -114,11 +120,11 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )
-  models = attacks.shadow_models(
+  models = shadows.shadow_models(
     records,
     included,
     algorithm=lambda key: run.with_keys(*jax.random.split(key)),
-    batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
+    batches=lambda part, rng: run.plan.batches(resident.resident(part), rng=rng),
     init_params=init,
     seed=random.sampler,
     side_by_side=settings.side_by_side,
@@ -237,9 +243,7 @@ def _questions(attacked: Targets, queries: int) -> Any:
   run = attacked.run
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
-  odds = attacks.queries_of_model(
-    signals.log_odds_of_model(run.apply), queries, shift=shift
-  )
+  odds = queries_of_model(signals.log_odds_of_model(run.apply), queries, shift=shift)
   logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
 
   def asked(params: Params, index: int) -> dict[str, Any]:
@@ -284,7 +288,7 @@ def _by_quantiles(attacked: Targets, odds: np.ndarray, public: np.ndarray) -> np
   known = _features(_public(attacked))
   return np.concatenate(
     [
-      attacks.quantile_regression(
+      quantile_regression(
         of_records,
         features,
         known_log_odds=of_public,
@@ -300,12 +304,12 @@ def _scored(
   name: str, queries: Sequence[attacks.Evidence], top: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
   if name == "confidence":
-    return attacks.confidence_rule(top)
+    return confidence_rule(top)
   if name == "loss_rule":
     losses = -special.log_expit(queries[0].target)
     mean = float(losses[members].mean())  # this adversary knows the mean
-    return attacks.loss_rule(losses, mean_training_loss=mean)
-  return attacks.mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
+    return loss_rule(losses, mean_training_loss=mean)
+  return mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
 
 
 def scores(
@@ -372,7 +376,7 @@ def measured(
     accuracy = float(scored["accuracy"])
   # Maps a false negative rate to the share of non-members that the loss attack then recognises:
   # their losses exceed the losses of almost all members.
-  tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
+  tails = {rate: loss_tail(odds, members, fnr=rate) for rate in FPRS}
   result = {
     "test_accuracy": accuracy,
     "num_models": len(attacked.included),
@@ -400,7 +404,7 @@ def measured(
   return MeasuredAttack(held | {"included": attacked.included}, result, write)
 
 
-def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
+def strongest(leakages: Mapping[str, Leakage], num_targets: int) -> dict[str, Any]:
   """Returns the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
@@ -409,13 +413,13 @@ def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
   """
   power = {
-    name: (attacks.rate_at(leakage.curve, attacks.FPRS[-1]).tpr, leakage.auc)
+    name: (rate_at(leakage.curve, FPRS[-1]).tpr, leakage.auc)
     for name, leakage in leakages.items()
   }
   name = max(power, key=lambda name: power[name])
   curve = leakages[name].curve
-  rate = attacks.rate_at(curve, attacks.FPRS[-1])
-  ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
+  rate = rate_at(curve, FPRS[-1])
+  ends = auc_interval(curve, confidence=0.95, num_targets=num_targets)
   low, high = rate.tpr_interval
   words = (
     f"strongest of {len(leakages)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
@@ -444,7 +448,7 @@ def _lower_bounds(
   delta = facts.get("delta") or 0.0
 
   def bound(scores: np.ndarray) -> float:
-    sides = auditing.Scores(inside=scores[members], outside=scores[~members])
+    sides = Scores(inside=scores[members], outside=scores[~members])
     return auditing.clopper_pearson(sides, delta=delta, confidence=confidence)
 
   return {
@@ -454,7 +458,7 @@ def _lower_bounds(
   }
 
 
-def _line(attacked: Targets) -> attacks.AllowedRoc:
+def _line(attacked: Targets) -> allowed.AllowedRoc:
   plan = attacked.run.plan
   sizes = attacked.included.sum(axis=1)
   line = allowed.by_plan(plan)
@@ -464,13 +468,13 @@ def _line(attacked: Targets) -> attacks.AllowedRoc:
 
 
 def _row(
-  leakage: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool, num_targets: int
+  leakage: Leakage, line: allowed.AllowedRoc | None, private: bool, num_targets: int
 ) -> dict[str, Any]:
   judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
     "auc": leakage.auc,
     "auc_interval": list(
-      attacks.auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
+      auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
     ),
     "balanced_accuracy": leakage.balanced_accuracy,
     "tpr_at_fpr": {
@@ -488,8 +492,8 @@ def _row(
 
 
 def verdict(
-  curve: attacks.Roc,
-  judged: attacks.Judgement | None,
+  curve: Roc,
+  judged: allowed.Judgement | None,
   *,
   private: bool = False,
   num_targets: int = 1,
@@ -507,15 +511,15 @@ def verdict(
       records, so the AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
-  >>> verdict(attacks.curve_of(truth + 0.0, truth), None)
+  >>> verdict(attacks.roc.curve_of(truth + 0.0, truth), None)
   'FAILS: members are told apart'
-  >>> verdict(attacks.curve_of(np.zeros(4000), truth), None)
+  >>> verdict(attacks.roc.curve_of(np.zeros(4000), truth), None)
   'not shown to fail'
   """
   each = 1 - 0.05 / _LOOKS
-  rates = [attacks.rate_at(curve, fpr, confidence=each) for fpr in attacks.FPRS]
+  rates = [rate_at(curve, fpr, confidence=each) for fpr in FPRS]
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
-  apart |= attacks.auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
+  apart |= auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
   if judged is not None and judged.verdict == "above":
     return "ABOVE the line that its guarantee allows"
   if not apart:
@@ -526,7 +530,7 @@ def verdict(
   return f"leaks, {'below' if below else 'too few records to tell from'} its line"
 
 
-def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
+def _curves(leakages: Mapping[str, Leakage], line: Any) -> dict[str, list[float]]:
   """Returns true positive rates of all methods at several false positive rates ("fpr").
 
   With a line, "allowed" holds the true positive rates that the line allows. False positive rates

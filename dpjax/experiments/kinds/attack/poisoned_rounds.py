@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import attacks
+from dpjax.attacks import collusion, poisoning, roc
+from dpjax.attacks.poisoning import Poisoning, choose_attackers, poisoned_training
+from dpjax.attacks.robustness import PoisoningOutcome, measure_poisoning
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
@@ -37,7 +39,7 @@ class Poisoned(NamedTuple):
   """Holds a federated run, the attack on it, and the clients that attack."""
 
   run: federated.FedRun
-  attack: attacks.Poisoning
+  attack: Poisoning
   attackers: np.ndarray  # indices of clients
   tolerates: int | None  # how many attackers in a cohort the aggregator tolerates
   guarantee: Guarantee
@@ -54,7 +56,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
   run = federated.assemble(config.federate, loaded, random)
   settings = config.attack
   count = run.federation.num_clients
-  attackers = attacks.choose_attackers(count, settings.fraction, seed=config.seed)
+  attackers = choose_attackers(count, settings.fraction, seed=config.seed)
   if not len(attackers):
     raise UserError(
       f"rounds to no attacker of {count} clients",
@@ -62,11 +64,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
       value=settings.fraction,
     )
   attack = settings.method()
-  if not isinstance(attack, attacks.Poisoning):
+  if not isinstance(attack, Poisoning):
     name = name_of(config, "attack")
-    raise user_code.wrong("attack", name, "of method() an attacks.Poisoning", attack)
+    raise user_code.wrong(
+      "attack", name, "of method() an attacks.poisoning.Poisoning", attack
+    )
   try:  # before anything is trained
-    attacks.poisoned(run.federation, attack, attackers)
+    poisoning.poisoned(run.federation, attack, attackers)
     _measured(run, attack, run.params)
   except UserError as error:
     field = error.field.removeprefix("trigger.")
@@ -99,8 +103,8 @@ def _tolerates(config: AttackConfig) -> int | None:
   return aggregation.tolerates(int(federate.clients_per_round), **options)
 
 
-def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) -> Any:
-  return attacks.measure_poisoning(run.apply, params, attack, run.test)
+def _measured(run: federated.FedRun, attack: Poisoning, params: Params) -> Any:
+  return measure_poisoning(run.apply, params, attack, run.test)
 
 
 # --- the phase
@@ -136,7 +140,7 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   run = attacked.run
 
   def colluding(aggregator: Aggregator) -> Aggregator:
-    return attacks.colluding(aggregator, attacked.attack)
+    return collusion.colluding(aggregator, attacked.attack)
 
   def algorithm(wrap: Any, memory: Any) -> Any:
     del memory  # `lying` adds the attackers' memory to the client's memory
@@ -145,12 +149,12 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
       keeps = wrapping["memory"] or (lambda params: None)
       return {
         "wrap": lambda client: wrap(wrapping["wrap"](client)),
-        "memory": lambda params: attacks.attacker_memory(keeps(params)),
+        "memory": lambda params: poisoning.attacker_memory(keeps(params)),
       }
 
     return run.wrapped(lying, before=colluding)
 
-  return attacks.poisoned_training(
+  return poisoned_training(
     algorithm,
     attacked.attack,
     attackers,
@@ -170,11 +174,11 @@ def measured(
   """Returns accuracy and success with and without attackers, and the verdict on the defence."""
   counts = np.asarray(state["counts"])
   (clean, clean_success), (accuracy, success) = (
-    [attacks.counted(int(n), int(total)) if total else None for n, total in model]
+    [roc.counted(int(n), int(total)) if total else None for n, total in model]
     for model in counts
   )
   name = name_of(config, "attack")
-  outcome = attacks.PoisoningOutcome(
+  outcome = PoisoningOutcome(
     name,
     name_of(config.federate, "aggregator"),
     len(attacked.attackers),
@@ -206,7 +210,7 @@ def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
   return None if counted is None else counted._asdict()
 
 
-def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
+def verdict(outcome: PoisoningOutcome, *, private: bool = False) -> str:
   """Returns the verdict on a defence.
 
   A defence claims nothing if there are more attackers than its breakdown point. The verdict then
@@ -217,10 +221,10 @@ def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
     private: whether the server adds noise for a user's epsilon, which bounds the effect of one
       client.
 
-  >>> ten, none = attacks.counted(10, 10), attacks.counted(0, 10)
-  >>> verdict(attacks.PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, none))
+  >>> ten, none = roc.counted(10, 10), roc.counted(0, 10)
+  >>> verdict(PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, none))
   'FAILS: victims are misled (2 attackers, its breakdown point is 0)'
-  >>> still = attacks.PoisoningOutcome("flip", "dp", 2, 9, None, ten, none, ten, none)
+  >>> still = PoisoningOutcome("flip", "dp", 2, 9, None, ten, none, ten, none)
   >>> verdict(still, private=True)
   'not shown to fail (epsilon bounds one client, 2 attack)'
   """

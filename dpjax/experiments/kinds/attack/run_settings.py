@@ -9,6 +9,8 @@ import numpy as np
 
 from dpjax import attacks, validate
 from dpjax.attacks.attack_settings import AttackSettings
+from dpjax.attacks.queries import MOST_QUERIES
+from dpjax.attacks.rogue_server import read_imprint
 from dpjax.experiments.config import rules
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
@@ -54,7 +56,7 @@ class Membership(AttackSettings):
   ] = 1
   queries: Annotated[
     int,
-    rules.between(1, attacks.MOST_QUERIES),
+    rules.between(1, MOST_QUERIES),
     "how often each model is asked about a record: as it is, mirrored, shifted",
   ] = 1
   target: Annotated[
@@ -237,7 +239,7 @@ class Imprint(DenseFirst):
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
     """Returns the inputs in the fullest bins, [batch_size, d]; rows of 0 if fewer are full."""
-    return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
+    return read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
 @dataclasses.dataclass(frozen=True)

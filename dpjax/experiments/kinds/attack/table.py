@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import pictures
-from dpjax.accounting import lower, upper
+from dpjax.accounting import upper
+from dpjax.accounting.text import lower
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.run import report, writers
 from dpjax.markdown import table

@@ -8,6 +8,8 @@ from typing import Any
 import optax
 
 from dpjax import auditing
+from dpjax.auditing.canaries import KINDS, SCORES, Canaries, gradient_scores, loss_scores
+from dpjax.auditing.gradient_canaries import canary_loss, canary_sums, sum_scores
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
 from dpjax.plan import Plan
@@ -23,7 +25,7 @@ NOTE = (
 
 def check(config: AuditConfig) -> None:
   """Raises UserError for wrong or incompatible settings of an audit; needs no data."""
-  audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
+  audits.check(config, KINDS, ("auto", *SCORES))
   if not config.enabled:
     return
   if (config.kind == "gradient") != (score(config) == "sums"):
@@ -82,16 +84,14 @@ def loss(
   """
   if not in_gradients(config):
     return make(apply)
-  return auditing.canary_loss(
-    make(apply), num_classes=num_classes, l2_clip_norm=plan.l2_bound
-  )
+  return canary_loss(make(apply), num_classes=num_classes, l2_clip_norm=plan.l2_bound)
 
 
 def watched(
   config: TrainConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
   """Returns the optimizer. If canaries are gradients, it also sums the noisy gradients."""
-  return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
+  return optax.chain(canary_sums(), tx) if in_gradients(config) else tx
 
 
 def facts(
@@ -102,7 +102,7 @@ def facts(
   before: Params,
   after: Params,
   state: Any,
-  canaries: auditing.Canaries,
+  canaries: Canaries,
   epsilon: float | None,
 ) -> dict[str, Any]:
   """Returns the audit's part of result.json, at the delta of the claim.
@@ -112,9 +112,9 @@ def facts(
     state: last training state; it holds the noisy sums along canaries that are gradients.
     epsilon: epsilon of the steps that ran; None: nothing is claimed.
   """
-  scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
+  scored = {"loss": loss_scores, "gradient": gradient_scores}
   if in_gradients(config):
-    scores = auditing.sum_scores(state, canaries)
+    scores = sum_scores(state, canaries)
   else:
     scores = scored[score(config.audit)](loss_fn, before, after, canaries)
   return audits.facts(

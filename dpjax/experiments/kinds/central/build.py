@@ -18,15 +18,12 @@ from jax.sharding import Mesh
 from dpjax import (
   auditing,
   data,
-  gradients,
-  models,
   names,
   training,
   trees,
 )
-from dpjax import (
-  parallel as processes,
-)
+from dpjax.auditing.canaries import Canaries
+from dpjax.data import ahead, cache, resident
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -62,13 +59,24 @@ from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.models.libraries import linen_modules
-from dpjax.parallel import allocator
+from dpjax.gradients import device_mesh
+from dpjax.gradients.device_mesh import (
+  mesh_of,
+  on_all,
+  row_sharding,
+  split_rows,
+  whole_rows,
+)
+from dpjax.models.libraries import linen_modules, user_models
+from dpjax.parallel import allocator, made_for
+from dpjax.parallel.spanning import own_copy
 from dpjax.plan import Plan
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.training.dp_sgd import joined
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
 from dpjax.zoo import networks, recipes
+from dpjax.zoo.networks.registry import needs_features, needs_unit_range
 
 if TYPE_CHECKING:
   from dpjax.parallel.made_for import StepProgram
@@ -120,7 +128,7 @@ class Run(NamedTuple):
   # Loss of ONE example, augmentation included. Its gradient is clipped. A contrastive loss is no
   # loss of one example, so this function then refuses every call.
   loss_fn: LossFn
-  canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
+  canaries: Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
   # Algorithm of the first steps if they train fewer parameters. It uses the same states as
   # `algorithm`. None: all steps are alike.
@@ -200,10 +208,10 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
-  kept = data.cache.folder()
+  kept = cache.folder()
   # The cache's folder is checked first, since reading data and computing features may take an hour.
-  if features and kept is not None and networks.needs_features(config.model.name):
-    data.cache.check_folder(kept)
+  if features and kept is not None and needs_features(config.model.name):
+    cache.check_folder(kept)
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
@@ -227,7 +235,7 @@ def preprocessed(
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Returns (train, test) with features as inputs if the model takes features, else unchanged."""
   per_example = normalization.per_example(config)
-  kept = data.cache.folder()
+  kept = cache.folder()
   options: Any = per_example, kept, config.resident
   train, test = (featured(config.model, part, *options) for part in loaded)
   return train, test
@@ -277,7 +285,7 @@ def init_params(
       shapes = jax.eval_shape(model.init, key, first)
     # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
-      models.libraries.check_collections(shapes, config.name)
+      user_models.check_collections(shapes, config.name)
     size = trees.size(shapes)
     memory = allocator.machine_memory()
     # A float32 takes four bytes.
@@ -331,7 +339,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already normalised scattering features, so the model must not do it again.
-  fixed = {"num_groups": None} if networks.needs_features(name) == "scattering" else {}
+  fixed = {"num_groups": None} if needs_features(name) == "scattering" else {}
   # Parameters are initialised on zeros, since they must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -345,7 +353,7 @@ def start(
       public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
-    check = models.libraries.draws if names.is_path(name) else linen_modules.draws
+    check = user_models.draws if names.is_path(name) else linen_modules.draws
     drawing = check(model, params, first, name)
     whole = task
     # With dropout, each example needs its own key in training.
@@ -354,7 +362,7 @@ def start(
     # Language models are those of dpjax, so a user's model must give one vector per example.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
+      user_models.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
@@ -405,10 +413,10 @@ def assemble(
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
     canaries = normalization.of_canaries(canaries, statistics)
   if augmented:
-    augment = training.AUGMENTATIONS[config.augmentation]
+    augment = AUGMENTATIONS[config.augmentation]
     loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
   schedule = learning_rate_schedule(config.optimizer, config.num_steps)
-  mesh = None if config.mesh is None else gradients.mesh_of(config.mesh)
+  mesh = None if config.mesh is None else mesh_of(config.mesh)
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
@@ -421,7 +429,7 @@ def assemble(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
   ) -> Algorithm:
     if config.loss == CONTRASTIVE:
-      views: Any = training.AUGMENTATIONS[config.augmentation]
+      views: Any = AUGMENTATIONS[config.augmentation]
       assert example_key is not None
       return recipes.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
@@ -498,9 +506,9 @@ def inputs_writer(
   # `launch.serve` takes one array for each example, so it refuses a run on columns.
   if dataset.in_columns:
     return lambda folder: model_inputs.write(folder, None)
-  if not networks.needs_features(model.name):
+  if not needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
-  unit_range = networks.needs_unit_range(model.name)
+  unit_range = needs_unit_range(model.name)
   facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return lambda folder: model_inputs.write(folder, facts)
 
@@ -544,7 +552,7 @@ def job_on_data(
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
   def start(random: RunKeys) -> Schedule:
-    if loaded is not None or not networks.needs_features(config.model.name):
+    if loaded is not None or not needs_features(config.model.name):
       return single(phase(read(), random))
     # Features are computed only here, since a digest needs none. So a finished run never computes
     # them.
@@ -575,14 +583,14 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
   split = None
   placed = {}
   if run.mesh is not None:
-    split = functools.partial(gradients.split_rows, run.mesh)
-    placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
-  train = data.resident(run.train, **placed)
+    split = functools.partial(split_rows, run.mesh)
+    placed = {"everywhere": on_all(run.mesh), "split": split}
+  train = resident.resident(run.train, **placed)
   drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
   if run.train.in_memory:
     yield from drawn if split is None else map(split, drawn)
     return
-  read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
+  read = ahead.ahead(map(jax.device_put, drawn) if split is None else drawn)
   # A run that stops early must also end the thread that reads ahead.
   with contextlib.closing(read):
     yield from read if split is None else map(split, read)
@@ -595,22 +603,20 @@ def _program(run: Run, step: Any) -> StepProgram:
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = processes.made_for.on_device((state, batch))
+    state, batch = made_for.on_device((state, batch))
   else:
     # State and batch are placed as `dp_sgd` and `batches` place them.
-    apart = gradients.row_sharding(mesh)
-    rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
-    batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
-    batch = processes.made_for.placed(batch, lambda leaf: apart)
-    state = processes.made_for.placed(
-      state, functools.partial(gradients.leaf_sharding, mesh)
-    )
-  return processes.made_for.StepProgram(
+    apart = row_sharding(mesh)
+    rows = whole_rows(rows, mesh) // mesh.shape[device_mesh.DATA]
+    batch = jax.eval_shape(functools.partial(split_rows, mesh), batch)
+    batch = made_for.placed(batch, lambda leaf: apart)
+    state = made_for.placed(state, functools.partial(device_mesh.leaf_sharding, mesh))
+  return made_for.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
     rows=rows,
-    data_bytes=data.resident_bytes(run.train),
+    data_bytes=resident.resident_bytes(run.train),
   )
 
 
@@ -622,7 +628,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
   # Process 0 evaluates alone, so it needs its own copy of whole arrays.
-  copy = processes.own_copy
+  copy = own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
@@ -643,7 +649,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
   def scores(state: Any) -> dict[str, float]:
     params = scored(state)
     if run.mesh is not None:
-      params = gradients.on_one(run.mesh, params)
+      params = device_mesh.on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
   return Phase(

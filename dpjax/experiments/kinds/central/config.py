@@ -15,8 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import (
   gradients,
-  sampling,
-  training,
   transforms,
   validate,
 )
@@ -24,14 +22,21 @@ from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.gradients import per_example
 from dpjax.noise import correlated
-from dpjax.zoo import networks
+from dpjax.noise.correlated import registry
+from dpjax.noise.correlated.registry import Strategy
+from dpjax.sampling.registry import used_for
+from dpjax.training import augment
+from dpjax.transforms.clip_scale import CLIP_SCHEDULES
+from dpjax.transforms.every_clip_rule import CLIP_RULES
+from dpjax.zoo.networks.scattering import COLOURS
 
 # Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
-_AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+_AUGMENTATIONS = ("none", *sorted(augment.AUGMENTATIONS))
 
-CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
+CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, CLIP_RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +173,7 @@ class ModelConfig:
   mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
-    rules.among(networks.COLOURS),
+    rules.among(COLOURS),
     "of scattering features; opponent: light and two differences",
   ] = "rgb"
 
@@ -179,7 +184,7 @@ class FtrlConfig(WithChoices):
 
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("correlated noise"), user_defined=True),
+    rules.among(used_for("correlated noise"), user_defined=True),
     "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
   ] = "cyclic"
   separation: Annotated[
@@ -187,9 +192,9 @@ class FtrlConfig(WithChoices):
     rules.between(1, rules.MOST_SHAPED),
     "cyclic_poisson, min_sep: least steps between participations; none: steps of a pass",
   ] = None
-  strategy: Annotated[
-    correlated.Strategy, Choice(correlated.STRATEGIES), "how noise is correlated"
-  ] = dataclasses.field(default_factory=correlated.Banded)
+  strategy: Annotated[Strategy, Choice(registry.STRATEGIES), "how noise is correlated"] = (
+    dataclasses.field(default_factory=correlated.Banded)
+  )
 
 
 @dataclasses.dataclass
@@ -239,9 +244,9 @@ class PrivacyConfig(WithChoices):
     "of coordinates before the clip, and back after the noise; by_outputs: by earlier noisy "
     "gradients, at no cost",
   ] = dataclasses.field(default_factory=Unscaled)
-  clip_schedule: Annotated[
-    str, rules.among(transforms.CLIP_SCHEDULES), "l2_clip_norm by step"
-  ] = "constant"
+  clip_schedule: Annotated[str, rules.among(CLIP_SCHEDULES), "l2_clip_norm by step"] = (
+    "constant"
+  )
   clip_schedule_final: Annotated[
     float,
     rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),
@@ -249,7 +254,7 @@ class PrivacyConfig(WithChoices):
   ] = 0.1
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("examples"), user_defined=True),
+    rules.among(used_for("examples"), user_defined=True),
     "who is in a batch; launch.list samplers says what is proved of each; or "
     "package.module:name",
   ] = "poisson"
@@ -363,7 +368,7 @@ class TrainConfig(WithChoices):
   seed: common.Seed = 0
   noise_seed: common.NoiseSeed = None
   grad_method: Annotated[
-    str, rules.among(gradients.METHODS), "how clipped gradients are computed"
+    str, rules.among(per_example.METHODS), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
     int | None, COUNT, "examples in memory at a time; none: the whole batch"

@@ -21,7 +21,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
-from dpjax.zoo import recipes
+from dpjax.zoo.recipes.contrastive import contrastive_loss, on_sphere
 
 # Width of an embedding, as in Wang and Isola 2020.
 WIDTH = 128
@@ -98,7 +98,7 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
   @jax.jit
   def scored(params: Params, x: Array, keys: Array) -> tuple[Array, Array]:
     batch = Batch(Example(x, None), jnp.ones(len(x), bool))
-    loss = recipes.contrastive_loss(apply, augment_fn, params, batch, keys)
-    return recipes.on_sphere(apply(params, x)), loss
+    loss = contrastive_loss(apply, augment_fn, params, batch, keys)
+    return on_sphere(apply(params, x)), loss
 
   return scored

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import gradients, training, transforms
+from dpjax import training
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import left_out, provenance, writers
+from dpjax.gradients.device_mesh import on_one
 from dpjax.plan import Plan
+from dpjax.training.dp_sgd import TrainState, clip_scale
+from dpjax.transforms.dp_sgld import sgld_temperature
 from dpjax.types import ArrayLike
 
 if TYPE_CHECKING:
@@ -44,11 +47,11 @@ def scaling(config: TrainConfig) -> dict[str, Any]:
 
 
 def observed(
-  config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
+  config: TrainConfig, run: Run, state: TrainState, info: Any, step: int
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
-  row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
+  row |= clip_norm(run.plan, clip_scale(state), "l2_clip_norm")
   if not shows_data(config):
     return row
   shown = info._asdict().items()
@@ -95,7 +98,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if config.resident is not None:
     facts["resident"] = config.resident
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
-    facts["sgld_temperature"] = transforms.sgld_temperature(
+    facts["sgld_temperature"] = sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
       noise_std=run.noise.std,
       num_examples=run.noise.num_examples,
@@ -127,16 +130,16 @@ def class_scores(apply: Any, params: Any, test: Dataset) -> dict[str, Any]:
 
 
 def of(
-  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
+  config: TrainConfig, run: Run, state: TrainState, epsilon: float | None
 ) -> dict[str, Any]:
   """Returns the parts of a central run's result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   if run.task.name == "classification":
     params = training.eval_params(state)
-    params = params if run.mesh is None else gradients.on_one(run.mesh, params)
+    params = params if run.mesh is None else on_one(run.mesh, params)
     facts |= class_scores(run.apply, params, run.test)
-  facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  facts |= clip_norm(run.plan, clip_scale(state), "final_l2_clip_norm")
   facts |= left_out.clipped_cells(run.train, shown=shows_data(config))
   if run.canaries is None:
     return facts

@@ -21,10 +21,11 @@ import jax
 import numpy as np
 
 from dpjax import data
-from dpjax.data import rows
+from dpjax.data import cache, identity, rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
-from dpjax.zoo import datasets, networks
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks.registry import needs_features
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
@@ -57,7 +58,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   Returns () if the model takes no features, or if they depend on no data. Raises UserError if the
   run's data `data_name` hold records of those data.
   """
-  kind = networks.needs_features(model)
+  kind = needs_features(model)
   if kind is None or kind in _OF_NO_DATA:
     return ()
   # Imported here, since few runs need features of public networks.
@@ -86,7 +87,7 @@ def tokenizer_facts(config: Any) -> dict[str, Any] | None:
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
   # Only the declaration of the data can name a tokenizer.
-  if not datasets.takes_declaration(config.data.name):
+  if not takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
 
@@ -110,7 +111,7 @@ def featured(
     UserError: examples without such features, such as images of an unsupported size; features
       outside memory without a folder `kept`; weights of a public network that are not installed.
   """
-  kind = networks.needs_features(config.name)
+  kind = needs_features(config.name)
   if kind is None:
     return dataset
   # The module is imported by name, since few runs need features, and no run needs every kind.
@@ -123,7 +124,7 @@ def featured(
     if in_files and not (resident is None and dataset.in_memory):
       raise UserError(
         f"the features of model.name={config.name!r} are computed once and kept on "
-        f"disk: set {data.cache.VARIABLE} to a folder for them, as private as the data",
+        f"disk: set {cache.VARIABLE} to a folder for them, as private as the data",
         field="resident",
         value=False,
       )
@@ -133,16 +134,15 @@ def featured(
     for block in computed.make():
       out[done : done + len(block)] = block
       done += len(block)
-    return data.computed(dataset, out)
-  key = data.cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
+    return identity.computed(dataset, out)
+  key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  cached = data.cache.rows(kept, key, shape, computed.make, tell)
-  return data.computed(dataset, cached if in_files else cached[:])
+  cached = cache.rows(kept, key, shape, computed.make, tell)
+  return identity.computed(dataset, cached if in_files else cached[:])
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, jaxlib's version, device."""
-  # Modules are read from sys.modules, since `networks.scattering` is a function.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -10,9 +10,12 @@ from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.noise import NoiseShape, correlated
 from dpjax.noise import shape as shapes
+from dpjax.sampling import batch_sizes
+from dpjax.sampling.registry import used_for
+from dpjax.sampling.samplers import Sizing
 from dpjax.validate import UserError
 
-SAMPLERS = sampling.used_for("correlated noise")
+SAMPLERS = used_for("correlated noise")
 
 
 def check_levels(privacy: PrivacyConfig) -> None:
@@ -59,12 +62,12 @@ def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
 
 def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
   """Raises UserError unless a pass has a whole number of steps; the message names `sampler`."""
-  sampling.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
+  batch_sizes.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
 
 
-def _size(privacy: PrivacyConfig) -> sampling.Sizing:
+def _size(privacy: PrivacyConfig) -> Sizing:
   """Returns the numbers of the config that a sampler needs; `num_examples` is still 0."""
-  return sampling.Sizing(
+  return Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
     separation=privacy.ftrl.separation,

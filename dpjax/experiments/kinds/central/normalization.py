@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import auditing, data, mechanisms, sampling
+from dpjax import data, mechanisms, sampling
+from dpjax.auditing.canaries import Canaries
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.central.config import (
@@ -25,6 +26,8 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.mechanisms.channel_statistics import ChannelMoments
+from dpjax.mechanisms.whitening import Spread
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -32,7 +35,7 @@ from dpjax.validate import UserError
 if TYPE_CHECKING:
   from dpjax.mechanisms.noisy_means import NoisyMeans
 
-  Released = mechanisms.ChannelMoments | mechanisms.Spread
+  Released = ChannelMoments | Spread
 
 # Maps settings to the name of their mechanism. Runs without these settings import no mechanism.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
@@ -154,9 +157,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   return dataclasses.replace(dataset, x=x)
 
 
-def of_canaries(
-  canaries: auditing.Canaries | None, statistics: Released
-) -> auditing.Canaries | None:
+def of_canaries(canaries: Canaries | None, statistics: Released) -> Canaries | None:
   """Returns the canaries, normalised like all inputs of the model; None without canaries."""
   if canaries is None:
     return None

@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, data, gradients, mechanisms, metrics, sampling, validate
+from dpjax import data, gradients, mechanisms, metrics, validate
+from dpjax.accounting import proved
 from dpjax.accounting.text import paragraph
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.unread import Unused, needs
@@ -33,6 +35,7 @@ from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
+from dpjax.sampling.samplers import UnamplifiedSampler
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -50,7 +53,7 @@ _OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeData(sampling.UnamplifiedSampler):
+class WholeData(UnamplifiedSampler):
   """Sampler that draws every example in every step, without amplification.
 
   Args:
@@ -60,7 +63,7 @@ class WholeData(sampling.UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  relations: ClassVar[tuple[str, ...]] = accounting.RELATIONS
+  relations: ClassVar[tuple[str, ...]] = proved.RELATIONS
 
   capacity: int
 
@@ -280,7 +283,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
   Also raises UserError for more directions than an example has numbers.
   """
   reason = f"privacy.method={LEAST_SQUARES!r}"
-  data.needs_classes(train, reason)
+  needs_classes(train, reason)
   if train.x.dtype == np.int32:
     raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
   if train.num_classes < 2:

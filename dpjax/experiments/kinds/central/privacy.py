@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import accounting, data, gradients, names, sampling, transforms, validate
+from dpjax import data, gradients, names, sampling, transforms, validate
+from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
@@ -17,6 +18,9 @@ from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
+from dpjax.sampling.registry import used_for
+from dpjax.sampling.samplers import Sizing
+from dpjax.transforms.clip_scale import CLIP_SCHEDULES, scheduled_scales
 from dpjax.validate import UserError, Verbatim
 
 PRIVATE_METHODS = {
@@ -25,7 +29,7 @@ PRIVATE_METHODS = {
   "least_squares": "noisy second moments of clipped inputs, one release and no steps",
 }
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
-SAMPLERS = sampling.used_for("examples")
+SAMPLERS = used_for("examples")
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
@@ -64,7 +68,7 @@ def check(config: TrainConfig) -> None:
 
 def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
   """Raises UserError for a sampling probability that the sampler does not support."""
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
     num_selected=privacy.num_selected,
@@ -76,9 +80,7 @@ def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
 def _check_clipping(config: TrainConfig) -> None:
   privacy = config.privacy
   name = fields.name_of(config.optimizer, "rule")
-  validate.one_of(
-    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
-  )
+  validate.one_of(CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule})
   changing = privacy.clipping.adapts or privacy.clip_schedule != "constant"
   if privacy.method == "sgd" and (changing or privacy.clipping != gradients.Flat()):
     raise UserError(
@@ -227,7 +229,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
 def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
   privacy = config.privacy
   relation = privacy.neighboring_relation if config.is_private else ""
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
     num_steps=config.num_steps,
@@ -249,7 +251,7 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   if not config.is_private:
     return gradients.Clip(math.inf)
   if privacy.clip_schedule != "constant":
-    schedule = transforms.scheduled_scales(
+    schedule = scheduled_scales(
       privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
     )
   return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
@@ -263,7 +265,7 @@ def _scaling(privacy: PrivacyConfig) -> transforms.CoordinateScaling | None:
 def maker(
   epsilon: float | None,
   noise_multiplier: float | None,
-  attack: accounting.AttackBound | None = None,
+  attack: AttackBound | None = None,
 ) -> Callable[..., Plan]:
   """Returns a function that makes a plan from all arguments except its noise.
 

@@ -19,8 +19,8 @@ from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import guarantee, writers
 from dpjax.validate import UserError
-from dpjax.zoo import networks
 from dpjax.zoo.networks import public_trunks, sentence_encoder
+from dpjax.zoo.networks.registry import needs_features
 
 _CODE = ("dpjax.zoo.networks.public_trunks", "dpjax.models.pooling", __name__)
 _CODE_OF_TEXTS = (
@@ -52,7 +52,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
   """
-  network = networks.needs_features(model) or ""
+  network = needs_features(model) or ""
   of_texts = network in sentence_encoder.ENCODERS
   if not of_texts and network not in public_trunks.TRUNKS:
     return ()
@@ -78,7 +78,7 @@ def noted(
   """
   if not known:
     return promised
-  network = networks.needs_features(model)
+  network = needs_features(model)
   data_sets = ", ".join(known)
   note = (
     f"Features. The inputs of the model are features of the public network {network}, which "
@@ -100,7 +100,7 @@ def computed(
   """
   # Features of a public network are always standardised.
   del standardized
-  trunk = networks.needs_features(config.name) or ""
+  trunk = needs_features(config.name) or ""
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
   features.check_images(dataset, f"model.name={config.name!r}")

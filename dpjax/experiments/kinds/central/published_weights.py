@@ -14,7 +14,7 @@ from dpjax.experiments.run import saved
 from dpjax.types import Params
 from dpjax.validate import UserError
 from dpjax.zoo import networks
-from dpjax.zoo.networks import checkpoint_files
+from dpjax.zoo.networks import checkpoint_files, gpt2
 
 # Maps a model to the function that loads its published layouts. GPT-2 has a different loader.
 _LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
@@ -36,9 +36,9 @@ def check(config: TrainConfig) -> None:
     others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
     raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
   epsilon = config.model.options.get("norm_epsilon")
-  if epsilon != networks.gpt2.NORM_EPSILON:
+  if epsilon != gpt2.NORM_EPSILON:
     raise UserError(
-      f"{first}: needs model.options.norm_epsilon={networks.gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"{first}: needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has "
       f"it, not {epsilon!r}"
     )
 
@@ -76,4 +76,4 @@ def write(
   config: TrainConfig, model: networks.Transformer, whole: Params, path: pathlib.Path
 ) -> None:
   """Writes all weights of a language model, with token ids as in the tokenizer's own file."""
-  networks.save_gpt2(path, model, whole, first_id=_first_id(config))
+  gpt2.save_gpt2(path, model, whole, first_id=_first_id(config))

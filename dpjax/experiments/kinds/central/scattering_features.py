@@ -14,6 +14,8 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+from dpjax.zoo.networks.scatter_heads import standardized_features
+from dpjax.zoo.networks.scattering import features_shape, scattering_chunks, typical_scales
 
 _CODE = (
   "dpjax.zoo.networks.scattering", "dpjax.zoo.networks.scatter_heads", "dpjax.zoo.random_images",
@@ -43,7 +45,7 @@ def computed(
     )
   options: Any = {"num_classes": dataset.num_classes, **config.options}
   groups = networks.build(config.name, **options).num_groups if standardized else None
-  shape = networks.features_shape(dataset.x.shape)
+  shape = features_shape(dataset.x.shape)
   seen = {"mirrored": config.mirrored, "colours": config.colours}
   make = functools.partial(_blocks, dataset, groups, standardized, seen)
   return features.ComputedFeatures(
@@ -58,13 +60,13 @@ def _blocks(
   images = dataset.x.shape[1:]
   scales = None
   if not standardized:
-    scales = networks.typical_scales(images, colours=seen["colours"])
+    scales = typical_scales(images, colours=seen["colours"])
   # The bar shows percent, since the number of examples may be secret.
   with writers.progress(100, 0, "scattering features, percent") as bar:
-    chunks = networks.scattering_chunks(dataset.x, **seen)
+    chunks = scattering_chunks(dataset.x, **seen)
     for block in _regrouped(features.counted(chunks, len(dataset), bar), _BLOCK):
       if scales is None:
-        yield networks.standardized_features(block, groups, in_place=True)
+        yield standardized_features(block, groups, in_place=True)
       else:
         block /= scales
         yield block

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax import data, losses, training
+from dpjax import data, losses
+from dpjax.data.target_kinds import needs_classes
+from dpjax.data.text import PADDING_ID
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
+from dpjax.training.augment import AUGMENTATIONS
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import is_language
 
 
 class Task(NamedTuple):
@@ -55,12 +58,12 @@ TASKS: dict[type | None, Task] = {
     "regression", losses.mean_squared_error, _scores("evaluate_regression"), _num_outputs
   ),
 }
-_NEXT_TOKEN = functools.partial(losses.next_token, padding_id=data.PADDING_ID)
+_NEXT_TOKEN = functools.partial(losses.next_token, padding_id=PADDING_ID)
 _OF_USERS = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
   _NEXT_TOKEN,
-  functools.partial(_scores("evaluate_next_token"), padding_id=data.PADDING_ID),
+  functools.partial(_scores("evaluate_next_token"), padding_id=PADDING_ID),
   lambda dataset: dataset.vocab_size,
 )
 
@@ -77,12 +80,12 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
-    data.needs_classes(dataset, f"loss={config.loss!r}")
-    augment = training.AUGMENTATIONS[config.augmentation]
+    needs_classes(dataset, f"loss={config.loss!r}")
+    augment = AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
     return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)
-  task = _LANGUAGE if networks.is_language(config.model.name) else TASKS[kind]
+  task = _LANGUAGE if is_language(config.model.name) else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "

@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from dpjax import auditing, federated, secure, trees
+from dpjax import auditing, federated, trees
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing import canary_clients
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.round import params_of
 from dpjax.plan import Plan
+from dpjax.secure import summation
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.types import ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
@@ -47,7 +52,7 @@ class AuditTarget(NamedTuple):
 class Audited(NamedTuple):
   """Holds the canaries of a run. `directions` is None if canaries train on rows, as clients do."""
 
-  canaries: auditing.CanaryClients
+  canaries: canary_clients.CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
   prob: float  # probability that a client takes part in a round
   target: AuditTarget
@@ -102,7 +107,7 @@ def check(config: FedConfig) -> None:
   Args:
     config: config with the audit's settings `resolved`.
   """
-  audits.check(config.audit, auditing.CLIENT_KINDS, auditing.CLIENT_SCORES)
+  audits.check(config.audit, canary_clients.CLIENT_KINDS, canary_clients.CLIENT_SCORES)
   if config.audit.enabled:
     _check_claim(config)
     _check_kind(config)
@@ -133,7 +138,7 @@ def _check_kind(config: FedConfig) -> None:
     )
   sends = kind in canary_clients.SENDERS
   if sends and not config.is_private:
-    trained = set(auditing.CLIENT_KINDS) - set(canary_clients.SENDERS)
+    trained = set(canary_clients.CLIENT_KINDS) - set(canary_clients.SENDERS)
     others = " or ".join(repr(k) for k in sorted(trained))
     raise UserError(
       f"needs a privacy.method with a clip norm, not 'none'; use {others}",
@@ -160,7 +165,7 @@ def target_of(
   config: FedConfig,
   plan: Plan,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> AuditTarget:
   """Returns the guarantee that an audit of this run tests, and what its adversary sees.
 
@@ -199,7 +204,7 @@ def target_of(
 
 def prepared(
   config: FedConfig,
-  canaries: auditing.CanaryClients | None,
+  canaries: canary_clients.CanaryClients | None,
   target: AuditTarget,
   params: Params,
   num_clients: int,
@@ -224,9 +229,7 @@ def prepared(
   return Audited(canaries, directions, prob, target)
 
 
-def marked(
-  audited: Audited | None, cohorts: Iterator[federated.Cohort]
-) -> Iterator[federated.Cohort]:
+def marked(audited: Audited | None, cohorts: Iterator[Cohort]) -> Iterator[Cohort]:
   """Returns the cohorts of a run. If canaries send directions, each row of a canary carries the
   canary's number."""
   return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
@@ -314,9 +317,9 @@ def seeing(
     return algorithm
   dropout = config.secure_sum.dropout(config.seed)
 
-  def in_sum(cohort: federated.Cohort, round: int) -> np.ndarray:
+  def in_sum(cohort: Cohort, round: int) -> np.ndarray:
     drops = dropout.drops(round, cohort.ids)
-    return np.array(secure.uploading(cohort.ids, drops), np.int64)
+    return np.array(summation.uploading(cohort.ids, drops), np.int64)
 
   divisor = audited.target.divisor
   return canary_clients.seeing(algorithm, audited.canaries, in_sum, divisor=divisor)
@@ -339,7 +342,7 @@ def facts(
     epsilon: epsilon of the rounds that ran; None: nothing is claimed.
   """
   canaries = audited.canaries
-  after = federated.params_of(state)
+  after = params_of(state)
   directions = audited.directions
   target = audited.target
   if directions is None:
@@ -376,7 +379,7 @@ def facts(
   return facts_of_audit
 
 
-def _at_best(config: FedConfig, audited: Audited, scores: auditing.Scores) -> Any:
+def _at_best(config: FedConfig, audited: Audited, scores: Scores) -> Any:
   """Returns the scores of a perfect attack where the adversary knows who takes part; else None.
 
   A canary that took part in no round has the score 0, whether it is in or out: nobody can guess it.

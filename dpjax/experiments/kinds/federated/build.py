@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import data as data_lib
 from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
@@ -48,14 +48,19 @@ from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.federated import execution
+from dpjax.federated.compression import error_memory
 from dpjax.federated.described import RunNumbers
+from dpjax.federated.execution import named
+from dpjax.federated.execution.client_processes import process_clients
+from dpjax.federated.round import params_of
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
+from dpjax.secure.distributed_noise import SkellamSum
+from dpjax.secure.encoding import Encoding
 from dpjax.validate import UserError
 
-# Fields that are passed to `execution.by_name`.
+# Fields that are passed to `named.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 # Fields that may differ between the processes of one run.
 ELSEWHERE = ("execution", *_EXECUTED)
@@ -80,7 +85,7 @@ class FedRun(NamedTuple):
   # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
-  mechanism: secure.SkellamSum | None = None  # for privacy.method="distributed"
+  mechanism: SkellamSum | None = None  # for privacy.method="distributed"
 
 
 @bounds.names_fields
@@ -94,7 +99,7 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   config = audit.resolved(config)
   fed_bounds.federation(config)
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
-  validate.one_of(execution.NAMES, execution=config.execution)
+  validate.one_of(named.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
@@ -254,7 +259,7 @@ def secure_aggregator(
   plan: Plan,
   key: jax.Array,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> federated.Aggregator:
   """Returns the aggregator whose server sees only the sum of the messages.
 
@@ -269,7 +274,7 @@ def secure_aggregator(
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
-  encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
+  encoding = Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
 
@@ -278,7 +283,7 @@ def _aggregator(
   plan: Plan,
   key: jax.Array,
   num_clients: int,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
 ) -> federated.Aggregator:
   if _is_summed(config):
     return secure_aggregator(config, plan, key, num_clients, mechanism)
@@ -330,7 +335,7 @@ def _wrapping(
       return client
     return federated.compressed(client, compressor, error_feedback=feedback)
 
-  memory = lambda params: federated.error_memory(None, {"delta": params})
+  memory = lambda params: error_memory(None, {"delta": params})
   wrapping = {"wrap": wrap, "memory": memory if feedback else None}
   return audit.heard(config, audited, wrapping)
 
@@ -366,7 +371,7 @@ def _algorithm(
   random: RunKeys,
   num_clients: int,
   audited: audit.Audited | None,
-  mechanism: secure.SkellamSum | None,
+  mechanism: SkellamSum | None,
   around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
     aggregator
@@ -385,12 +390,12 @@ def _algorithm(
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = audit.watched(config, audited, server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
-  inner = execution.by_name(config.execution, **how)
+  inner = named.by_name(config.execution, **how)
   aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
   # Arguments of every algorithm. Only some algorithms also take `weighting`.
   common: dict[str, Any] = {
     "aggregator": aggregator,
-    "map_clients": execution.process_clients(audit.sending(audited, inner)),
+    "map_clients": process_clients(audit.sending(audited, inner)),
     "key": random.local,
   }
   if described.weighted:
@@ -508,7 +513,7 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
 def _phase(config: FedConfig, fed: FedRun) -> Phase:
   target = config.stop_at_accuracy
   if target is not None:
-    data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
+    needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
   write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 
@@ -537,10 +542,8 @@ def _phase(config: FedConfig, fed: FedRun) -> Phase:
       fed.audited,
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
-    released=lambda state: audit.of_model(fed.audited, federated.params_of(state)),
-    evaluate=lambda state: fed.task.evaluate(
-      fed.apply, federated.params_of(state), fed.test
-    ),
+    released=lambda state: audit.of_model(fed.audited, params_of(state)),
+    evaluate=lambda state: fed.task.evaluate(fed.apply, params_of(state), fed.test),
     write=lambda folder, state: write_inputs(folder),
     guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from dpjax import federated, gradients, sampling, transforms
+from dpjax import federated, gradients
 from dpjax.data import partition
 from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
@@ -25,7 +25,9 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
-from dpjax.federated import described
+from dpjax.federated import client, described
+from dpjax.sampling.registry import used_for
+from dpjax.transforms.every_clip_rule import CLIP_RULES
 from dpjax.zoo.datasets import leaf, natural, pfl, shakespeare, tff
 
 
@@ -118,10 +120,10 @@ def _uncompressed() -> None:
 
 
 WEIGHTINGS = {
-  "uniform": settings(lambda: federated.uniform, federated.uniform),
+  "uniform": settings(lambda: client.uniform, client.uniform),
   # Privacy refuses "examples". For "capped", a client with n examples has weight min(n, cap) / cap.
   "examples": settings(lambda: federated.by_examples, federated.by_examples),
-  "capped": settings(federated.capped, cap=100),
+  "capped": settings(client.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
@@ -183,12 +185,12 @@ class FedPrivacyConfig(WithChoices):
   ] = 1.0
   clipping: Annotated[
     gradients.ClipRule,
-    Choice(transforms.CLIP_RULES),
+    Choice(CLIP_RULES),
     "of clients' messages; all but flat: central only",
   ] = dataclasses.field(default_factory=gradients.Flat)
   sampler: Annotated[
     str,
-    rules.among(sampling.used_for("clients"), user_defined=True),
+    rules.among(used_for("clients"), user_defined=True),
     "which clients are in a round; dp_ftrl has its own; or package.module:name",
   ] = "poisson"
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import accounting, secure
+from dpjax import accounting
+from dpjax.accounting.calibration import Unreachable
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.attacker import attack_of
@@ -19,6 +21,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
 from dpjax.experiments.run.guarantee import Guarantee
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
 METHOD = "distributed"
@@ -92,7 +95,7 @@ def check(config: FedConfig) -> None:
     )
 
 
-def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
+def mechanism(config: FedConfig, num_parameters: int) -> SkellamSum | None:
   """Returns the mechanism of one round; None for another privacy.method.
 
   Its noise is `noise_multiplier` if given, else calibrated to `attacker` if given, else to
@@ -108,12 +111,12 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
     "max_clients": int(config.clients_per_round),
     "min_survivors": config.secure_sum.min_survivors(config.clients_per_round),
   }
-  of = lambda z: secure.SkellamSum.sized(noise_multiplier=z, **numbers)
+  of = lambda z: SkellamSum.sized(noise_multiplier=z, **numbers)
   if privacy.noise_multiplier is not None:
     return of(privacy.noise_multiplier)
   try:
     return of(_calibrated(config, of))
-  except accounting.Unreachable as error:
+  except Unreachable as error:
     wanted = f"epsilon={privacy.epsilon!r}" if privacy.epsilon else "attacker"
     raise UserError(
       f"so coarse a grid cannot reach privacy.{wanted}: {error}",
@@ -129,7 +132,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
     "accountant": "rdp",
   }
 
-  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+  def run_event(noise_multiplier: float) -> DpEvent:
     # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
     # noise.
     return accounting.composed(of(noise_multiplier).event, config.num_rounds)
@@ -147,7 +150,7 @@ def seed_of(key: jax.Array) -> int:
 
 
 def guarantee(
-  config: FedConfig, noise_in_shares: secure.SkellamSum, num_clients: int
+  config: FedConfig, noise_in_shares: SkellamSum, num_clients: int
 ) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`, under replace_special."""
   delta = config.privacy.delta

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.central import features
@@ -13,6 +12,8 @@ from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import left_out, saved
 from dpjax.experiments.run.left_out import Arrivals
+from dpjax.federated.round import RoundInfo
+from dpjax.transforms.clip_scale import clip_scale
 from dpjax.types import Array, ArrayTree
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def observed(
-  config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
+  config: FedConfig, fed: FedRun, state: ArrayTree, info: RoundInfo
 ) -> dict[str, float]:
   """Returns the values of a metrics row other than scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
@@ -30,14 +31,14 @@ def observed(
   return row | {f"not_private/{name}": float(value) for name, value in shown}
 
 
-def arrivals(info: federated.RoundInfo) -> Arrivals:
+def arrivals(info: RoundInfo) -> Arrivals:
   """Returns how many clients of a round were used and left out; NOT private."""
   counts = (info.num_clients, info.left_out, info.coordinates_cut, info.rounds_refused)
   return Arrivals(*map(int, counts))
 
 
 def _clip_scale(state: ArrayTree) -> Array | None:
-  return transforms.clip_scale(getattr(state, "aggregator", None))
+  return clip_scale(getattr(state, "aggregator", None))
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data import Federation, needs_arrays, needs_classes
+from dpjax.data import Federation
+from dpjax.data.target_kinds import needs_arrays, needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, data_section, unused

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax import accounting, gradients, names, sampling, validate
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
@@ -23,6 +24,10 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
+from dpjax.sampling.batch_sizes import steps_per_pass, whole_passes
+from dpjax.sampling.registry import used_for
+from dpjax.sampling.samplers import Sizing
+from dpjax.secure.distributed_noise import SkellamSum
 from dpjax.validate import UserError
 
 # Default numbers of canary clients that join the federation, and of those that replace clients. A
@@ -39,7 +44,7 @@ METHODS = {
   "dp_ftrl": "as central, with noise that is correlated over the rounds",
   distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
 }
-SAMPLERS = sampling.used_for("clients")
+SAMPLERS = used_for("clients")
 CENTRAL = ("central", "both", "dp_ftrl")
 # Methods that fit a secure sum, since the server adds no noise.
 SUMMED = ("none", "local", distributed.METHOD)
@@ -204,7 +209,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   prob = config.clients_per_round / num_clients
   num_canaries = audit_settings(config).num_canaries if config.audit.enabled else 0
   joining = num_canaries if num_canaries and canaries_join(config) else 0
-  size = sampling.Sizing(
+  size = Sizing(
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
@@ -257,11 +262,11 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     ftrl=config.privacy.ftrl,
   )
   prob = privacy.sampling_prob
-  if ftrl.cyclic(privacy) and not sampling.whole_passes(prob):
+  if ftrl.cyclic(privacy) and not whole_passes(prob):
     raise UserError(
       f"must be num_clients={num_clients} / a whole number, the rounds of a "
       f"pass, for privacy.ftrl.sampler={privacy.ftrl.sampler!r}; "
-      f"{num_clients / sampling.steps_per_pass(prob)!r} is near",
+      f"{num_clients / steps_per_pass(prob)!r} is near",
       field="clients_per_round",
       value=config.clients_per_round,
     )
@@ -345,7 +350,7 @@ def local_noise(config: FedConfig) -> float | None:
     "neighboring_relation": NeighboringRelation.REPLACE_ONE,
   }
 
-  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+  def run_event(noise_multiplier: float) -> DpEvent:
     # Every round is counted: the server sees who sends, so sampling amplifies nothing.
     return placement.local_event(noise_multiplier, config.num_rounds)
 
@@ -405,7 +410,7 @@ def make_promise(
   ran: Plan,
   reported: Plan,
   num_clients: int,
-  mechanism: secure.SkellamSum | None = None,
+  mechanism: SkellamSum | None = None,
 ) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`.
 

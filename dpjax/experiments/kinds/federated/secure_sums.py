@@ -12,6 +12,8 @@ from dpjax import secure, validate
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
 from dpjax.secure.sums.committee import check_committee
+from dpjax.secure.sums.interface import SumProtocol
+from dpjax.secure.sums.simulated import Simulated
 from dpjax.secure.sums.terms import largest_part
 from dpjax.validate import UserError
 
@@ -61,7 +63,7 @@ class SharesAmongClients:
     """Returns arguments of the protocol that other protocols do not have; here none."""
     return {}
 
-  def protocol(self, clients_per_round: float) -> sums.SumProtocol:
+  def protocol(self, clients_per_round: float) -> SumProtocol:
     """Returns the protocol that adds the vectors, or a simulation of it if `simulated`."""
     least = self.min_survivors(clients_per_round)
     protocol = sums.by_name(self.kind, min_survivors=least, **self.settings())
@@ -69,7 +71,7 @@ class SharesAmongClients:
       return protocol
     # Masks cancel in the sum, so adding in the clear gives the same integers.
     masked = isinstance(protocol, (sums.SecAgg, sums.SecAggPlus))
-    return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
+    return Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
     """Does nothing here. Subclasses raise UserError if too few clients are in a round."""

@@ -10,7 +10,8 @@ import optax
 
 from dpjax import federated, names
 from dpjax.experiments.config.user_code import shapes, wrong
-from dpjax.federated import client
+from dpjax.federated import client, round
+from dpjax.federated.cohort import Cohort
 from dpjax.federated.round import optimizing_server
 from dpjax.types import ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
@@ -84,13 +85,13 @@ def _whole(
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)
-    if shapes(federated.params_of(state)) != shapes(params):
+    if shapes(round.params_of(state)) != shapes(params):
       raise wrong("algorithm", path, "states with the parameters it was given", state)
     return state
 
-  def one_round(state: ArrayTree, cohort: federated.Cohort) -> Any:
+  def one_round(state: ArrayTree, cohort: Cohort) -> Any:
     after, info = users_algorithm.round(state, cohort)
-    if not isinstance(info, federated.RoundInfo):
+    if not isinstance(info, round.RoundInfo):
       raise wrong("algorithm", path, "(state, RoundInfo) of a round", info)
     return after, info
 
@@ -120,7 +121,7 @@ def algorithm(
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
   built = names.call(path, "algorithm", loss_fn, client_tx, **offered)
   if isinstance(built, federated.ClientAlgorithm):
-    return federated.federated(_client(built, path), optimizing_server(server_tx), **common)
+    return round.federated(_client(built, path), optimizing_server(server_tx), **common)
   if not isinstance(built, federated.FederatedAlgorithm):
     raise wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", built)
   if private:

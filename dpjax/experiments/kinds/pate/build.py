@@ -18,6 +18,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
+from dpjax.data import cache
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
@@ -120,7 +121,7 @@ def _features(config: PateConfig, dataset: Any) -> np.ndarray:
     return np.reshape(np.asarray(dataset.x, np.float32), shape)
   options = {"num_groups": config.num_groups}
   model = ModelConfig(name="scatter_linear", options=options)
-  seen = features_lib.featured(model, dataset, kept=data_lib.cache.folder())
+  seen = features_lib.featured(model, dataset, kept=cache.folder())
   return np.reshape(np.asarray(seen.x), (len(dataset), math.prod(seen.x.shape[1:])))
 
 

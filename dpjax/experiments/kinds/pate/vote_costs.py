@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from dpjax import accounting
-from dpjax.accounting import votes
-from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting import matrix, votes
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent
+from dpjax.accounting.event_kinds.smooth_sensitivity import SmoothSensitivityDpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import guarantee
@@ -27,7 +28,7 @@ from dpjax.validate import UserError
 _COST_STEP = 2.0**-12
 
 
-def step_events(config: PateConfig) -> list[accounting.DpEvent]:
+def step_events(config: PateConfig) -> list[DpEvent]:
   """Returns the event of each query, in order.
 
   For Confident-GNMax, the event of the first query includes all `max_answers` answers. The events
@@ -39,14 +40,12 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   if isinstance(mechanism, ConfidentGNMax):
     check = mechanism.event(relation, num_checks=1, num_answers=0)
     answers = mechanism.votes.event(relation, num_queries=config.max_answers)
-    events = [accounting.joined([check, answers])] + [check] * (config.num_queries - 1)
+    events = [matrix.joined([check, answers])] + [check] * (config.num_queries - 1)
   else:
     events = [mechanism.event(relation)] * config.num_queries
   if config.publish_cost:
-    published = accounting.SmoothSensitivityDpEvent(
-      config.cost_beta, config.cost_noise, relation
-    )
-    events[-1] = accounting.joined([events[-1], published])
+    published = SmoothSensitivityDpEvent(config.cost_beta, config.cost_noise, relation)
+    events[-1] = matrix.joined([events[-1], published])
   return events
 
 
@@ -60,7 +59,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   accountant = "rdp" if config.publish_cost else "pld"
   relation = config.neighboring_relation
   whole = guarantee.of_event(
-    accounting.joined(events),
+    matrix.joined(events),
     delta=config.delta,
     l2_bound=1.0,
     num_records=num_records,
@@ -73,7 +72,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   @functools.cache
   def curve(steps: int) -> float:
     return accounting.epsilon(
-      accounting.joined(events[:steps]),
+      matrix.joined(events[:steps]),
       delta=config.delta,
       neighboring_relation=relation,
       accountant=accountant,
@@ -81,7 +80,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
 
   def statement(steps: int) -> str:
     text = accounting.privacy_statement(
-      accounting.joined(events[:steps]),
+      matrix.joined(events[:steps]),
       num_examples=num_records,
       delta=config.delta,
       neighboring_relation=relation,
@@ -93,7 +92,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   return dataclasses.replace(
     whole,
     step_event=lambda step: events[step],
-    remaining_event=lambda start: accounting.joined(events[start:]),
+    remaining_event=lambda start: matrix.joined(events[start:]),
     curve=curve,
     statement=statement,
   )

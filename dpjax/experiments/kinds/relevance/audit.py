@@ -24,10 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import auditing, losses, relevance
+from dpjax.auditing.canaries import loss_scores
+from dpjax.auditing.scores import Scores
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous
+from dpjax.relevance.inputs import Outcome
 
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
@@ -45,7 +48,7 @@ class Bound(NamedTuple):
 
 
 def facts(
-  config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
+  config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome
 ) -> dict[str, Any]:
   """Returns the audit's part of result.json; {} if no attack applies."""
   attacks = _attacks(config, job, outcome)
@@ -75,7 +78,7 @@ def facts(
   }
 
 
-def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: Outcome):
   """Returns a dict from the name of an attack to a function (confidence) -> Bound.
 
   The choice of attacks depends on no result of an attack.
@@ -143,7 +146,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
     for key, x in zip(keys, pair)
   ]
   ratio = _log_ratio(pair, noise_lib.by_feature(noise.scales, noise.shape), noise.mechanism)
-  scores = auditing.Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
+  scores = Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
   local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
@@ -174,7 +177,7 @@ def shared_noise_scores(
   *,
   clip_after: float | None = None,
   **options: Any,
-) -> auditing.Scores:
+) -> Scores:
   """Returns the scores of an attacker who knows one record of a batch of two.
 
   The known record is all 0. The attacker must tell whether the other record is all 0 or all 1, in
@@ -198,7 +201,7 @@ def shared_noise_scores(
     run = jax.vmap(lambda i: score(jax.random.fold_in(mine, i), target))
     return np.asarray(run(jnp.arange(num_trials)), np.float64)
 
-  return auditing.Scores(inside=many(1.0, 1), outside=many(0.0, 0))
+  return Scores(inside=many(1.0, 1), outside=many(0.0, 0))
 
 
 def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
@@ -251,7 +254,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
-  scores = auditing.loss_scores(
+  scores = loss_scores(
     losses.softmax_cross_entropy(attacked.apply),
     attacked.initial,
     attacked.params,

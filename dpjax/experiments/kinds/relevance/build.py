@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import metrics, models, relevance
+from dpjax import metrics, relevance
 from dpjax.accounting import Ledger
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
@@ -47,8 +48,14 @@ from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.models.libraries.by_path import not_linen
+from dpjax.relevance import pipeline
+from dpjax.relevance.inputs import Outcome
+from dpjax.relevance.privacy import Privacy
+from dpjax.relevance.train import Steps
 from dpjax.validate import UserError
 from dpjax.zoo import networks
+from dpjax.zoo.networks import registry
 
 _TEMPERED = "tempered_sigmoid"
 _MAPS = "maps.npz"
@@ -140,14 +147,14 @@ def _schedule(
 
 
 def timed(
-  trainer: Callable[[relevance.Steps], Any], seconds: dict[str, float]
-) -> Callable[[relevance.Steps], Any]:
+  trainer: Callable[[Steps], Any], seconds: dict[str, float]
+) -> Callable[[Steps], Any]:
   """Returns a trainer that adds the time of each training to `seconds`, by name.
 
   If a training resumes, or another run has done it, only the time in this process counts.
   """
 
-  def carry_out(steps: relevance.Steps) -> Any:
+  def carry_out(steps: Steps) -> Any:
     began = time.monotonic()
     params = trainer(steps)
     seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
@@ -183,7 +190,7 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
+def phase(config: RelevanceConfig, curve: str, steps: Steps) -> loop.Phase:
   """Returns the phase of one training, without a `guarantee`: the method accounts for privacy."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
@@ -201,7 +208,7 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
   )
 
 
-def stated(config: RelevanceConfig, outcome: relevance.Outcome) -> relevance.Outcome:
+def stated(config: RelevanceConfig, outcome: Outcome) -> Outcome:
   """Returns a method's outcome, whose epsilon is a claim if the noise follows from `noise_seed`."""
   privacy = outcome.privacy
   if config.noise_seed is None or privacy.kind == "none":
@@ -211,7 +218,7 @@ def stated(config: RelevanceConfig, outcome: relevance.Outcome) -> relevance.Out
   return outcome._replace(privacy=privacy)
 
 
-def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
+def guarantee(privacy: Privacy, num_records: int) -> Guarantee:
   """Returns a method's guarantee in the form that every run uses."""
   return Guarantee(
     kind=privacy.kind,
@@ -241,7 +248,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
     train, test = data_section.load(config.data)
-    data_lib.needs_classes(train, "launch.relevance")
+    needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
@@ -284,7 +291,7 @@ def make_job(
   trainer: Any = None,
 ) -> relevance.Inputs:
   """Returns the inputs of a run's method. `public` and `relevance_records` are None if unread."""
-  read = relevance.reads(config.method, config.mode, config.rigorous)
+  read = pipeline.reads(config.method, config.mode, config.rigorous)
   # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
   net = _build(config.model, train.num_classes, config.activation_1)
@@ -323,12 +330,12 @@ def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
 
 def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   options = dict(model.options)
-  if "activation" in networks.options(model.name):
+  if "activation" in registry.options(model.name):
     options = {"activation": activation, **options}
   net = networks.build(model.name, num_classes=num_classes, **options)
   # Relevance is propagated only through layers of Flax linen, so other models are refused.
   if not isinstance(net, nn.Module):
-    raise models.libraries.not_linen(model.name, type(net))
+    raise not_linen(model.name, type(net))
   return net
 
 
@@ -342,7 +349,7 @@ def _result(
   config: RelevanceConfig,
   curve: str,
   job: relevance.Inputs,
-  outcome: relevance.Outcome,
+  outcome: Outcome,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)

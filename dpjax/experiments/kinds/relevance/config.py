@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from dpjax import models, relevance
+from dpjax import relevance
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.models import activations
+from dpjax.relevance import pipeline
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
-from dpjax.zoo import networks
+from dpjax.zoo.networks.registry import needs_features
 
 # An audit with fewer than 20 draws could refute only claims of an epsilon below 2.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
@@ -50,13 +52,13 @@ class RelevanceConfig:
     None
   )
   activation_1: Annotated[
-    str, rules.among(models.ACTIVATIONS), "of model 1, whose relevance is propagated"
+    str, rules.among(activations.ACTIVATIONS), "of model 1, whose relevance is propagated"
   ] = "relu"
   activation: Annotated[
-    str, rules.among(models.ACTIVATIONS), "of model 2, which is released"
+    str, rules.among(activations.ACTIVATIONS), "of model 2, which is released"
   ] = "tanh"
   method: Annotated[
-    str, rules.among(relevance.NAMES), "launch.list methods says what each does"
+    str, rules.among(pipeline.NAMES), "launch.list methods says what each does"
   ] = "radp"
   mode: Annotated[str, rules.among(MODES), "decides for method='radp' alone"] = "paper"
   epsilons: Annotated[
@@ -126,7 +128,7 @@ def _check_models(config: RelevanceConfig) -> None:
     if model is None:
       continue
     bounds.model(model, section)
-    if networks.needs_features(model.name):
+    if needs_features(model.name):
       raise UserError(
         "must take images as they are", field=f"{section}.name", value=model.name
       )

@@ -12,6 +12,7 @@ from dpjax import pictures as looks
 from dpjax import relevance
 from dpjax.experiments.run import writers
 from dpjax.pictures import Look
+from dpjax.relevance.inputs import Outcome
 from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.validate import UserError
 
@@ -19,7 +20,7 @@ from dpjax.validate import UserError
 _PICTURES = 8
 
 
-def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
+def pictures(workdir: pathlib.Path, outcome: Outcome, how: Lrp) -> None:
   """Writes `workdir`/heat_maps.png: test images with the released net's relevance. If there are
   square maps of relevance and beta, writes maps.png. Does nothing for data other than images."""
   if np.ndim(outcome.test.x) != 4:
@@ -29,7 +30,7 @@ def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> Non
     _maps(workdir / "maps.png", outcome.maps)
 
 
-def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
+def _heat_maps(path: pathlib.Path, outcome: Outcome, how: Lrp) -> None:
   x = np.asarray(outcome.test.x[:_PICTURES])
   y = np.asarray(outcome.test.y[:_PICTURES])
   try:

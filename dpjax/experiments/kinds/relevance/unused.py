@@ -12,8 +12,9 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import of_model, of_options
 from dpjax.relevance.settings import Rigorous
-from dpjax.zoo import datasets, networks
 from dpjax.zoo.datasets.published import is_embedded
+from dpjax.zoo.datasets.registry import takes_declaration
+from dpjax.zoo.networks import registry
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -88,7 +89,7 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  declared = datasets.takes_declaration(data.name)
+  declared = takes_declaration(data.name)
   is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
   return (
@@ -131,7 +132,7 @@ def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
 
 
 def _takes_activation(model: ModelConfig) -> bool:
-  return "activation" in networks.options(model.name) and "activation" not in model.options
+  return "activation" in registry.options(model.name) and "activation" not in model.options
 
 
 def _rigorous(how: Rigorous) -> Unused:

@@ -21,8 +21,9 @@ from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
 from dpjax.secure.mpc import output_noise, ring64, secureml
-from dpjax.secure.sums import vectors
+from dpjax.secure.sums import protocols, vectors
 from dpjax.secure.sums.homomorphic_sums import CkksSum
+from dpjax.secure.sums.interface import SumProtocol
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
@@ -221,7 +222,7 @@ class TransferTask:
     validate.integer_in(1, self.num_source, num_shared=self.num_shared)
 
 
-PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
+PROTOCOLS = {**protocols.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {
   "sum": SumTask,
   "regress": RegressTask,
@@ -246,7 +247,7 @@ class SecureConfig(WithChoices):
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
   protocol: Annotated[
-    sums.SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
+    SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
   ] = dataclasses.field(default_factory=sums.SecAgg)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   rows: Annotated[

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import training
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import facts
@@ -36,7 +37,7 @@ def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
   with bounds.within("train"):
     loaded = central.load_resident(config.train)
-    data_lib.needs_classes(loaded[0], "launch.secure")
+    needs_classes(loaded[0], "launch.secure")
     return loaded
 
 

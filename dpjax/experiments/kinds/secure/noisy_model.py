@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting.proved import REPLACE
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -22,7 +23,9 @@ from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
+from dpjax.secure.mpc import private_values
 from dpjax.secure.mpc.output_noise import OutputNoise
+from dpjax.secure.mpc.party import Party
 
 # Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
 _CHUNK = 10
@@ -49,7 +52,7 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict, scaled by public bounds alone."""
   train, test = data_lib.load(config.task.dataset)
-  data_lib.needs_classes(train, "launch.secure")
+  needs_classes(train, "launch.secure")
 
   def flat(split: data_lib.Dataset) -> np.ndarray:
     # Columns are centred by the middle of the declared range [0, 1], since their mean is private.
@@ -162,7 +165,7 @@ def _training(ready: _Ready) -> Phase:
   shares of both parties."""
   mechanism = ready.mechanism
   inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
-  rows = mpc.split(inputs, frac_bits=mechanism.frac_bits)
+  rows = private_values.split(inputs, frac_bits=mechanism.frac_bits)
   number = -(-mechanism.num_steps // _CHUNK)
   start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
 
@@ -188,7 +191,7 @@ def _training(ready: _Ready) -> Phase:
     first = place * _CHUNK
     last = min(first + _CHUNK, mechanism.num_steps)
 
-    def program(party: mpc.Party, weights: np.ndarray, x: np.ndarray, y: np.ndarray):
+    def program(party: Party, weights: np.ndarray, x: np.ndarray, y: np.ndarray):
       kept = weights if first else None
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
@@ -223,7 +226,7 @@ def _release(ready: _Ready, trained: Arrays) -> Phase:
   def open_once(state: Arrays, place: int) -> None:
     del place
 
-    def program(party: mpc.Party, weights: np.ndarray) -> np.ndarray:
+    def program(party: Party, weights: np.ndarray) -> np.ndarray:
       bits = np.random.SeedSequence(secret[party.number])
       rng = np.random.Generator(np.random.Philox(bits))
       return mechanism.release(party, weights, rng=rng)

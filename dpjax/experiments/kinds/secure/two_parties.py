@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax import optional
+from dpjax.data.target_kinds import needs_classes
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -20,7 +21,7 @@ from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
-from dpjax.secure.mpc import in_the_clear, secureml
+from dpjax.secure.mpc import in_the_clear, private_values, secureml
 from dpjax.validate import UserError, Verbatim
 
 # Number of gradient steps in one step of the run. A checkpoint may follow each step of the run.
@@ -57,7 +58,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
     known = 4 * len(x) // 5
     return LabelledRows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
-  data_lib.needs_classes(train, "launch.secure")
+  needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
@@ -111,13 +112,13 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   x = rows.test_x[: task.num_predicted]
   truth = rows.test_labels[: task.num_predicted]
   asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
-  x_first, x_second = mpc.split(x)
+  x_first, x_second = private_values.split(x)
   begun = time.monotonic()
   guesses = mpc.run(
     asked, (first, x_first), (second, x_second), truncation=task.truncation
   ).outputs[0]
   asking = time.monotonic() - begun
-  network = mpc.join(first, second)
+  network = private_values.join(first, second)
   accuracy = float(np.mean(guesses == truth))
   usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
   pairs = zip(jax.tree.leaves(list(network)), jax.tree.leaves(ready.plain))
@@ -148,13 +149,13 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 def _training(ready: _Ready, truncation: str) -> Phase:
   """Returns a phase in which each step takes several gradient steps. Its checkpoints hold the
   shares of both parties."""
-  rows = mpc.split((ready.rows.x, ready.rows.y))
+  rows = private_values.split((ready.rows.x, ready.rows.y))
   steps = len(ready.batches)
   number = -(-steps // _CHUNK)
 
   def init() -> Arrays:
     numbers = np.zeros(4)  # seconds, bytes sent, bytes dealt, rounds
-    return {"shares": mpc.split(ready.start), "numbers": numbers}
+    return {"shares": private_values.split(ready.start), "numbers": numbers}
 
   def train(state: Arrays, place: int) -> None:
     part = ready.batches[place * _CHUNK : (place + 1) * _CHUNK]

@@ -19,7 +19,7 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 
 from dpjax import data as data_lib
-from dpjax.accounting import DpEvent
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import (
