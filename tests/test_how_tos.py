@@ -175,7 +175,9 @@ def test_a_federated_algorithm_runs_by_its_import_path(gentle_avg):
 
 
 def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monkeypatch):
-  monkeypatch.setattr(dpjax.federated, "gentle_avg", gentle_avg, raising=False)
+  fed_prox = importlib.import_module("dpjax.federated.algorithms.fed_prox")
+  monkeypatch.setattr(gentle_avg, "__module__", fed_prox.__name__)  # as if defined there
+  monkeypatch.setattr(fed_prox, "gentle_avg", gentle_avg, raising=False)
   assert registry.uncovered("federated") == ["gentle_avg"]
   worlds, client = federated_games._WORLDS, optax.sgd(0.5)
   row = federated_games._algorithm("gentle_avg", worlds, client)

@@ -210,7 +210,7 @@ class Clip:
     """Returns the largest l2 norm that one example's clipped gradient can have."""
     # Groups hold different coordinates, so their bounds add up as a root of squares
     # (pitfall P10).
-    return math.hypot(*self.group_bounds())
+    return math.hypot(*jax.tree.leaves(self.norms))
 
   def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
     """Returns the largest l2 norm of each group of one example's clipped gradient.
