@@ -297,14 +297,11 @@ class Plan(overflow.MayAbort):
   def _kept_from(self, attack: accounting.AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
-    def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # The search asks a faster accountant where to start. If that accountant does not know the
-      # sampler, UserError is raised, and the search starts elsewhere.
-      changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
-      return self._changed(noise_multiplier=noise_multiplier, **changed).privacy_profile()
+    def make_profile(noise_multiplier: float) -> accounting.Profile:
+      return self._changed(noise_multiplier=noise_multiplier).privacy_profile()
 
     noise_multiplier = accounting.calibration.noise_of_profile(
-      make_profile, attack, delta=self.delta, accountant=self.accountant
+      make_profile, attack, delta=self.delta
     )
     return self._changed(noise_multiplier=noise_multiplier)
 
