@@ -253,11 +253,12 @@ def _least_guided(
     with coarse_grid():
       return cost.__wrapped__(parameter)
 
+  search_coarse = functools.partial(search, coarse, tol=tol / 4, width=tol / 4)
   aim = target
   # Later guesses are near the first one, so the searches for them begin with smaller steps.
   first_steps = [1.1, *(1.003,) * (_MOST_GUESSES - 1)]
   for first_step in first_steps:
-    guess = search(coarse, start=start, target=aim, tol=tol / 4, first_step=first_step)
+    guess = search_coarse(start=start, target=aim, first_step=first_step)
     if guess is None or not 0 < cost(guess) < math.inf:
       break
     start = guess
@@ -277,10 +278,12 @@ def _least(
   target: float,
   tol: float,
   first_step: float = 1.1,
+  width: float = 1e-10,
 ) -> float | None:
   """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`.
 
-  Returns None if cost(high) is above the target. The cost must fall as x rises."""
+  Returns None if cost(high) is above the target. The cost must fall as x rises. A cost that jumps
+  over the target never comes near it: then x is within a factor of about 1 + `width`."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
@@ -297,20 +300,19 @@ def _least(
     private = unsafe
     unsafe = max(unsafe / step, low)
     step = step**2
-  return _between(cost, private, unsafe, target, tol)
+  return _between(cost, private, unsafe, target=target, tol=tol, width=width)
 
 
 def _between(
-  cost: _Cost, private: float, unsafe: float, target: float, tol: float
+  cost: _Cost, private: float, unsafe: float, *, target: float, tol: float, width: float
 ) -> float:
   """Narrows a bracket with cost(private) <= target < cost(unsafe), and returns `private`.
 
   Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it. Then the search ends when the two ends
-    # of the bracket differ by a relative 1e-10.
-    if near or abs(math.log(unsafe / private)) < 1e-10:
+    # A cost that jumps over the target never comes near it.
+    if near or abs(math.log(unsafe / private)) < width:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)
     # `private` always costs at most the target, so the answer is on the private side.

@@ -56,9 +56,9 @@ class Counting(TypedDict, total=False):
   accountant: str
 
 
-# Smallest delta for which PLD is asked. The losses of a step end where their chance is about 1e-23,
-# and what is beyond counts as infinite, so far smaller deltas would have no epsilon.
-_LEAST_DELTA = (2e-13, 2e-16)  # (once, per composed step)
+# Part of delta that PLD leaves unused. `loss_grid` proves its epsilons without it. It is what the
+# transforms of dp_accounting may lose, so that an epsilon of theirs is no larger than ours.
+_UNUSED = (1e-13, 1e-16)  # (once, per composed step)
 # Largest interval of the grid of privacy losses, except for huge losses and in `coarse_grid`.
 # It is 4e-4, rounded up to 28 binary digits, so that its multiples are exact.
 _INTERVAL = math.ceil(4e-4 * 2**39) / 2**39
@@ -102,7 +102,7 @@ def epsilon(
     return math.inf
   epsilon_by = _pld_epsilon if accountant == "pld" else _rdp_epsilon
   if in_two(steps, neighboring_relation):
-    least = _least_delta(steps)
+    least = 2 * _unused(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
@@ -346,22 +346,24 @@ def _ways(steps: Parts) -> list[Parts]:
 def _pld_profile(steps: Parts) -> Profile:
   """Returns a function epsilons -> deltas, the smallest of those of all ways."""
   ways = [_compositions(way) for way in _ways(steps) if _interval(way) <= _WIDEST]
+  unused = _unused(steps)
 
   def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     best = np.ones(len(epsilons))
     for sides in ways:
       # The worse direction counts.
-      best = np.minimum(best, np.max([side.deltas(epsilons) for side in sides], axis=0))
+      worst = np.max([side.deltas(epsilons) for side in sides], axis=0)
+      best = np.minimum(best, worst + unused)
     return best
 
   return deltas
 
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
-  if delta < _least_delta(steps):
+  if delta < 2 * _unused(steps):
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, where it must be at "
-      f"least {_least_delta(steps):.1g}; use accountant='rdp'",
+      f"least {2 * _unused(steps):.1g}; use accountant='rdp'",
       field="delta",
       value=delta,
     )
@@ -370,12 +372,13 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
   best = math.inf
   for way in _ways(steps):
     if _interval(way) <= _WIDEST:
-      best = min(best, max(side.epsilon(delta) for side in _compositions(way)))
+      left = delta - _unused(way)
+      best = min(best, max(side.epsilon(left) for side in _compositions(way)))
   return best
 
 
-def _least_delta(steps: Parts) -> float:
-  once, per_step = _LEAST_DELTA
+def _unused(steps: Parts) -> float:
+  once, per_step = _UNUSED
   return once + per_step * sum(steps.values())
 
 

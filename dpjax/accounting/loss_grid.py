@@ -111,10 +111,17 @@ def _inner(values: np.ndarray, slope: float) -> np.ndarray:
 
 
 class Step:
-  """The losses of one step in one direction, with what compositions of it share."""
+  """The losses of one step in one direction, with what compositions of it share.
+
+  The first and the last of its masses are above 0.
+  """
 
   def __init__(self, masses: LossMasses):
-    self.masses = masses
+    kept = np.flatnonzero(masses.probs > 0)
+    first, last = (int(kept[0]), int(kept[-1])) if len(kept) else (0, 0)
+    self.masses = masses._replace(
+      lowest=masses.lowest + first, probs=masses.probs[first : last + 1]
+    )
     self._images: dict[tuple[float, int, type], _Image] = {}
 
   @functools.cached_property
@@ -209,7 +216,7 @@ class Composition:
 
   def epsilon(self, delta: float) -> float:
     """Returns an epsilon >= 0 at which delta is at most `delta`; inf if there is none."""
-    if self._infinite > delta:
+    if self._infinite >= min(delta, 1.0):
       return math.inf
     rates, peaks = self._tilts
     # Chernoff's bound gives an epsilon for each rate.
@@ -219,6 +226,8 @@ class Composition:
   def deltas(self, epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns upper bounds on delta at epsilons >= 0, [n]."""
     epsilons = np.asarray(epsilons, float)
+    if self._infinite >= 1:
+      return np.ones(len(epsilons))
     rates = np.array([self._rate(float(epsilon)) for epsilon in epsilons])
     deltas = np.empty(len(epsilons))
     for rate in np.unique(rates):
