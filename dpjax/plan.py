@@ -417,6 +417,14 @@ class Plan(overflow.MayAbort):
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
+  @property
+  def _passes_alike(self) -> bool:
+    """Whether the steps differ only in that the first of each pass accounts for all of it."""
+    differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
+    # A sampler of your own may account for its steps in another way.
+    by_pass = type(self.sampler).event_at is sampling.PassSampler.event_at
+    return by_pass and not differ
+
   def step_event(self, step: int | None = None) -> DpEvent:
     """Returns the event that step `step`, counted from 0, adds to the cost.
 
@@ -480,6 +488,11 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.composed(self._event_at(0), len(steps))
+    if self._passes_alike and self.is_private:
+      # The first step of a pass stands for all of it, and the others cost nothing.
+      length = self.sampler.steps_per_event
+      begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
+      return accounting.composed(self._event_at(0), begun)
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:

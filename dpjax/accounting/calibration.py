@@ -31,9 +31,9 @@ MIN_NOISE_MULTIPLIER = 1e-2
 MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
-
-# Largest number of answers on a coarse grid of losses that are tried on the fine one.
-_MOST_GUESSES = 4
+# Distance of an answer on a coarse grid of losses, in logarithms of the cost, from which on this grid
+# guides no more.
+_FAR = 0.05
 
 _Cost = Callable[[float], float]  # parameter -> epsilon or gain of an attacker
 
@@ -253,20 +253,22 @@ def _least_guided(
     with coarse_grid():
       return cost.__wrapped__(parameter)
 
-  search_coarse = functools.partial(search, coarse, tol=tol / 4, width=tol / 4)
-  aim = target
-  # Later guesses are near the first one, so the searches for them begin with smaller steps.
-  first_steps = [1.1, *(1.003,) * (_MOST_GUESSES - 1)]
-  for first_step in first_steps:
-    guess = search_coarse(start=start, target=aim, first_step=first_step)
-    if guess is None or not 0 < cost(guess) < math.inf:
-      break
-    start = guess
-    if target * (1 - tol) <= cost(guess) <= target:
-      return guess
-    # The coarse grid raises the cost by a factor that changes slowly from guess to guess.
-    aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
-  return search(cost, start=start, target=target, tol=tol)
+  near = functools.partial(search, start=start, target=target)
+  guess = near(coarse, tol=tol / 4, width=tol / 4)
+  if guess is None or not 0 < cost(guess) < math.inf:
+    return near(cost, tol=tol)
+  if target * (1 - tol) <= cost(guess) <= target:
+    return guess
+  if abs(math.log(cost(guess) / target)) > _FAR:
+    return near(cost, start=guess, tol=tol, first_step=1.05)
+  # The coarse grid raises the cost by a factor that changes slowly. The searches begin with small
+  # steps, since the answer is near.
+  near = functools.partial(search, start=guess, first_step=1.003)
+  aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
+  guess = near(coarse, target=aim, tol=tol / 4, width=tol / 4) or guess
+  if target * (1 - tol) <= cost(guess) <= target:
+    return guess
+  return near(cost, start=guess, target=target, tol=tol)
 
 
 def _least(

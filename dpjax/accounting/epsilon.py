@@ -18,7 +18,6 @@ operation, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.elem
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   unamplified,
 )
-from dpjax.accounting.loss_grid import Composition, Step
+from dpjax.accounting.loss_grid import Composition, Step, is_coarse
 from dpjax.accounting.loss_masses import Profile, masses_of, pld_of
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.validate import UserError
@@ -70,7 +69,6 @@ _MAX_POINTS = (2e5, 4e6)
 # Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
 # ratio of any two intervals.
 _COARSER = 8.0
-_widened = contextvars.ContextVar("widened", default=1.0)
 
 
 def epsilon(
@@ -290,11 +288,11 @@ def coarse_grid() -> Iterator[None]:
   >>> round(rough / epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5), 2)
   1.0
   """
-  token = _widened.set(_COARSER)
+  token = is_coarse.set(True)
   try:
     yield
   finally:
-    _widened.reset(token)
+    is_coarse.reset(token)
 
 
 # --- Renyi DP
@@ -435,4 +433,5 @@ def _interval(steps: Parts) -> float:
   )
   # The interval is rounded up to _INTERVAL times a power of two, so that different runs share
   # cached distributions of a step.
-  return _widened.get() * _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
+  interval = _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
+  return interval * _COARSER if is_coarse.get() else interval

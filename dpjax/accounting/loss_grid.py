@@ -15,6 +15,7 @@ larger losses.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -29,6 +30,9 @@ from dpjax.accounting.noise_profiles import UNIT
 
 # Function from epsilons >= 0, rising, [n], to upper bounds on deltas there, [n].
 Divergence = Callable[[np.ndarray], np.ndarray]
+
+# Whether a search wants quick and loose bounds (`epsilon.coarse_grid`).
+is_coarse = contextvars.ContextVar("is_coarse", default=False)
 
 # --- one step
 
@@ -142,7 +146,7 @@ class Step:
     """Returns an upper bound on log of the sum of p e^(rate loss)."""
     exponents = rate * self.masses.losses
     largest = float(exponents.max())
-    total = float(self.masses.probs @ np.exp(exponents - largest))
+    total = float((self.masses.probs * np.exp(exponents - largest)).sum())
     widest = float(np.abs(exponents[[0, -1]]).max())
     return largest + math.log(total) + 2 * UNIT * (len(exponents) + widest + 16)
 
@@ -170,7 +174,7 @@ def _image(masses: LossMasses, rate: float, length: int, dtype: type) -> _Image:
   # Rates and losses have few digits, so these products are exact.
   exponents = rate * masses.losses
   largest = float(exponents.max())
-  log_scale = largest + math.log(float(masses.probs @ np.exp(exponents - largest)))
+  log_scale = largest + math.log(float((masses.probs * np.exp(exponents - largest)).sum()))
   # Masses are rounded up: by the exponents, and by the sums of cells that fall on the same cell.
   exponents -= log_scale
   folds = len(exponents) // length + 1
@@ -503,8 +507,8 @@ def _log_moments(
   variance = steps[0].masses.interval ** 2
   for step, times in zip(steps, counts):
     losses, probs = step.coarse
-    mean = probs @ losses / probs.sum()
-    variance += times * float(probs @ (losses - mean) ** 2)
+    mean = (probs * losses).sum() / probs.sum()
+    variance += times * float((probs * (losses - mean) ** 2).sum())
   # Rates of the tail of the sum, and of the tail of one rare large loss.
   width = math.sqrt(variance)
   low = math.floor(math.log2(min(1.0, 1 / width))) - 6

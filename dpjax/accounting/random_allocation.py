@@ -321,11 +321,18 @@ def _tail(
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.
   rates = np.geomspace(1 / (edge + len(masses)), 600 / np.abs(places).max(), 25)
-  best = math.inf
-  for rate in rates if above else -rates:
-    weights = np.exp(rate * places)
-    common = math.log(masses @ weights)
-    first = common if having is None else math.log(having @ weights)
-    best = min(best, (num_steps - 1) * common + first)
+
+  def bound(rate: float, stride: int = 1) -> float:
+    weights = np.exp(rate * places[::stride])
+    # A sum of products takes one thread, where a dot product may wait for many.
+    common = math.log(stride * float((masses[::stride] * weights).sum()))
+    if having is None:
+      return num_steps * common
+    first = math.log(stride * float((having[::stride] * weights).sum()))
+    return (num_steps - 1) * common + first
+
+  # Every few masses tell which rate is best, and the bound takes all.
+  stride = max(1, len(masses) // 2**13)
+  best = min(rates if above else -rates, key=lambda rate: bound(rate, stride))
   # The addend covers the rounding of T logarithms.
-  return math.exp(min(0.0, best + 1e-9 * num_steps))
+  return math.exp(min(0.0, bound(best) + 1e-9 * num_steps))
