@@ -93,7 +93,8 @@ def _connected(above: np.ndarray, below: np.ndarray, interval: float) -> LossMas
   lower = np.maximum.accumulate(lower)
   slope = 1 / math.expm1(interval)
   lowest = slope * (lower[1] - lower[0]) - lower[0] + 8 * UNIT * (1 + slope) * lower[1]
-  zero = slope * (above[1] - above[0]) - (1 + slope) * (lower[-1] - lower[-2]) + 1 + 8 * UNIT
+  zero = slope * (above[1] - above[0]) - (1 + slope) * (lower[-1] - lower[-2])
+  zero += 1 + 16 * UNIT
   highest = (1 + slope) * (above[-2] - above[-1]) * (1 + 8 * UNIT)
   probs = np.concatenate(
     [[lowest], _inner(lower, slope), [zero], _inner(above, slope), [highest]]
@@ -207,14 +208,17 @@ class Composition:
       sum(times * end for times, end in zip(counts, ends))
       for ends in zip(*(_ends(step.masses) for step in steps))
     )
-    # Rounded masses may have a sum above 1.
+    # Rounded masses may have a sum above 1, which is itself rounded.
     sums = [float(step.masses.probs.sum()) + step.masses.infinity_mass for step in steps]
-    grown = sum(times * math.log(max(each, 1.0)) for times, each in zip(counts, sums))
+    grown = sum(
+      times * (math.log(max(each, 1.0)) + 64 * UNIT) for times, each in zip(counts, sums)
+    )
     infinite = sum(
       times * step.masses.infinity_mass for times, step in zip(counts, steps)
     )
     self._infinite = infinite * math.exp(grown) * (1 + 1e-12)
-    self._rates, self._log_moments = _log_moments(steps, counts)
+    if self._infinite < 1:
+      self._rates, self._log_moments = _log_moments(steps, counts)
     self._num_steps = sum(counts)
     self._tables: dict[float, _Table] = {}
 

@@ -78,8 +78,6 @@ def removed(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
   >>> removed(np.array([1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.0144])
   """
-  if prob == 1:
-    return np.minimum(noise(epsilons)[0], 1.0)
   # A large y is epsilon - log q + log(1 - (1 - q) e^-epsilon), which does not overflow.
   small = np.log1p(np.expm1(np.minimum(epsilons, 30.0)) / prob)
   large = epsilons - math.log(prob) + np.log1p(-(1 - prob) * np.exp(-epsilons - 1e-300))
@@ -96,8 +94,6 @@ def added(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
   >>> added(np.array([0.0, 1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
   array([0.1915, 0.    ])
   """
-  if prob == 1:
-    return np.minimum(noise(epsilons)[0], 1.0)
   share = 1 + np.expm1(-epsilons) / prob  # e^-y
   deltas = np.zeros(len(epsilons))
   # `share` errs by at most 4 roundings, so there is no loss where it is below this.

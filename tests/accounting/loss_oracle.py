@@ -114,18 +114,17 @@ def on_grid(loss_cells, interval):
   return LossMasses(interval, -loss_cells, probs, 0.0)
 
 
-def _noise(draw):
-  return draw.choice([accounting.gaussian_event, accounting.laplace_event])
+KINDS = ("one step", "gaussians", "responses", "laplace", "two steps")
 
 
-def settings(count, seed):
+def settings(count, seed, kinds=KINDS):
   """Yields a row of `FIELDS` for each random setting."""
   draw = random.Random(seed)
   for place in range(count):
     delta = 10 ** draw.uniform(-12, -2)
     q = 10 ** draw.uniform(-6, 0)
     z = 10 ** draw.uniform(-0.5, 1.5)
-    kind = ("one step", "gaussians", "responses", "laplace", "two steps")[place % 5]
+    kind = kinds[place % len(kinds)]
     steps = 1
     if kind == "gaussians":
       q, steps = 1.0, round(10 ** draw.uniform(0.3, 7))
@@ -151,8 +150,7 @@ def settings(count, seed):
         (_exact(kind, q, z, side, removed=not place), side)
         for place, side in enumerate(sides)
       )
-    share = float(exact / delta) if epsilon > 0 else math.nan
-    yield kind, q, z, steps, delta, epsilon, float(exact), share
+    yield kind, q, z, steps, delta, epsilon, float(exact), float(exact / delta)
 
 
 def _exact(kind, q, z, epsilon, *, removed):

@@ -54,11 +54,11 @@ class AdditiveNoiseKind(EventKind[Noise]):
     raise NotImplementedError
 
   def pld(self, part: Noise, interval: float) -> pld_lib.PrivacyLossDistribution:
-    deltas = self.divergences(part)
-    return connected(
-      lambda epsilons: deltas(epsilons)[0],
-      interval=interval,
+    return sample_pld(
+      self.divergences(part),
+      prob=1.0,
       largest=self.grid(part).largest_loss,
+      interval=interval,
     )
 
   def describe(self, part: Noise, unit: str) -> str:
@@ -176,6 +176,8 @@ def sample_pld(
     largest: loss of the noise on all records that is exceeded with a negligible chance.
     interval: distance between neighbouring losses of the grid.
   """
+  if prob == 1:
+    return connected(lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest)
   return connected(
     functools.partial(noise_profiles.removed, prob=prob, noise=noise),
     functools.partial(noise_profiles.added, prob=prob, noise=noise),
