@@ -31,8 +31,8 @@ MIN_NOISE_MULTIPLIER = 1e-2
 MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
-# Distance of an answer on a coarse grid of losses, in logarithms of the cost, from which on this grid
-# guides no more.
+# If the cost of an answer on a coarse grid of losses is as far from the target, in logarithms, then
+# this grid guides no more.
 _FAR = 0.05
 
 _Cost = Callable[[float], float]  # parameter -> epsilon or gain of an attacker

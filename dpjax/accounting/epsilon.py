@@ -271,7 +271,9 @@ def epsilon_about(event: DpEvent, *, delta: float, **counting: Unpack[Counting])
     return math.inf
   # Such runs are nearly as private as two normals that are this far apart (`gdp`).
   apart = sum(times * kind_of(part).grid(part).renyi_two for part, times in steps.items())
-  apart = math.sqrt(apart) * (2 if in_two(steps, counting.get("neighboring_relation", "")) else 1)
+  apart = math.sqrt(apart) * (
+    2 if in_two(steps, counting.get("neighboring_relation", "")) else 1
+  )
   if not 1e-6 < apart < 1e3:
     return apart**2 / 2 if apart >= 1e3 else 0.0
   return float(dpa.get_epsilon_gaussian(1 / apart, delta))

@@ -89,7 +89,9 @@ def profile(
   array([0.1915, 0.0289])
   """
   noise = noise_profiles.gaussian(2 / noise_multiplier)
-  return noise_profiles.removed(np.asarray(epsilons, float), prob=sampling_prob, noise=noise)
+  return noise_profiles.removed(
+    np.asarray(epsilons, float), prob=sampling_prob, noise=noise
+  )
 
 
 def exchanged_pld(

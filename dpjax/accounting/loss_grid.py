@@ -1,7 +1,7 @@
 """Privacy losses on a grid: from divergences to masses, and compositions of masses.
 
 A mechanism gives upper bounds on its divergences at the points of the grid. `connected` turns them
-into masses of losses, `Composition` adds up the losses of many steps, and gives epsilons and deltas.
+into masses of losses. `Composition` adds up the losses of many steps, and gives epsilons.
 
 Every operation errs on the side of a larger delta. In short (docs/design/loss_grid.md has the
 proofs): for masses m of losses, m >= 0, on the real line and at infinity, let
@@ -82,9 +82,9 @@ def _at_grid(divergence: Divergence, interval: float, largest: float) -> np.ndar
 def _connected(above: np.ndarray, below: np.ndarray, interval: float) -> LossMasses:
   """Returns masses whose D at h, 2 h, .. is `above`, and at -h, -2 h, .. follows from `below`.
 
-  `below` holds divergences of the reversed pair, which are e^epsilon (D(-epsilon) - 1 + e^-epsilon).
+  `below` holds divergences of the reversed pair: e^epsilon (D(-epsilon) - 1 + e^-epsilon).
   """
-  # At a negative epsilon, delta is close to 1 - e^epsilon, a line in e^epsilon. A line has no masses
+  # At a negative epsilon, delta is close to 1 - e^epsilon, a line in e^epsilon. A line has no mass
   # but at 0, so only the rest of delta is held, which keeps its digits.
   depths = np.arange(len(below))
   lower = (below * np.exp(-interval * depths) * (1 + 8 * UNIT))[::-1]
@@ -213,9 +213,7 @@ class Composition:
     grown = sum(
       times * (math.log(max(each, 1.0)) + 64 * UNIT) for times, each in zip(counts, sums)
     )
-    infinite = sum(
-      times * step.masses.infinity_mass for times, step in zip(counts, steps)
-    )
+    infinite = sum(times * step.masses.infinity_mass for times, step in zip(counts, steps))
     self._infinite = infinite * math.exp(grown) * (1 + 1e-12)
     if self._infinite < 1:
       self._rates, self._log_moments = _log_moments(steps, counts)
@@ -353,7 +351,9 @@ class Composition:
     bounds = self._log_moments[above] - self._rates[above] * loss
     rate = float(self._rates[above][np.argmin(bounds)])
     exact = math.fsum(times * load().log_moment(rate) for load, times in self._parts)
-    return math.exp(min(0.0, exact - rate * loss + 4 * UNIT * (abs(exact) + rate * abs(loss))))
+    return math.exp(
+      min(0.0, exact - rate * loss + 4 * UNIT * (abs(exact) + rate * abs(loss)))
+    )
 
 
 # Logarithm of the share of the tilted mass that is left out of the circle on either side.
@@ -407,7 +407,7 @@ class _Table:
     return upper + rounding, np.maximum(lower - rounding, 0.0)
 
   def _log_factor(self, losses: np.ndarray) -> np.ndarray:
-    """Returns the logarithm of what a tilted mass is to be multiplied with at a loss, rounded up."""
+    """Returns the logarithm of e^log_scale e^-(rate loss), rounded up, [n]."""
     exponents = self.rate * losses
     rounding = 4 * UNIT * (abs(self.log_scale) + np.abs(exponents) + 4)
     return np.minimum(self.log_scale - exponents + rounding, 700.0)
@@ -497,7 +497,7 @@ def _log_peaks(rates: np.ndarray) -> np.ndarray:
 def _length(least: int) -> int:
   """Returns a number of cells whose transform is fast; it has few values, so that runs share it."""
   rounded = math.ceil(2.0 ** (math.ceil(4 * math.log2(max(least, 16))) / 4))
-  return int(fft.next_fast_len(rounded, real=True))
+  return int(fft.next_fast_len(rounded, real=True) or rounded)
 
 
 def _ends(masses: LossMasses) -> tuple[int, int]:

@@ -231,8 +231,7 @@ def _deltas(
     else:
       first, second = np.exp(log_q), np.where(of_p > 0, np.exp(epsilons) * of_p, 0.0)
   deltas = np.nan_to_num(first - second, nan=0.0, neginf=0.0)
-  # Both terms are at most the first, up to rounding. A tail at x loses up to x^2 roundings, which is
-  # at most 2 log of the tail of Q if a record is removed, and (largest shift + |x|)^2 else.
+  # Both terms are at most the first, up to rounding. A tail at x loses up to x^2 roundings.
   farthest = np.abs(at) + (0.0 if removed else shifts[-1])
   rounding = (32 + 2 * len(shifts) + 4 * epsilons + 4 * farthest**2) * UNIT
   return np.minimum(np.maximum(deltas, 0.0) + rounding * first, 1.0)

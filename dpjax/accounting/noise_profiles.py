@@ -1,7 +1,7 @@
 """Hockey-stick divergences of noisy sums at epsilons >= 0, as arrays that are rounded up.
 
-A function of this module returns delta at each epsilon, [n]: the divergence of P from Q. It is never
-below the true one. docs/design/loss_grid.md has the proof of each bound on rounding.
+A function of this module returns delta at each epsilon, [n]: the divergence of P from Q. It is
+never below the true one. docs/design/loss_grid.md has the bounds on rounding.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def moved_apart(epsilons: np.ndarray, *, prob: float, shift: float) -> np.ndarra
   >>> moved_apart(np.array([1.0]), prob=1.0, shift=0.5).round(4)
   array([0.1269])
   """
-  # The loss rises in x. It is epsilon where e^(shift x) = X solves X^2 - A (e^eps - 1) X - e^eps = 0
+  # The loss rises in x. It is epsilon where X = e^(shift x) solves X^2 - A (e^eps - 1) X = e^eps
   # with A = e^(shift^2 / 2) (1 - q) / q. Any other point would give a smaller value, by its error
   # squared.
   at = epsilons / 2

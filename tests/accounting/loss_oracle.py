@@ -35,7 +35,8 @@ def _density(x):
 def one_step(q, shift, y, *, removed):
   """Divergence of one step of noise on a Poisson sample at any real y, the exact one."""
   q, shift, y = map(mpmath.mpf, (q, shift, y))
-  ratio = ((mpmath.exp(y if removed else -y) - 1) / q) + 1  # of the densities, at the threshold
+  # The ratio of the densities at the threshold.
+  ratio = (mpmath.exp(y if removed else -y) - 1) / q + 1
   if ratio <= 0:
     return 1 - mpmath.exp(y) if removed else mpmath.mpf(0)
   at = mpmath.log(ratio) / shift + shift / 2
@@ -129,7 +130,9 @@ def settings(count, seed, kinds=KINDS):
     if kind == "gaussians":
       q, steps = 1.0, round(10 ** draw.uniform(0.3, 7))
       z *= math.sqrt(steps)
-      event = accounting.poisson_sampled_event(accounting.gaussian_event(z), sampling_prob=q)
+      event = accounting.poisson_sampled_event(
+        accounting.gaussian_event(z), sampling_prob=q
+      )
       (epsilon,) = _of_event(accounting.composed(event, steps), delta)
       exact = gaussian(mpmath.sqrt(steps) / mpmath.mpf(z), epsilon)
     elif kind == "responses":
@@ -168,9 +171,7 @@ def main(arguments=None):
   writer = csv.writer(sys.stdout, lineterminator="\n")
   writer.writerow(FIELDS)
   for row in settings(options.count, options.seed):
-    writer.writerow(
-      f"{value:.12g}" if isinstance(value, float) else value for value in row
-    )
+    writer.writerow(f"{value:.12g}" if isinstance(value, float) else value for value in row)
     sys.stdout.flush()
 
 

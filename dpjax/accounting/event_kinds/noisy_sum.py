@@ -177,7 +177,9 @@ def sample_pld(
     interval: distance between neighbouring losses of the grid.
   """
   if prob == 1:
-    return connected(lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest)
+    return connected(
+      lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest
+    )
   return connected(
     functools.partial(noise_profiles.removed, prob=prob, noise=noise),
     functools.partial(noise_profiles.added, prob=prob, noise=noise),

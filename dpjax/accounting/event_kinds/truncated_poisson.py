@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-
 from scipy import stats
 
 from dpjax import validate
