@@ -37,7 +37,7 @@ from dpjax.accounting.event_kinds.elements import (
   merged_parts,
   rdp_of,
 )
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of, quiet
 from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   unamplified,
@@ -276,7 +276,8 @@ def epsilon_about(event: DpEvent, *, delta: float, **counting: Unpack[Counting])
   )
   if not 1e-6 < apart < 1e3:
     return apart**2 / 2 if apart >= 1e3 else 0.0
-  return float(dpa.get_epsilon_gaussian(1 / apart, delta))
+  with quiet():
+    return float(dpa.get_epsilon_gaussian(1 / apart, delta))
 
 
 @contextlib.contextmanager
