@@ -227,31 +227,36 @@ class Composition:
     rates, peaks = self._tilts
     # Chernoff's bound gives an epsilon for each rate.
     about = max(0.0, float(((peaks - math.log(delta)) / rates).min()))
-    return self._table(self._rate(about)).epsilon(delta)
+    (rate,) = self._rates_near(np.array([about]))
+    return self._table(float(rate)).epsilon(delta)
 
   def deltas(self, epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns upper bounds on delta at epsilons >= 0, [n]."""
     epsilons = np.asarray(epsilons, float)
     if self._infinite >= 1:
       return np.ones(len(epsilons))
-    rates = np.array([self._rate(float(epsilon)) for epsilon in epsilons])
+    rates = self._rates_near(epsilons)
     deltas = np.empty(len(epsilons))
     for rate in np.unique(rates):
       chosen = rates == rate
       deltas[chosen] = self._table(float(rate)).deltas(epsilons[chosen])
     return deltas
 
-  def _rate(self, epsilon: float) -> float:
-    """Returns a rate for deltas near `epsilon`, which has few cells and a small error.
+  def _rates_near(self, epsilons: np.ndarray) -> np.ndarray:
+    """Returns rates for deltas near `epsilons`, [n], which have few cells and a small error.
 
     The bound on the error is about 1e-13 for each step, times Chernoff's bound on delta.
     """
     rates, peaks = self._tilts
-    bounds = peaks - rates * epsilon
-    log_errors = bounds - bounds.min() + math.log(1e-13 * self._num_steps)
-    work = np.log(np.maximum(self._cells, _FEW))
-    work += np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
-    return float(rates[np.argmin(work)])
+    bounds = peaks[:, None] - np.outer(rates, epsilons)
+    # Far smaller deltas need no digits.
+    log_deltas = np.maximum(bounds.min(axis=0), math.log(_TINY))
+    log_errors = bounds - log_deltas + math.log(1e-13 * self._num_steps)
+    cells = np.array(self._cells, float)
+    work = np.log(np.maximum(cells, _FEW))
+    work[cells > max(_MANY, cells.min())] = math.inf
+    work = work[:, None] + np.maximum(log_errors - math.log(_WANTED), 0.0) / 2
+    return rates[np.argmin(work, axis=0)]
 
   @functools.cached_property
   def _cells(self) -> list[int]:
@@ -360,8 +365,11 @@ class Composition:
 _RARE = 30.0
 # Relative error of delta that is as good as none.
 _WANTED = 1e-10
-# Number of cells below which transforms take no time.
+# Number of cells below which transforms take no time, and number that memory allows.
 _FEW = 2**15
+_MANY = 2**24
+# Delta below which only the size of an error matters.
+_TINY = 1e-18
 
 
 class _Table:

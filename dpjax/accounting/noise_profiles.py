@@ -80,7 +80,9 @@ def removed(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
   """
   # A large y is epsilon - log q + log(1 - (1 - q) e^-epsilon), which does not overflow.
   small = np.log1p(np.expm1(np.minimum(epsilons, 30.0)) / prob)
-  large = epsilons - math.log(prob) + np.log1p(-(1 - prob) * np.exp(-epsilons - 1e-300))
+  large = (
+    epsilons - math.log(prob) + np.log1p(-(1 - prob) * np.exp(-np.maximum(epsilons, 1.0)))
+  )
   delta, tail = noise(np.where(epsilons < 30, small, large))
   return np.minimum(prob * (delta + 4 * UNIT * tail), 1.0)
 
