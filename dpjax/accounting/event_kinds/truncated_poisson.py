@@ -80,11 +80,15 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     shift = 2 / part.noise_multiplier
     noise = noise_profiles.gaussian(shift / 2)
 
+    # Both directions have the same grid, and the same divergence if the sample is cut.
+    of_cut: dict[int, np.ndarray] = {}
+
     def mixed(uncut: Callable[..., np.ndarray], epsilons: np.ndarray) -> np.ndarray:
-      apart = noise_profiles.moved_apart(epsilons, prob=kept, shift=shift)
-      deltas = (1 + _CHANCE_ERROR) * cut * apart
-      deltas += (1 - (1 - _CHANCE_ERROR) * cut) * uncut(epsilons, prob=prob, noise=noise)
-      return np.minimum(deltas, 1.0)
+      if not of_cut:
+        apart = noise_profiles.moved_apart(epsilons, prob=kept, shift=shift)
+        of_cut[len(epsilons)] = (1 + _CHANCE_ERROR) * cut * apart
+      deltas = (1 - (1 - _CHANCE_ERROR) * cut) * uncut(epsilons, prob=prob, noise=noise)
+      return np.minimum(deltas + of_cut[len(epsilons)], 1.0)
 
     # At 10 deviations beyond `shift`, the loss is that of a removed and of an added record.
     removed = amplified(shift**2 / 2 + 10 * shift, kept)
