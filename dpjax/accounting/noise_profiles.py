@@ -76,7 +76,7 @@ def removed(epsilons: np.ndarray, *, prob: float, noise: Noise) -> np.ndarray:
   With e^epsilon = 1 + q (e^y - 1), delta at epsilon is q times that of the noise at y.
 
   >>> removed(np.array([1.0]), prob=0.5, noise=gaussian(1.0)).round(4)
-  array([0.0144])
+  array([0.0289])
   """
   # A large y is epsilon - log q + log(1 - (1 - q) e^-epsilon), which does not overflow.
   small = np.log1p(np.expm1(np.minimum(epsilons, 30.0)) / prob)
