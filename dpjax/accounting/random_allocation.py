@@ -322,17 +322,19 @@ def _tail(
   # exp within float64.
   rates = np.geomspace(1 / (edge + len(masses)), 600 / np.abs(places).max(), 25)
 
-  def bound(rate: float, stride: int = 1) -> float:
-    weights = np.exp(rate * places[::stride])
+  @functools.cache
+  def bound(place: int) -> float:
+    weights = np.exp((rates[place] if above else -rates[place]) * places)
     # A sum of products takes one thread, where a dot product may wait for many.
-    common = math.log(stride * float((masses[::stride] * weights).sum()))
+    common = math.log(float((masses * weights).sum()))
     if having is None:
       return num_steps * common
-    first = math.log(stride * float((having[::stride] * weights).sum()))
-    return (num_steps - 1) * common + first
+    return (num_steps - 1) * common + math.log(float((having * weights).sum()))
 
-  # Every few masses tell which rate is best, and the bound takes all.
-  stride = max(1, len(masses) // 2**13)
-  best = min(rates if above else -rates, key=lambda rate: bound(rate, stride))
+  # The logarithm of the bound is convex in the rate, so bisection finds the best of the rates.
+  low, high = 0, len(rates) - 1
+  while low < high:
+    middle = (low + high) // 2
+    low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)
   # The addend covers the rounding of T logarithms.
-  return math.exp(min(0.0, bound(best) + 1e-9 * num_steps))
+  return math.exp(min(0.0, bound(low) + 1e-9 * num_steps))
