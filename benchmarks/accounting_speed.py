@@ -177,6 +177,7 @@ def _peer_rows() -> Iterator[list[Any]]:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--other", default="", help="folder of another version of dpjax")
+  parser.add_argument("--samplers", default=",".join(SAMPLERS), help="names, by commas")
   parser.add_argument("--few", action="store_true", help="a setting in eight")
   parser.add_argument("--peer", choices=["dp_accounting"])
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -197,7 +198,9 @@ def main() -> None:
   if options.other:
     header.append("ratio")
   writer.writerow(["sampler", "steps", "prob", "epsilon", *header])
-  for setting in list(settings())[:: _FEW if options.few else 1]:
+  samplers = options.samplers.split(",")
+  chosen = [setting for setting in settings() if setting["sampler"] in samplers]
+  for setting in chosen[:: _FEW if options.few else 1]:
     found = [worker.ask(setting) for worker in workers.values()]
     ratio = [f"{found[1][0] / found[0][0]:.1f}"] if options.other else []
     cells = [f"{each[0]:.3f},{each[1]:.7g},{each[2]:.7g}".split(",") for each in found]
