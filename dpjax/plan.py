@@ -34,7 +34,7 @@ from dpjax.accounting.attack_bounds import AttackBound
 from dpjax.accounting.event_kinds.elements import check_accountant
 from dpjax.accounting.event_kinds.kind import event_to_json
 from dpjax.accounting.loss_masses import Profile
-from dpjax.accounting.matrix import correlated_events
+from dpjax.accounting.matrix import correlated_events, joined
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.accounting.proved import NeighboringRelation
 from dpjax.accounting.statement import NOTHING, delta_warning
@@ -45,7 +45,7 @@ from dpjax.noise.shape import WHITE
 from dpjax.sampling import batches as batches_lib
 from dpjax.sampling import indexed
 from dpjax.sampling.batches import rows_of_slice
-from dpjax.sampling.samplers import PaddedSampler
+from dpjax.sampling.samplers import PaddedSampler, PassSampler
 from dpjax.transforms import ScaledLoss, together
 from dpjax.transforms.group_noise import group_stds
 from dpjax.transforms.together import check_together
@@ -313,15 +313,10 @@ class Plan(overflow.MayAbort):
   def _kept_from(self, attack: AttackBound) -> Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
-    def make_profile(noise_multiplier: float, accountant: str) -> Profile:
-      # The search asks a faster accountant where to start. If that accountant does not know the
-      # sampler, UserError is raised, and the search starts elsewhere.
-      changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
-      return self._changed(noise_multiplier=noise_multiplier, **changed).privacy_profile()
+    def make_profile(noise_multiplier: float) -> Profile:
+      return self._changed(noise_multiplier=noise_multiplier).privacy_profile()
 
-    noise_multiplier = calibration.noise_of_profile(
-      make_profile, attack, delta=self.delta, accountant=self.accountant
-    )
+    noise_multiplier = calibration.noise_of_profile(make_profile, attack, delta=self.delta)
     return self._changed(noise_multiplier=noise_multiplier)
 
   @classmethod
@@ -436,6 +431,14 @@ class Plan(overflow.MayAbort):
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
+  @property
+  def _passes_alike(self) -> bool:
+    """Whether the steps differ only in that the first of each pass accounts for all of it."""
+    differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
+    # A sampler of your own may account for its steps in another way.
+    by_pass = type(self.sampler).event_at is PassSampler.event_at
+    return by_pass and not differ
+
   def step_event(self, step: int | None = None) -> DpEvent:
     """Returns the event that step `step`, counted from 0, adds to the cost.
 
@@ -499,7 +502,12 @@ class Plan(overflow.MayAbort):
   def _event_of(self, steps: range) -> DpEvent:
     if self.steps_alike:
       return accounting.composed(self._event_at(0), len(steps))
-    return matrix.joined([self._event_at(step) for step in steps])
+    if self._passes_alike and self.is_private:
+      # The first step of a pass stands for all of it, and the others cost nothing.
+      length = self.sampler.steps_per_event
+      begun = len(range(-(-steps.start // length), -(-steps.stop // length)))
+      return accounting.composed(self._event_at(0), begun)
+    return joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
     """Returns `event(steps)`, or an event of equal cost, up to rounding, that is faster to account.

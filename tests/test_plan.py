@@ -233,3 +233,23 @@ def test_a_target_of_nothing_is_refused():
   options = dict(sampler=dpjax.PoissonSampler(0.1, 10), delta=1e-5, num_steps=1)
   with refuses("epsilon", value=0):
     dpjax.Plan.calibrated(epsilon=0, l2_clip_norm=1.0, normalize_by=1, **options)
+
+
+def test_a_run_of_passes_is_one_event_with_a_count():
+  """At 1e7 steps, too: no step is listed. A pass that has begun counts in full."""
+  sampler = dpjax.RandomAllocationSampler(steps_per_pass=100, capacity=50)
+  plan = _plan(sampler=sampler, num_steps=10**7 - 1)
+  assert plan.event().count == 10**5
+  for first, last in ((0, 0), (0, 1), (0, 250), (100, 300), (101, 199), (99, 301)):
+    listed = accounting.joined([plan.step_event(step) for step in range(first, last)])
+    together = plan._event_of(range(first, last))
+    assert accounting.parts(together) == accounting.parts(listed)
+
+  class OnlyTheThird(dpjax.RandomAllocationSampler):
+    """A sampler that accounts for its steps in a way of its own."""
+
+    def event_at(self, step, inner):
+      return inner if step == 3 else dp_accounting.NoOpDpEvent()
+
+  own = _plan(sampler=OnlyTheThird(steps_per_pass=4, capacity=50), num_steps=8)
+  assert sum(accounting.parts(own.event()).values()) == 1

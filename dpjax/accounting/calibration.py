@@ -14,7 +14,12 @@ from typing import Any, Unpack
 
 from dpjax import validate
 from dpjax.accounting.attack_bounds import AttackBound
-from dpjax.accounting.epsilon import Counting, coarse_grid, privacy_profile
+from dpjax.accounting.epsilon import (
+  Counting,
+  coarse_grid,
+  epsilon_about,
+  privacy_profile,
+)
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.event_kinds.kind import DpEvent
@@ -26,11 +31,9 @@ MIN_NOISE_MULTIPLIER = 1e-2
 MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
-
-# Name of the target's accountant on a coarse grid of losses, and the largest number of answers from
-# this grid that are tried.
-_COARSE = "coarse"
-_MOST_GUESSES = 4
+# If the cost of an answer on a coarse grid of losses is as far from the target, in logarithms, then
+# this grid guides no more.
+_FAR = 0.05
 
 _Cost = Callable[[float], float]  # parameter -> epsilon or gain of an attacker
 
@@ -95,54 +98,40 @@ def calibrate_noise_to_attack(
   0.957
   """
 
-  def make_profile(noise_multiplier: float, accountant: str) -> Profile:
-    options: Counting = {**counting}
-    if accountant:
-      options["accountant"] = accountant
-    return privacy_profile(make_event(noise_multiplier), **options)
-
-  return noise_of_profile(
-    make_profile,
-    attack,
-    delta=delta,
-    tol=tol,
-    accountant=counting.get("accountant", "pld"),
-  )
+  make_profile = lambda noise: privacy_profile(make_event(noise), **counting)
+  return noise_of_profile(make_profile, attack, delta=delta, tol=tol)
 
 
 def noise_of_profile(
-  make_profile: Callable[[float, str], Profile],
+  make_profile: Callable[[float], Profile],
   attack: AttackBound,
   *,
   delta: float,
   tol: float = 1e-4,
-  accountant: str = "pld",
 ) -> float:
   """Returns the noise as `calibrate_noise_to_attack` does, for runs given by privacy profiles.
 
   Args:
-    make_profile: (noise multiplier, accountant) -> profile of the whole run. Accountant "" means
-      the run's own accountant, whose profile decides. Other accountants only speed up the search.
-    accountant: name of the run's own accountant.
+    make_profile: noise multiplier -> profile of the whole run.
 
   >>> from dpjax.accounting import Advantage, gaussian_event
-  >>> make = lambda z, accountant: privacy_profile(gaussian_event(z))
+  >>> make = lambda z: privacy_profile(gaussian_event(z))
   >>> round(noise_of_profile(make, Advantage(0.1), delta=1e-5), 2)
   3.98
   """
   validate.open_unit(delta=delta, tol=tol)
 
-  cost_by = _cached(lambda name, z: attack.cost(make_profile(z, name), delta))
+  cost = functools.cache(lambda noise: attack.cost(make_profile(noise), delta))
   # A cost may be a difference of rates (`TruePositiveRate`). A slightly smaller limit covers the
   # rounding of this difference.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
-  answer = _least_guided(cost_by, accountant, low=low, high=high, target=limit, tol=tol)
+  answer = _least_guided(cost, start=1.0, low=low, high=high, target=limit, tol=tol)
   if answer is None:
     raise Unreachable(
       f"unreachable, even noise_multiplier={high:g} leaves an attacker "
-      f"{upper(cost_by('')(high))}, where {upper(attack.limit)} is allowed",
+      f"{upper(cost(high))}, where {upper(attack.limit)} is allowed",
       field="attacker",
       value=attack,
     )
@@ -180,14 +169,14 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   100
   """
   run = functools.partial(composed, step_event)
-  by = _costs(run, 0.5, **target)
+  cost, about = _costs(run, 0.5, **target)
   search = functools.partial(_most_steps, target=target["epsilon"])
-  start = _from_rdp(lambda: search(by("rdp"), 1), target.get("accountant"))
-  if start is None:
-    start = search(by(_COARSE), 1) or 1
-  answer = search(by(""), start)
+  start = search(about, 1)
+  with coarse_grid():
+    start = search(functools.cache(cost.__wrapped__), start)
+  answer = search(cost, start)
   if answer == 0:
-    raise _unreachable("one step costs", by("")(1), target)
+    raise _unreachable("one step costs", cost(1), target)
   if answer >= MAX_NUM_STEPS:
     raise UserError(
       f"allows more than {MAX_NUM_STEPS} steps; give num_steps instead",
@@ -205,48 +194,22 @@ def _costs(
   delta: float,
   accountant: str = "pld",
   **options: Any,
-) -> Callable[[str], _Cost]:
-  """Checks the target. Returns a function accountant -> (parameter -> epsilon) that caches values.
-
-  Accountant "" is the target's accountant, and _COARSE is the same accountant on a coarse grid."""
+) -> tuple[Any, _Cost]:
+  """Checks the target. Returns parameter -> epsilon, cached, and a quick guess at it."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
-
-  def cost(name: str, parameter: Any) -> float:
-    by = name or accountant
-    return epsilon_of(make_event(parameter), delta=delta, accountant=by, **options)
-
-  return _cached(cost)
-
-
-def _cached(cost: Callable[[str, Any], float]) -> Callable[[str], _Cost]:
-  """Returns a function name -> (parameter -> cost(name, parameter)), whose values are cached.
-
-  Name _COARSE gives the cost of "" on a coarse grid."""
+  options["accountant"] = accountant
 
   # Values are cached, since the search asks repeatedly for the costs at the ends of its bracket.
   @functools.cache
-  def on_its_grid(name: str, parameter: Any) -> float:
-    if name != _COARSE:
-      return cost(name, parameter)
-    with coarse_grid():
-      return cost("", parameter)
+  def cost(parameter: Any) -> float:
+    return epsilon_of(make_event(parameter), delta=delta, **options)
 
-  return lambda name: functools.partial(on_its_grid, name)
+  @functools.cache
+  def about(parameter: Any) -> float:
+    return epsilon_about(make_event(parameter), delta=delta, **options)
 
-
-def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
-  """Returns where to start a search: at the answer by RDP, which is faster and looser than PLD.
-
-  Returns 1 if RDP finds no answer or is the target's accountant. Returns None if RDP cannot account
-  for the event.
-  """
-  if accountant == "rdp":
-    return 1
-  try:
-    return search() or 1
-  except UserError:
-    return None
+  return cost, about
 
 
 class Unreachable(UserError):
@@ -267,51 +230,45 @@ def _solved(
   """Returns, within `tol`, the smallest parameter in [low, high] that costs at most the target.
 
   If there is no such parameter, `Unreachable` is raised, with a message that begins with `last`."""
-  by = _costs(make_event, tol, **target)
-  answer = _least_guided(
-    by, target.get("accountant"), low=low, high=high, target=target["epsilon"], tol=tol
-  )
+  cost, about = _costs(make_event, tol, **target)
+  goal = {"low": low, "high": high, "target": target["epsilon"]}
+  start = _least(about, start=1.0, tol=0.01, **goal) or 1.0
+  answer = _least_guided(cost, start=start, tol=tol, **goal)
   if answer is None:
-    raise _unreachable(last, by("")(high), target)
+    raise _unreachable(last, cost(high), target)
   return answer
 
 
 def _least_guided(
-  cost_by: Callable[[str], _Cost],
-  accountant: str | None,
-  *,
-  low: float,
-  high: float,
-  target: float,
-  tol: float,
+  cost: Any, *, start: float, low: float, high: float, target: float, tol: float
 ) -> float | None:
-  """Returns `_least` of the cost `cost_by("")`. A cost that is quicker to compute gives the start.
+  """Returns `_least` of the cost, a cached function, which is quicker on a coarse grid of losses.
 
-  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost is.
+  Guarantee: the cost on the fine grid is at most the target at the answer.
   """
-  cost = cost_by("")
   search = functools.partial(_least, low=low, high=high)
-  start = _from_rdp(
-    lambda: search(cost_by("rdp"), start=1.0, target=target, tol=0.01), accountant
-  )
-  if start is not None:
-    return search(cost, start=start, target=target, tol=tol)
-  # RDP cannot account for the event. Loss distributions may, and are quicker on a coarse grid.
-  coarse = cost_by(_COARSE)
-  aim = target
-  start = 1.0
-  # Later guesses are near the first one, so the searches for them begin with smaller steps.
-  first_steps = [1.1, *(1.003,) * (_MOST_GUESSES - 1)]
-  for first_step in first_steps:
-    guess = search(coarse, start=start, target=aim, tol=tol / 4, first_step=first_step)
-    if guess is None or not 0 < cost(guess) < math.inf:
-      break
-    start = guess
-    if target * (1 - tol) <= cost(guess) <= target:
-      return guess
-    # The coarse grid raises the cost by a factor that changes slowly from guess to guess.
-    aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
-  return search(cost, start=start, target=target, tol=tol)
+
+  @functools.cache
+  def coarse(parameter: float) -> float:
+    with coarse_grid():
+      return cost.__wrapped__(parameter)
+
+  near = functools.partial(search, start=start, target=target)
+  guess = near(coarse, tol=tol / 4, width=tol / 4)
+  if guess is None or not 0 < cost(guess) < math.inf:
+    return near(cost, tol=tol)
+  if target * (1 - tol) <= cost(guess) <= target:
+    return guess
+  if abs(math.log(cost(guess) / target)) > _FAR:
+    return near(cost, start=guess, tol=tol, first_step=1.05)
+  # The coarse grid raises the cost by a factor that changes slowly. The searches begin with small
+  # steps, since the answer is near.
+  near = functools.partial(search, start=guess, first_step=1.003)
+  aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
+  guess = near(coarse, target=aim, tol=tol / 4, width=tol / 4) or guess
+  if target * (1 - tol) <= cost(guess) <= target:
+    return guess
+  return near(cost, start=guess, target=target, tol=tol)
 
 
 def _least(
@@ -323,10 +280,12 @@ def _least(
   target: float,
   tol: float,
   first_step: float = 1.1,
+  width: float = 1e-10,
 ) -> float | None:
   """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`.
 
-  Returns None if cost(high) is above the target. The cost must fall as x rises."""
+  Returns None if cost(high) is above the target. The cost must fall as x rises. A cost that jumps
+  over the target never comes near it: then x is within a factor of about 1 + `width`."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
@@ -343,20 +302,19 @@ def _least(
     private = unsafe
     unsafe = max(unsafe / step, low)
     step = step**2
-  return _between(cost, private, unsafe, target, tol)
+  return _between(cost, private, unsafe, target=target, tol=tol, width=width)
 
 
 def _between(
-  cost: _Cost, private: float, unsafe: float, target: float, tol: float
+  cost: _Cost, private: float, unsafe: float, *, target: float, tol: float, width: float
 ) -> float:
   """Narrows a bracket with cost(private) <= target < cost(unsafe), and returns `private`.
 
   Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it. Then the search ends when the two ends
-    # of the bracket differ by a relative 1e-10.
-    if near or abs(math.log(unsafe / private)) < 1e-10:
+    # A cost that jumps over the target never comes near it.
+    if near or abs(math.log(unsafe / private)) < width:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)
     # `private` always costs at most the target, so the answer is on the private side.

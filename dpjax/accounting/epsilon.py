@@ -11,14 +11,13 @@ epsilon is the same under every relation.
 composes the parts of a run. Random allocation under replace_one is accounted as removing one
 record and adding another (`replaced`).
 
-Both accountants give upper bounds, which allow for rounding errors: `_PLD_ROUNDING` is added to
-delta, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.kind`.
+Both accountants give upper bounds, which allow for rounding errors: `loss_grid` rounds up every
+operation, and no Renyi divergence is below `_RDP_ROUNDING` of `event_kinds.elements`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -38,12 +37,13 @@ from dpjax.accounting.event_kinds.elements import (
   merged_parts,
   rdp_of,
 )
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of
+from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, kind_of, quiet
 from dpjax.accounting.event_kinds.random_allocation import (
   RandomAllocationDpEvent,
   unamplified,
 )
-from dpjax.accounting.loss_masses import Profile, masses_of
+from dpjax.accounting.loss_grid import Composition, Step, is_coarse
+from dpjax.accounting.loss_masses import Profile, masses_of, pld_of
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.validate import UserError
 
@@ -55,12 +55,12 @@ class Counting(TypedDict, total=False):
   accountant: str
 
 
-# A PLD is composed by FFT, whose rounding can make delta too SMALL. Against the closed form of
-# Gaussian noise the error was at most 4e-17 per step (at 10, 4e3, 3e5, 1e6 and 1e7 steps). So delta
-# is raised by 2.5 times this error, and once by a constant.
-_PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
+# Part of delta that PLD leaves unused. `loss_grid` proves its epsilons without it. It is what the
+# transforms of dp_accounting may lose, so that an epsilon of theirs is no larger than ours.
+_UNUSED = (1e-13, 1e-16)  # (once, per composed step)
 # Largest interval of the grid of privacy losses, except for huge losses and in `coarse_grid`.
-_INTERVAL = 4e-4
+# It is 4e-4, rounded up to 28 binary digits, so that its multiples are exact.
+_INTERVAL = math.ceil(4e-4 * 2**39) / 2**39
 # If losses need a wider interval than this, epsilon is reported as infinite. A finite epsilon would
 # be too large to be useful.
 _WIDEST = 100.0
@@ -69,7 +69,6 @@ _MAX_POINTS = (2e5, 4e6)
 # Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
 # ratio of any two intervals.
 _COARSER = 8.0
-_widened = contextvars.ContextVar("widened", default=1.0)
 
 
 def epsilon(
@@ -84,7 +83,7 @@ def epsilon(
   Guarantee: an upper bound. PLD (Koskela et al. 2020; Doroshenko et al. 2022,
   arXiv:2207.04380) is nearly exact; RDP (Mironov et al. 2019, arXiv:1908.10530) is looser.
   Raises UserError if the accountant has no analysis of this sampler under this relation, or if
-  `delta` is below twice the rounding of PLD.
+  `delta` is below 2e-13 + 2e-16 per step for PLD.
 
   >>> run = dpa.GaussianDpEvent(2.0)
   >>> round(epsilon(run, delta=1e-5), 3)
@@ -101,7 +100,7 @@ def epsilon(
     return math.inf
   epsilon_by = _pld_epsilon if accountant == "pld" else _rdp_epsilon
   if in_two(steps, neighboring_relation):
-    least = 2 * _pld_rounding(steps)
+    least = 2 * _unused(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both bounds are proved, so the smaller one holds. The second claims no amplification by
@@ -132,8 +131,10 @@ def delta_curve(
   steps = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return np.ones(len(epsilons))
+  if not steps:
+    return np.zeros(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
-  curve = functools.partial(_pld_deltas if pld else _rdp_deltas, steps)
+  curve = _pld_profile(steps) if pld else functools.partial(_rdp_deltas, steps)
   if in_two(steps, counting.get("neighboring_relation", "")):
     plain = delta_curve(unamplified(steps), epsilons, **counting)
     return np.minimum(plain, [delta_of_both(curve, float(value)) for value in epsilons])
@@ -144,8 +145,7 @@ def delta_curve(
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   """Returns a function epsilons -> deltas, for epsilons >= 0; the analysis is done once.
 
-  For many epsilons the returned function takes under 1/1000 of the time of `delta_curve`. By PLD
-  its deltas exceed those of `delta_curve` by a bound on rounding, about 1e-11 at moderate epsilons.
+  For many calls the returned function takes under 1/1000 of the time of `delta_curve`.
 
   Guarantee: all deltas of the returned function are upper bounds, which hold at once.
 
@@ -195,7 +195,8 @@ def loss_distribution(
     return None
   if in_two(steps, counting.get("neighboring_relation", "")):
     return None
-  return _pld(steps), _pld_rounding(steps)
+  sides = [side.masses() for side in _compositions(steps)]
+  return pld_of([masses for masses, _ in sides]), max(rounding for _, rounding in sides)
 
 
 def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> float:
@@ -259,6 +260,26 @@ def epsilon_curve(
   return np.array(each, float)
 
 
+def epsilon_about(event: DpEvent, *, delta: float, **counting: Unpack[Counting]) -> float:
+  """Returns a guess at `epsilon` by a central limit, which proves nothing: where searches start.
+
+  >>> round(epsilon_about(dpa.GaussianDpEvent(2.0), delta=1e-5), 3)
+  1.993
+  """
+  steps = accountable(event, **counting)
+  if dpa.NonPrivateDpEvent() in steps:
+    return math.inf
+  # Such runs are nearly as private as two normals that are this far apart (`gdp`).
+  apart = sum(times * kind_of(part).grid(part).renyi_two for part, times in steps.items())
+  apart = math.sqrt(apart) * (
+    2 if in_two(steps, counting.get("neighboring_relation", "")) else 1
+  )
+  if not 1e-6 < apart < 1e3:
+    return apart**2 / 2 if apart >= 1e3 else 0.0
+  with quiet():
+    return float(dpa.get_epsilon_gaussian(1 / apart, delta))
+
+
 @contextlib.contextmanager
 def coarse_grid() -> Iterator[None]:
   """Widens the grid of losses inside a `with` block, for searches that need many epsilons quickly.
@@ -270,11 +291,11 @@ def coarse_grid() -> Iterator[None]:
   >>> round(rough / epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5), 2)
   1.0
   """
-  token = _widened.set(_COARSER)
+  token = is_coarse.set(True)
   try:
     yield
   finally:
-    _widened.reset(token)
+    is_coarse.reset(token)
 
 
 # --- Renyi DP
@@ -325,31 +346,25 @@ def _ways(steps: Parts) -> list[Parts]:
 
 def _pld_profile(steps: Parts) -> Profile:
   """Returns a function epsilons -> deltas, the smallest of those of all ways."""
-  # For each way the worse direction counts.
-  profiles = [
-    [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
-    for way in _ways(steps)
-  ]
-  rounding = _pld_rounding(steps)
+  ways = [_compositions(way) for way in _ways(steps) if _interval(way) <= _WIDEST]
+  unused = _unused(steps)
 
   def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
     best = np.ones(len(epsilons))
-    for directions in profiles:
-      if directions:
-        worst = np.max([profile(epsilons) for profile in directions], axis=0)
-        best = np.minimum(best, worst + rounding)
+    for sides in ways:
+      # The worse direction counts.
+      worst = np.max([side.deltas(epsilons) for side in sides], axis=0)
+      best = np.minimum(best, worst + unused)
     return best
 
   return deltas
 
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
-  # Below this limit, the bound on the rounding of the FFT would use up more than half of delta.
-  rounding = _pld_rounding(steps)
-  if delta < 2 * rounding:
+  if delta < 2 * _unused(steps):
     raise UserError(
-      f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
-      f"rounding is {rounding:.1g}; use accountant='rdp'",
+      f"too small for accountant='pld' over {sum(steps.values())} steps, where it must be at "
+      f"least {2 * _unused(steps):.1g}; use accountant='rdp'",
       field="delta",
       value=delta,
     )
@@ -358,57 +373,47 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
   best = math.inf
   for way in _ways(steps):
     if _interval(way) <= _WIDEST:
-      # The distribution's delta may be too small by its rounding error. So a bound on this error is
-      # subtracted from the requested delta.
-      left = delta - _pld_rounding(way)
-      best = min(best, float(_pld(way).get_epsilon_for_delta(left)))
+      left = delta - _unused(way)
+      best = min(best, max(side.epsilon(left) for side in _compositions(way)))
   return best
 
 
-def _pld_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
-  if not steps:
-    return [0.0] * len(epsilons)
-  return [min(each) for each in zip(*(_pld_values(way, epsilons) for way in _ways(steps)))]
-
-
-def _pld_values(steps: Parts, epsilons: list[float]) -> list[float]:
-  if _interval(steps) > _WIDEST:
-    return [1.0] * len(epsilons)
-  pld = _pld(steps)
-  rounding = _pld_rounding(steps)
-  # A bound on the rounding error is added, since the true delta may be above the computed delta.
-  return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
-
-
-def _pld_rounding(steps: Parts) -> float:
-  once, per_step = _PLD_ROUNDING
+def _unused(steps: Parts) -> float:
+  once, per_step = _UNUSED
   return once + per_step * sum(steps.values())
 
 
-def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
+def _compositions(steps: Parts) -> tuple[Composition, ...]:
+  """Returns the sum of the losses of removing a record, and that of adding one if it differs."""
   # A dict has no hash, and the cache needs one. Classes are in the caches' keys, since a user's
   # event may claim to equal an event of another class.
-  return _pld_of((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
+  return _composed((*zip(map(type, steps), steps, steps.values()),), _interval(steps))
 
 
 # The cache has few entries, since an entry can hold millions of points. It serves
 # `epsilon_of_both`, which asks for the same run at several deltas.
 @functools.lru_cache(maxsize=2)
-def _pld_of(
-  steps: tuple[tuple[type, DpEvent, int], ...],
-  interval: float,
-) -> pld_lib.PrivacyLossDistribution:
-  each = []
-  for cls, part, times in steps:
-    pld = _pld_one(cls, part, interval)
-    each.append(pld if times == 1 else pld.self_compose(times))
-  return functools.reduce(lambda left, right: left.compose(right), each)
+def _composed(
+  steps: tuple[tuple[type, DpEvent, int], ...], interval: float
+) -> tuple[Composition, ...]:
+  sides = max(len(_steps_of(cls, part, interval)) for cls, part, _ in steps)
+
+  def step(cls: type, part: DpEvent, side: int) -> Step:
+    # A step of one side has the same losses in both directions.
+    return _steps_of(cls, part, interval)[-1 if side else 0]
+
+  return tuple(
+    Composition(
+      [(functools.partial(step, cls, part, side), times) for cls, part, times in steps]
+    )
+    for side in range(sides)
+  )
 
 
 @functools.lru_cache(maxsize=16)
-def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
+def _steps_of(cls: type, part: DpEvent, interval: float) -> tuple[Step, ...]:
   del cls
-  return kind_of(part).pld(part, interval)
+  return tuple(map(Step, masses_of(kind_of(part).pld(part, interval))))
 
 
 def _interval(steps: Parts) -> float:
@@ -431,4 +436,5 @@ def _interval(steps: Parts) -> float:
   )
   # The interval is rounded up to _INTERVAL times a power of two, so that different runs share
   # cached distributions of a step.
-  return _widened.get() * _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
+  interval = _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
+  return interval * _COARSER if is_coarse.get() else interval

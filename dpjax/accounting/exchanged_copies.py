@@ -47,11 +47,11 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from dpjax.accounting.exchanged_sample import profile
+from dpjax.accounting.loss_grid import connected
 from dpjax.accounting.mixture_pld import removed_deltas
 
 # A number m of copies is counted if the chance of m or more copies is above this. The chance of
@@ -65,6 +65,8 @@ _MOST_COPIES = 200
 _LEAST_DELTA = 1e-18
 # Once the end of the grid is above this, it is not doubled again: no useful epsilon is as large.
 _LARGEST_LOSS = 1e9
+# Allowance for the relative error of SciPy's chances of a binomial.
+_CHANCE_ERROR = 1e-11
 
 
 def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -92,7 +94,7 @@ def copies_profile(
   Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
 
   Args:
-    epsilons: losses at which delta is computed, [k]; they may be negative.
+    epsilons: losses >= 0 at which delta is computed, rising, [k].
     num_examples: number n of records of each neighbour.
     batch_size: number b of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
@@ -101,8 +103,9 @@ def copies_profile(
   ...   noise_multiplier=2.0).round(4)
   array([0.1863, 0.0424])
   """
-  losses, places = np.unique(np.abs(np.asarray(epsilons, float)), return_inverse=True)
+  losses = np.asarray(epsilons, float)
   numbers, chances, beyond = copies(num_examples, batch_size)
+  chances = chances * (1 + _CHANCE_ERROR)
   joining = joining_prob(num_examples, batch_size)
   # `apart` is h of the proof: the mean, over numbers of copies M, of the profile at M times the
   # shift.
@@ -124,10 +127,7 @@ def copies_profile(
     if not _is_convex(losses, deltas):
       deltas = apart
   # No privacy is claimed for batches with more copies than are counted.
-  deltas = np.minimum(deltas + beyond, 1.0)[places]
-  distances = losses[places]
-  mirrored = -np.expm1(-distances) + np.exp(-distances) * deltas
-  return np.where(np.asarray(epsilons) >= 0, deltas, mirrored)
+  return np.minimum(deltas + beyond, 1.0)
 
 
 def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
@@ -185,8 +185,7 @@ def copies_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
-  Guarantee: an upper bound at any interval, by connecting the dots of the profile (Doroshenko et
-  al. 2022, arXiv:2207.04380). Both directions have the same distribution.
+  Guarantee: an upper bound at any interval. Both directions have the same distribution.
 
   Args:
     num_examples: number n of records of each neighbour.
@@ -198,15 +197,13 @@ def copies_pld(
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
   0.0424
   """
-  top = copies_largest_loss(num_examples, batch_size, noise_multiplier)
-  largest = max(1, math.ceil(top / interval))
-  places = np.arange(-largest, largest + 1)
-  deltas = copies_profile(
-    places * interval,
-    num_examples=num_examples,
-    batch_size=batch_size,
-    noise_multiplier=noise_multiplier,
-  )
-  return pld_lib.PrivacyLossDistribution(
-    pld_pmf.create_pmf_pessimistic_connect_dots(interval, places, deltas)
+  return connected(
+    functools.partial(
+      copies_profile,
+      num_examples=num_examples,
+      batch_size=batch_size,
+      noise_multiplier=noise_multiplier,
+    ),
+    interval=interval,
+    largest=copies_largest_loss(num_examples, batch_size, noise_multiplier),
   )

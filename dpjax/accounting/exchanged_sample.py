@@ -29,12 +29,15 @@ al. 2024, arXiv:2405.20769).
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
+
+from dpjax.accounting import noise_profiles
+from dpjax.accounting.loss_grid import connected
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
@@ -78,30 +81,17 @@ def profile(
   Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
 
   Args:
-    epsilons: losses at which delta is computed, [k]; they may be negative.
+    epsilons: losses >= 0 at which delta is computed, [k].
     sampling_prob: batch size / number of records.
     noise_multiplier: std of the noise / clip norm.
 
   >>> profile(np.array([0.0, 1.0]), sampling_prob=0.5, noise_multiplier=2.0).round(4)
   array([0.1915, 0.0289])
   """
-  shift = 2 / noise_multiplier
-  losses = np.abs(np.asarray(epsilons, float))
-  # `inner` is the loss of two Gaussians `shift` apart: e^loss = 1 + q (e^inner - 1). For a large
-  # loss, inner = loss - log(q) up to rounding, and this form does not overflow.
-  with np.errstate(over="ignore"):
-    inner = np.where(
-      losses < 30,
-      np.log1p(np.expm1(losses) / sampling_prob),
-      losses - np.log(sampling_prob),
-    )
-  threshold = inner / shift + shift / 2
-  above = special.ndtr(shift - threshold)
-  # The tail alone could underflow, so its product with e^inner is formed from logarithms.
-  there = np.exp(inner + special.log_ndtr(-threshold))
-  deltas = sampling_prob * np.maximum(above - there, 0.0)
-  mirrored = -np.expm1(-losses) + np.exp(-losses) * deltas
-  return np.where(np.asarray(epsilons) >= 0, deltas, mirrored)
+  noise = noise_profiles.gaussian(2 / noise_multiplier)
+  return noise_profiles.removed(
+    np.asarray(epsilons, float), prob=sampling_prob, noise=noise
+  )
 
 
 def exchanged_pld(
@@ -109,8 +99,7 @@ def exchanged_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
-  Guarantee: an upper bound at any interval, by connecting the dots of the profile (Doroshenko et
-  al. 2022, arXiv:2207.04380). Both directions have the same distribution.
+  Guarantee: an upper bound at any interval. Both directions have the same distribution.
 
   Args:
     sampling_prob: batch size / number of records.
@@ -122,18 +111,15 @@ def exchanged_pld(
   0.0289
   """
   shift = 2 / noise_multiplier
-  top = log_ratio(
-    np.array([shift + _TAIL]), sampling_prob=sampling_prob, shift=shift
-  ).item()
-  largest = max(1, int(np.ceil(top / interval)))
-  places = np.arange(-largest, largest + 1)
-  deltas = profile(
-    places * interval, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
+  top = np.array([shift + _TAIL])
+  deltas = functools.partial(
+    profile, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
   )
-  pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
-    interval, places, np.minimum(deltas, 1.0)
+  return connected(
+    deltas,
+    interval=interval,
+    largest=log_ratio(top, sampling_prob=sampling_prob, shift=shift).item(),
   )
-  return pld_lib.PrivacyLossDistribution(pmf)
 
 
 def exchanged_rdp(

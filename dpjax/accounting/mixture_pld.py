@@ -11,10 +11,14 @@ gives a divergence no larger than the true one. The error of a threshold enters 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
+
+from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.noise_profiles import UNIT
 
 # Number of standard deviations beyond which a normal variable has a mass below 1e-23.
 _TAIL = 10.0
@@ -29,8 +33,8 @@ _MOST_COUNTS = 256
 _FEW = 16
 _RARE = 1e-25
 _LARGEST_PAIR = 50.0
-# Amount added to each delta. The sums of at most 300 terms in a delta lose less by rounding.
-_ROUNDING = 1e-16
+# Allowance for the relative error of SciPy's chances of a binomial.
+_CHANCE_ERROR = 1e-11
 
 
 def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
@@ -53,6 +57,9 @@ def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
   kept = chances > 1e-300
   counts = counts[kept].astype(float)
   chances = chances[kept] / chances[kept].sum()
+  if counts[0] == 0 and len(counts) > 1:
+    chances[1:] *= 1 + _CHANCE_ERROR
+    chances[0] = max(chances[0] - _CHANCE_ERROR * (1 - chances[0]), 1e-300)
   if len(counts) <= _FEW:
     return counts, chances
   # The large numbers of successes that are rare count as the largest number. This moves the sum
@@ -85,7 +92,7 @@ def mixture_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution of P = sum_i p_i N(s_i) and Q = N(0), in both directions.
 
-  Guarantee: an upper bound at any interval (Doroshenko et al. 2022, arXiv:2207.04380).
+  Guarantee: an upper bound at any interval.
 
   Args:
     chances: weights p_i of the mixture, above 0 and of sum 1, [k].
@@ -97,20 +104,15 @@ def mixture_pld(
   0.1269
   """
   log_chances = np.log(chances)
-  most = largest_loss(chances=chances, shifts=shifts)
-  least = _losses(np.array([-_TAIL]), log_chances, shifts).item()
-  low = int(np.floor(least / interval))
-  high = max(int(np.ceil(most / interval)), low + 1)
-  removed = np.arange(low, high + 1)
-  added = -removed[::-1]
-  pmfs = [
-    pld_pmf.create_pmf_pessimistic_connect_dots(interval, places, deltas)
-    for places, deltas in (
-      (removed, _deltas(removed * interval, log_chances, shifts, removed=True)),
-      (added, _deltas(added * interval, log_chances, shifts, removed=False)),
-    )
-  ]
-  return pld_lib.PrivacyLossDistribution(*pmfs)
+  # No loss of an added record is above minus the loss at the lowest point.
+  lowest = _losses(np.array([-_TAIL]), log_chances, shifts).item()
+  return connected(
+    functools.partial(_deltas, log_chances=log_chances, shifts=shifts, removed=True),
+    functools.partial(_deltas, log_chances=log_chances, shifts=shifts, removed=False),
+    interval=interval,
+    largest=largest_loss(chances=chances, shifts=shifts),
+    largest_added=-lowest,
+  )
 
 
 def largest_loss(*, chances: np.ndarray, shifts: np.ndarray) -> float:
@@ -211,26 +213,25 @@ def removed_deltas(
   >>> removed_deltas(np.array([1.0]), chances=np.array([1.0]), shifts=np.array([1.0])).round(4)
   array([0.1269])
   """
-  return _deltas(epsilons, np.log(chances), shifts, removed=True)
+  return _deltas(epsilons, log_chances=np.log(chances), shifts=shifts, removed=True)
 
 
 def _deltas(
-  epsilons: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray, *, removed: bool
+  epsilons: np.ndarray, *, log_chances: np.ndarray, shifts: np.ndarray, removed: bool
 ) -> np.ndarray:
   """Returns the hockey-stick divergence of P from Q (`removed`), or of Q from P, at rising
-  epsilons, [n]."""
+  epsilons >= 0, rounded up, [n]."""
   sign = 1.0 if removed else -1.0
   at = _thresholds(sign * epsilons, log_chances, shifts)
   of_p = np.exp(log_chances) @ special.ndtr(sign * (shifts[:, None] - at))
   log_q = special.log_ndtr(-sign * at)
   with np.errstate(over="ignore", invalid="ignore"):
     if removed:
-      deltas = of_p - np.exp(epsilons + log_q)
+      first, second = of_p, np.exp(epsilons + log_q)
     else:
-      deltas = np.exp(log_q) - np.where(of_p > 0, np.exp(epsilons) * of_p, 0.0)
-  deltas = np.nan_to_num(deltas, nan=0.0, neginf=0.0)
-  # Delta is at least 1 - e^epsilon, and falls with epsilon. Rounding may break both, so both are
-  # restored.
-  least = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0)
-  deltas = np.minimum(np.maximum(deltas, least) + _ROUNDING, 1.0)
-  return np.maximum.accumulate(deltas[::-1])[::-1]
+      first, second = np.exp(log_q), np.where(of_p > 0, np.exp(epsilons) * of_p, 0.0)
+  deltas = np.nan_to_num(first - second, nan=0.0, neginf=0.0)
+  # Both terms are at most the first, up to rounding. A tail at x loses up to x^2 roundings.
+  farthest = np.abs(at) + (0.0 if removed else shifts[-1])
+  rounding = (32 + 2 * len(shifts) + 4 * epsilons + 4 * farthest**2) * UNIT
+  return np.minimum(np.maximum(deltas, 0.0) + rounding * first, 1.0)

@@ -321,11 +321,20 @@ def _tail(
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.
   rates = np.geomspace(1 / (edge + len(masses)), 600 / np.abs(places).max(), 25)
-  best = math.inf
-  for rate in rates if above else -rates:
-    weights = np.exp(rate * places)
-    common = math.log(masses @ weights)
-    first = common if having is None else math.log(having @ weights)
-    best = min(best, (num_steps - 1) * common + first)
+
+  @functools.cache
+  def bound(place: int) -> float:
+    weights = np.exp((rates[place] if above else -rates[place]) * places)
+    # A sum of products takes one thread, where a dot product may wait for many.
+    common = math.log(float((masses * weights).sum()))
+    if having is None:
+      return num_steps * common
+    return (num_steps - 1) * common + math.log(float((having * weights).sum()))
+
+  # The logarithm of the bound is convex in the rate, so bisection finds the best of the rates.
+  low, high = 0, len(rates) - 1
+  while low < high:
+    middle = (low + high) // 2
+    low, high = (low, middle) if bound(middle) <= bound(middle + 1) else (middle + 1, high)
   # The addend covers the rounding of T logarithms.
-  return math.exp(min(0.0, best + 1e-9 * num_steps))
+  return math.exp(min(0.0, bound(low) + 1e-9 * num_steps))

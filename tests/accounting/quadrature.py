@@ -16,3 +16,10 @@ def deltas(one, other):
         for p, q in ((one, other), (other, one)))
     for e in EPSILONS
   ])  # fmt: skip
+
+
+def at_ratios(profile, ratios):
+  """A profile at likelihood ratios e^epsilon, rising, on both sides of 1, from its right half."""
+  low, high = ratios[ratios < 1], ratios[ratios >= 1]
+  mirrored = profile(-np.log(low[::-1]))[::-1]
+  return np.concatenate([1 - low + low * mirrored, profile(np.log(high))])

@@ -123,7 +123,7 @@ _RATES = st.tuples(st.floats(1e-4, 0.99), st.floats(1e-4, 0.99)).filter(
 def test_any_pair_of_rates_is_kept_by_the_noise_found_and_not_by_less(rates):
   fpr, tpr = sorted(rates)
   bound = accounting.TruePositiveRate(tpr=tpr, fpr=fpr)
-  found = noise_of_profile(lambda z, by: _gaussian_profile(1 / z), bound, delta=_DELTA)
+  found = noise_of_profile(lambda z: _gaussian_profile(1 / z), bound, delta=_DELTA)
   assert bound.cost(_gaussian_profile(1 / found), _DELTA) <= bound.limit
   exact = 1 / (special.ndtri(tpr) - special.ndtri(fpr))
   # Between two corners of the curve the search stops up to a hundredth early, on the safe side.

@@ -10,6 +10,7 @@ from scipy import stats
 
 from dpjax import accounting
 from dpjax.accounting import composed, epsilon, epsilon_curve, proved
+from dpjax.accounting.event_kinds import noisy_sum
 from dpjax.accounting.event_kinds.truncated_poisson import truncated_poisson_event
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -247,9 +248,9 @@ def test_the_curve_is_epsilon_after_each_number_of_steps(accountant):
 
 def test_the_curve_analyses_one_step_only_once(monkeypatch):
   calls = []
-  original = dpa.pld.privacy_loss_distribution.from_gaussian_mechanism
+  original = noisy_sum.sample_pld
   counted = lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
-  monkeypatch.setattr(dpa.pld.privacy_loss_distribution, "from_gaussian_mechanism", counted)
+  monkeypatch.setattr(noisy_sum, "sample_pld", counted)
   step = accounting.poisson_sampled_event(
     accounting.gaussian_event(1.2345), sampling_prob=0.0123
   )
@@ -278,7 +279,7 @@ def test_different_mechanisms_compose():
 def test_fft_rounding_never_makes_epsilon_too_small(steps, noise_multiplier, delta):
   """At q = 1 - 2^-52 the closed form holds, but the composition goes through the FFT.
 
-  Without what `_PLD_ROUNDING` adds back, the second and the last case lie below it.
+  By dp_accounting's transforms the second and the last case lie below it.
   """
   nearly_all = _run(noise_multiplier * math.sqrt(steps), 1 - 2.0**-52, steps)
   exact = dpa.get_epsilon_gaussian(noise_multiplier, delta)

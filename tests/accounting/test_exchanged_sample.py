@@ -1,5 +1,6 @@
 """Batches of a fixed size against every subset written out, under both relations."""
 
+import functools
 import itertools
 import math
 
@@ -20,7 +21,7 @@ from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, prof
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 from tests import pages
-from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
+from tests.accounting.quadrature import COARSE, EPSILONS, GRID, at_ratios, deltas
 from tests.refuses import refuses
 
 
@@ -81,7 +82,8 @@ def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_be
 def test_the_profile_is_convex_falling_and_that_of_a_pair():
   for q, z in ((0.01, 0.7), (0.3, 2.0), (1.0, 1.0)):
     ratios = np.linspace(0.01, 5, 20_000)
-    values = profile(np.log(ratios), sampling_prob=q, noise_multiplier=z)
+    half = functools.partial(profile, sampling_prob=q, noise_multiplier=z)
+    values = at_ratios(half, ratios)
     slopes = np.diff(values) / np.diff(ratios)
     assert (slopes <= 1e-12).all() and (np.diff(slopes) >= -1e-8).all()
     assert (values >= np.maximum(1 - ratios, 0) - 1e-12).all() and (values <= 1).all()

@@ -238,3 +238,9 @@ def test_calibration_finds_the_noise_of_a_pass():
   )
   exact = optimize.brentq(lambda z: _exact(z, 2.0, "removed") - 1e-3, 0.5, 3)
   assert exact < found < 1.001 * exact
+
+
+def test_a_long_pass_of_little_noise_stays_amplified():
+  """A loose bound on the mass beyond the window would leave the cost of one sum, 4.3."""
+  event = random_allocation_event(accounting.gaussian_event(1.118), num_steps=10**5)
+  assert accounting.epsilon(event, delta=1e-6) == pytest.approx(0.0108215, rel=1e-5)

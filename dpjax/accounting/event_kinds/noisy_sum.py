@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable
 from typing import ClassVar, TypeVar
 
@@ -9,6 +11,7 @@ import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
+from dpjax.accounting import noise_profiles
 from dpjax.accounting.event_kinds.elements import sampled, with_noise
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
@@ -19,13 +22,11 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   zcdp_of_pure,
 )
+from dpjax.accounting.loss_grid import connected
 from dpjax.accounting.proved import ADD, RELATIONS, REPLACE, ZERO
 from dpjax.accounting.text import lower, upper
 
 Noise = TypeVar("Noise", dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
-
-# Largest exponent of e at which dp_accounting's mixture of two densities does not overflow float64.
-_LARGEST_EXPONENT = 700.0
 
 
 class AdditiveNoiseKind(EventKind[Noise]):
@@ -48,18 +49,17 @@ class AdditiveNoiseKind(EventKind[Noise]):
       return part
     return self.event(part.noise_multiplier / 2)
 
-  def pld_of_sample(
-    self, part: Noise, interval: float, sampling_prob: float
-  ) -> pld_lib.PrivacyLossDistribution:
-    """Returns the privacy loss of the sum over a Poisson sample, on a grid of `interval`.
-
-    Connecting the dots between grid points makes the result an upper bound at any interval
-    (Doroshenko et al. 2022, arXiv:2207.04380).
-    """
+  def divergences(self, part: Noise) -> noise_profiles.Noise:
+    """Returns the divergences of the sums with and without a record."""
     raise NotImplementedError
 
   def pld(self, part: Noise, interval: float) -> pld_lib.PrivacyLossDistribution:
-    return self.pld_of_sample(part, interval, 1.0)
+    return sample_pld(
+      self.divergences(part),
+      prob=1.0,
+      largest=self.grid(part).largest_loss,
+      interval=interval,
+    )
 
   def describe(self, part: Noise, unit: str) -> str:
     multiple = lower(part.noise_multiplier, digits=6)
@@ -73,14 +73,8 @@ class GaussianKind(AdditiveNoiseKind[dpa.GaussianDpEvent]):
   event = dpa.GaussianDpEvent
   distribution = "Gaussian"
 
-  def pld_of_sample(
-    self, part: dpa.GaussianDpEvent, interval: float, sampling_prob: float
-  ) -> pld_lib.PrivacyLossDistribution:
-    return pld_lib.from_gaussian_mechanism(
-      part.noise_multiplier,
-      sampling_prob=sampling_prob,
-      value_discretization_interval=interval,
-    )
+  def divergences(self, part: dpa.GaussianDpEvent) -> noise_profiles.Noise:
+    return noise_profiles.gaussian(1 / part.noise_multiplier)
 
   def grid(self, part: dpa.GaussianDpEvent) -> Grid:
     shift = 1 / part.noise_multiplier
@@ -105,18 +99,8 @@ class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
   event = dpa.LaplaceDpEvent
   distribution = "Laplace"
 
-  def pld_of_sample(
-    self, part: dpa.LaplaceDpEvent, interval: float, sampling_prob: float
-  ) -> pld_lib.PrivacyLossDistribution:
-    # If e^(1 / noise_multiplier) overflows, the sum over all records is accounted instead, which
-    # costs no less.
-    if 1 / part.noise_multiplier > _LARGEST_EXPONENT:
-      sampling_prob = 1.0
-    return pld_lib.from_laplace_mechanism(
-      part.noise_multiplier,
-      sampling_prob=sampling_prob,
-      value_discretization_interval=interval,
-    )
+  def divergences(self, part: dpa.LaplaceDpEvent) -> noise_profiles.Noise:
+    return noise_profiles.laplace(1 / part.noise_multiplier)
 
   def grid(self, part: dpa.LaplaceDpEvent) -> Grid:
     # Laplace noise gives pure differential privacy, so the loss is bounded. With little noise this
@@ -153,7 +137,12 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
   ) -> pld_lib.PrivacyLossDistribution:
     kind = kind_of(part.event)
     assert isinstance(kind, AdditiveNoiseKind)
-    return kind.pld_of_sample(part.event, interval, _accounted_prob(part))
+    return sample_pld(
+      kind.divergences(part.event),
+      prob=_accounted_prob(part),
+      largest=kind.grid(part.event).largest_loss,
+      interval=interval,
+    )
 
   def grid(self, part: dpa.PoissonSampledDpEvent) -> Grid:
     whole = kind_of(part.event).grid(part.event)
@@ -174,6 +163,36 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
       f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "
       f"{unit} joins each batch on its own, with probability {prob})"
     )
+
+
+def sample_pld(
+  noise: noise_profiles.Noise, *, prob: float, largest: float, interval: float
+) -> pld_lib.PrivacyLossDistribution:
+  """Returns the privacy loss of noise on a Poisson sample, on a grid of `interval`.
+
+  Args:
+    noise: divergences of the noise on all records.
+    prob: probability with which a record joins.
+    largest: loss of the noise on all records that is exceeded with a negligible chance.
+    interval: distance between neighbouring losses of the grid.
+  """
+  if prob == 1:
+    return connected(
+      lambda epsilons: noise(epsilons)[0], interval=interval, largest=largest
+    )
+  return connected(
+    functools.partial(noise_profiles.removed, prob=prob, noise=noise),
+    functools.partial(noise_profiles.added, prob=prob, noise=noise),
+    interval=interval,
+    largest=amplified(largest, prob),
+    largest_added=largest_added(largest, prob),
+  )
+
+
+def largest_added(largest: float, prob: float) -> float:
+  """Returns -log(1 - prob (1 - e^-largest)): no loss of an added record is above this."""
+  # `largest` holds for any probability, also for one near 1.
+  return largest if prob == 1 else min(largest, -math.log1p(prob * math.expm1(-largest)))
 
 
 def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:

@@ -24,6 +24,8 @@ from dpjax.validate import UserError
 
 # Largest number of steps of a pass: integers up to this are exact in float64.
 _MOST_STEPS = 10**15
+# Number of cells of likelihood ratios while a search needs many epsilons quickly.
+_COARSE_CELLS = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +67,13 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   def pld(
     self, part: RandomAllocationDpEvent, interval: float
   ) -> pld_lib.PrivacyLossDistribution:
+    from dpjax.accounting.loss_grid import is_coarse
     from dpjax.accounting.random_allocation import allocation_pld
 
-    return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
+    cells = _COARSE_CELLS if is_coarse.get() else 0
+    return allocation_pld(
+      part.num_steps, part.noise_multiplier, interval=interval, cells=cells
+    )
 
   def grid(self, part: RandomAllocationDpEvent) -> Grid:
     noise = one_sum(part)

@@ -17,6 +17,8 @@ from dpjax.accounting.event_kinds.kind import (
   curve_of,
   zcdp_of_pure,
 )
+from dpjax.accounting.loss_grid import connected
+from dpjax.accounting.noise_profiles import UNIT
 from dpjax.accounting.proved import RELATIONS
 from dpjax.accounting.text import upper
 
@@ -54,9 +56,16 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
   def pld(
     self, part: dpa.RandomizedResponseDpEvent, interval: float
   ) -> pld_lib.PrivacyLossDistribution:
-    return pld_lib.from_randomized_response(
-      part.noise_parameter, part.num_buckets, value_discretization_interval=interval
-    )
+    loss = self._pure_loss(part)
+    rounding = (16 + 8 * loss) * UNIT
+
+    def deltas(epsilons: np.ndarray) -> np.ndarray:
+      # One answer has the loss, and a chance of at most 1; its opposite has minus the loss.
+      chance = 1 - part.noise_parameter * (1 - 1 / part.num_buckets)
+      delta = rounding - chance * np.expm1(np.minimum(epsilons - loss, 0.0))
+      return np.where(epsilons <= loss * (1 + rounding), delta, 0.0)
+
+    return connected(deltas, interval=interval, largest=loss)
 
   def rdp(self, part: dpa.RandomizedResponseDpEvent) -> np.ndarray:
     # Randomised response is defined by two values of one record, so dp_accounting analyses it for

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import stats
 
 from dpjax import validate
+from dpjax.accounting import noise_profiles
 from dpjax.accounting.event_kinds.elements import with_noise
 from dpjax.accounting.event_kinds.kind import (
   LEAST_PROB,
@@ -17,9 +21,14 @@ from dpjax.accounting.event_kinds.kind import (
   amplified,
   kind_of,
 )
+from dpjax.accounting.event_kinds.noisy_sum import largest_added
+from dpjax.accounting.loss_grid import connected
 from dpjax.accounting.proved import ZERO
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
+
+# Allowance for the relative error of SciPy's chances of a binomial.
+_CHANCE_ERROR = 1e-11
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
@@ -60,14 +69,34 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
   def pld(
     self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
   ) -> pld_lib.PrivacyLossDistribution:
-    # The relation is given, since dp_accounting's default is another relation.
-    return pld_lib.from_truncated_subsampled_gaussian_mechanism(
-      part.dataset_size,
-      part.sampling_probability,
-      part.truncated_batch_size,
-      part.noise_multiplier,
-      value_discretization_interval=interval,
-      neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
+    prob = part.sampling_probability
+    plain = dpa.PoissonSampledDpEvent(prob, _noise_of(part))
+    capacity, size = part.truncated_batch_size, part.dataset_size
+    cut = float(stats.binom.sf(capacity - 1, size - 1, prob))
+    if cut == 0:
+      return kind_of(plain).pld(plain, interval)
+    kept = float(stats.binom.sf(capacity, size, prob)) * capacity / (cut * size)
+    kept = min(1.0, kept * (1 + _CHANCE_ERROR))
+    shift = 2 / part.noise_multiplier
+    noise = noise_profiles.gaussian(shift / 2)
+
+    # Both directions have the same grid, and the same divergence if the sample is cut.
+    of_cut: dict[int, np.ndarray] = {}
+
+    def mixed(uncut: Callable[..., np.ndarray], epsilons: np.ndarray) -> np.ndarray:
+      if not of_cut:
+        apart = noise_profiles.moved_apart(epsilons, prob=kept, shift=shift)
+        of_cut[len(epsilons)] = (1 + _CHANCE_ERROR) * cut * apart
+      deltas = (1 - (1 - _CHANCE_ERROR) * cut) * uncut(epsilons, prob=prob, noise=noise)
+      return np.minimum(deltas + of_cut[len(epsilons)], 1.0)
+
+    # At 10 deviations beyond `shift`, the loss is that of a removed and of an added record.
+    removed = amplified(shift**2 / 2 + 10 * shift, kept)
+    return connected(
+      functools.partial(mixed, noise_profiles.removed),
+      functools.partial(mixed, noise_profiles.added),
+      interval=interval,
+      largest=removed + largest_added(1.5 * shift**2 + 10 * shift, kept),
     )
 
   def grid(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> Grid:
