@@ -13,6 +13,8 @@ from dp_accounting.rdp import RdpAccountant
 import dpjax
 from dpjax import plan as plan_lib
 from dpjax.accounting import overflow
+from dpjax.accounting.event_kinds.elements import parts
+from dpjax.accounting.matrix import joined
 from tests.refuses import refuses
 
 
@@ -241,9 +243,9 @@ def test_a_run_of_passes_is_one_event_with_a_count():
   plan = _plan(sampler=sampler, num_steps=10**7 - 1)
   assert plan.event().count == 10**5
   for first, last in ((0, 0), (0, 1), (0, 250), (100, 300), (101, 199), (99, 301)):
-    listed = accounting.joined([plan.step_event(step) for step in range(first, last)])
+    listed = joined([plan.step_event(step) for step in range(first, last)])
     together = plan._event_of(range(first, last))
-    assert accounting.parts(together) == accounting.parts(listed)
+    assert parts(together) == parts(listed)
 
   class OnlyTheThird(dpjax.RandomAllocationSampler):
     """A sampler that accounts for its steps in a way of its own."""
@@ -252,4 +254,4 @@ def test_a_run_of_passes_is_one_event_with_a_count():
       return inner if step == 3 else dp_accounting.NoOpDpEvent()
 
   own = _plan(sampler=OnlyTheThird(steps_per_pass=4, capacity=50), num_steps=8)
-  assert sum(accounting.parts(own.event()).values()) == 1
+  assert sum(parts(own.event()).values()) == 1
