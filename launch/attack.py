@@ -2,12 +2,12 @@
 
   python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/attack
   python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/top_k \\
-    --config.federate.compression=top_k
+    --config.target.compression=top_k
 
 Every field of the config (dpjax/experiments/kinds/attack/config.py) can be overridden by its
 dotted name.
-`train` and `federate` in it are configs of launch.train and launch.federate, so a defence is
-one flag of theirs: --config.train.privacy.epsilon=8, --config.federate.compression=top_k.
+`target` in it is a config of launch.train or launch.federate, so a defence is one flag of
+theirs: --config.target.privacy.epsilon=8, --config.target.compression=top_k.
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is
 promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it at any time; the
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
@@ -53,7 +53,7 @@ def attack_run() -> None:
   folder = flags.FLAGS.run
   config = finished.attack_on(folder, num_shadows=flags.FLAGS.shadows)
   workdir = flags.FLAGS.workdir or f"runs/attack_{pathlib.Path(folder).resolve().name}"
-  app.prepare_memory([config.train])
+  app.prepare_memory([config.target])
   with app.stoppable(workdir):
     result = loop.run(build.build(config), workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")

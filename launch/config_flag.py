@@ -8,6 +8,7 @@ turn a missing or failing config file into a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import re
@@ -20,8 +21,8 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, validate
-from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import switches, writers
+from dpjax.experiments.config import choices, fields, rules
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
@@ -60,35 +61,34 @@ def define(
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
-    text = _fields_in_words(kind.config(), name).replace("%", "%%")
+    text = _fields_in_words(_chosen_here(kind, name), name).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
 def get(name: str = "config", **more: Any) -> Any:
   """Returns the config of the file that the flag names, checked, with the overrides.
 
-  If the overrides leave a field unread, it goes back to its default, and a line on stderr says so;
-  see `dpjax.experiments.run.switches`. With --print_config, prints the config and ends the process.
+  If a flag chooses another value, such as another method, what the file set in the old value and
+  the new one lacks is dropped, and a line on stderr says so. With --print_config, prints the config
+  and ends the process.
 
   Args:
-    more: values of fields that have a flag of their own, such as "audit.enabled".
+    more: values of fields that have a flag of their own, such as "audit".
 
   Raises:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
   flag_text = str(flags.FLAGS[name].value)
-  file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
+  before = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
-  steps = fields.override_all(config, texts, name=f"--{name}")
-  if steps:
-    (_, config) = steps[-1]
+  config = fields.override_all(config, texts, name=f"--{name}")
   for path, value in more.items():
     config = fields.replace(config, path, value)
-    steps.append((path, config))
-  config, line = switches.of_command_line(file, steps, _KINDS[name])
-  if line:
-    writers.note(line)
+  lost = fields.lost(before, config, {*texts, *more})
+  if lost:
+    given = ", ".join(f"{path}={text!r:.60}" for path, text in (texts | more).items())
+    writers.note(f"{given}: takes no {', '.join(lost)}; the file's values are dropped")
   if flags.FLAGS.print_config:
     for line in command_line(config, name):
       print(line)
@@ -137,9 +137,23 @@ def _as_text(value: Any) -> str:
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
+def _chosen_here(kind: Kind, name: str) -> Any:
+  """Returns the defaults of a kind of run, with the choices on the command line of --help."""
+  marks = tuple(f"{dashes}{name}." for dashes in ("--", "-"))
+  given = [arg.partition("=") for arg in sys.argv[1:] if arg.startswith(marks)]
+  texts = {path.lstrip("-").removeprefix(f"{name}."): text for path, _, text in given}
+  with contextlib.suppress(UserError):
+    return fields.override_all(kind.config(), texts)
+  return kind.config()
+
+
 def _fields_in_words(config: Any, name: str) -> str:
   """Returns lines for each field: its default, its possible values, its help."""
-  lines = [f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional", ""]
+  lines = [
+    f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional;",
+    "beside a choice, such as --config.privacy=dp_ftrl, --help shows all of its fields",
+    "",
+  ]
   for row in rules.described(config):
     values = f"  [{row.values}]" if row.values else ""
     head = f"  {row.path}={row.default!r}{values}"
@@ -156,7 +170,11 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 
   `prefix`: beginning of the default name of the workdir."""
   audit = flags.FLAGS["audit"]
-  more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
+  choice = choices.choice_at(_KINDS["config"].config, "audit")
+  assert choice is not None
+  # A config has one kind of audit.
+  (kind,) = choice.table.keys() - {"none"}
+  more = {"audit": kind if audit.value else "none"} if audit.present else {}
   config = get("config", **more)
   return config, workdir(prefix)
 

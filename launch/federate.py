@@ -48,7 +48,7 @@ flags.DEFINE_string(
   "workdir", None, "Directory of this run (default: runs/fed_<config name>)."
 )
 flags.DEFINE_bool(
-  "audit", False, "Train with canary clients; short for --config.audit.enabled."
+  "audit", False, "Train with canary clients; short for --config.audit=canaries."
 )
 app.define_dry_run()
 app.define_target()

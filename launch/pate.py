@@ -11,7 +11,7 @@ Stop it at any time; the same command goes on where it stopped.
 
 The epsilon that is printed does not depend on the votes. With --config.data_dependent=true
 result.json also says what these very votes cost, which is private; with
---config.publish_cost=true that number gets noise of its own, which is accounted.
+--config.cost=published that number gets noise of its own, which is accounted.
 --config.release=true takes keys of 256 bits and writes nothing private.
 """
 

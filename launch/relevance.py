@@ -31,7 +31,7 @@ from launch import app, config_flag
 
 config_flag.define(kind=RELEVANCE, default="configs/radp/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
-flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
+flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit=attacks.")
 flags.DEFINE_string(
   "figure_9", "", "Draw the noises of figure 9 into this folder, and end."
 )

@@ -43,7 +43,7 @@ from launch import app, config_flag, peers
 
 config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
-flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
+flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit=canaries.")
 app.define_dry_run()
 app.define_target()
 peers.define()

@@ -267,8 +267,8 @@ def test_a_data_set_of_wrong_dicts_ends_in_one_line(x, more, field):
 def test_what_needs_one_array_says_so():
   with refuses("launch.federate"):
     data.needs_arrays(_dataset(), "launch.federate")
-  with refuses("audit.enabled"):
-    data.needs_classes(_dataset(), "audit.enabled=True")
+  with refuses("audit"):
+    data.needs_classes(_dataset(), "audit")
   with refuses("x"):
     data.preprocess.center(_dataset())
   with refuses("x"):
@@ -356,8 +356,8 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeyp
   network.init(jax.random.key(0), test.x[:1])
   scores = metrics.evaluate(network.apply, params, test)
   assert scores["accuracy"] == pytest.approx(result["test_accuracy"])
-  audited = fields.replace_all(config, {"audit.enabled": True})
-  with refuses("audit.enabled"):
+  audited = fields.replace_all(config, {"audit": "canaries"})
+  with refuses("audit"):
     loop.train(audited, tmp_path / "audited")
   with refuses("run"):
     dpjax.serving.Predictor.load(tmp_path / "run")

@@ -20,7 +20,6 @@ import textwrap
 import numpy as np
 import pytest
 
-from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
@@ -35,7 +34,6 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis import config as synthesis
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
@@ -211,7 +209,7 @@ def _check(command: str) -> None:
   flags = {name: value for name, _, value in parts}
   overrides = {n: v for n, v in flags.items() if n.startswith("config.")}
   if "audit" in flags:  # short for it
-    overrides["config.audit.enabled"] = "true"
+    overrides["config.audit"] = "canaries"
   for name in flags.keys() - overrides.keys() - {"config"}:
     known = _flags(launcher)
     assert name in known or name.removeprefix("no") in known, name
@@ -229,14 +227,8 @@ def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) 
   config = config_flag.load(str(_ROOT / path), kind) if path else kind()
   # a file to start from is made by another command
   here = [name for name in overrides if not name.endswith(".pretrained")]
-  file = config
-  steps = []
-  for name in sorted(here, key=lambda name: name.count(".")):
-    field = name.removeprefix("config.")
-    config = fields.override(config, field, overrides[name])
-    steps.append((field, config))
-  # As a launcher does: what a switch leaves unread goes back to its default.
-  config, _ = switches.of_command_line(file, steps, all_kinds.KINDS[type(config)])
+  texts = {name.removeprefix("config."): overrides[name] for name in here}
+  config = fields.override_all(config, texts)
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
   _REFUSED[launcher](config)
@@ -372,8 +364,8 @@ def test_fields_that_are_named_exist(page):
 
 
 def test_a_wrong_field_is_seen():
-  assert _is_field("privacy.ftrl.strategy.bands") and _is_field("federate.compression")
-  assert not _is_field("privacy.no_such") and not _is_field("privacy.ftrl.strategy.no_such")
+  assert _is_field("privacy.strategy.bands") and _is_field("target.compression")
+  assert not _is_field("privacy.no_such") and not _is_field("privacy.strategy.no_such")
 
 
 _ERRORS = [block.splitlines() for block in _fenced("docs/errors.md", "text")]

@@ -24,7 +24,7 @@ from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import play, registry
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.zoo import networks
@@ -106,7 +106,8 @@ def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
     data.load("corners", resident=False)
   with refuses("num_examples", value=61):
     data.load("corners", num_examples=61)
-  assert "data.data_dir" in unused.of_data(DataConfig(name="corners"))
+  with refuses("data.data_dir"):
+    bounds.data(DataConfig(name="corners", data_dir="/"))
   assert "  corners " in launch_list.page(("data",))
   del sys.modules["corner_data"]
 
@@ -162,7 +163,7 @@ def gentle_avg(tmp_path, monkeypatch):
 
 
 def test_a_federated_algorithm_runs_by_its_import_path(gentle_avg):
-  public = {"algorithm": "gentle:gentle_avg", "privacy.method": "none"}
+  public = {"algorithm": "gentle:gentle_avg", "privacy": "none"}
   public |= {"privacy.epsilon": 8.0, "privacy.delta": 1e-5, "privacy.l2_clip_norm": 1.0}
   config = quickstart.get_config()
   for path, value in (public | {"num_rounds": 2}).items():

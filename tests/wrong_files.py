@@ -36,7 +36,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.kinds.synthesis.config import KernelMean, SynthesisConfig
 from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
@@ -328,7 +328,7 @@ def readers():
 
   def attack(path):
     config = fields.replace_all(
-      AttackConfig(), {"train.data.name": path, "attack": "membership"}
+      AttackConfig(), {"target.data.name": path, "attack": "membership"}
     )
     return attack_build.load_data(config)
 
@@ -422,7 +422,8 @@ def runs():
   )
   task = {"name": "sum", "num_clients": 3, "length": 10}
   secure_config = fields.replace_all(
-    sums.get_config(), {"rows": {"sum, a": {"task": task, "protocol": "additive_sharing"}}}
+    sums.get_config(),
+    {"rows": {"sum, a": {"task": {**task, "protocol": "additive_sharing"}}}},
   )
   relevance_config = fields.replace_all(
     radp.get_config(), {"num_epochs": 1, "data.limit": 200}
@@ -434,8 +435,8 @@ def runs():
     {
       "rows": {"a, b": lie},
       "title": "",
-      "federate.num_rounds": 1,
-      "federate.local.epochs": 1,
+      "target.num_rounds": 1,
+      "target.local.epochs": 1,
     },
   )
   pate_config = PateConfig(
@@ -447,7 +448,11 @@ def runs():
     delta=1e-5,
   )
   synthesis_config = SynthesisConfig(
-    epsilon=8.0, num_frequencies=8, num_steps=2, per_class=4, hidden=4, num_samples=20
+    method=KernelMean(num_frequencies=8, num_steps=2),
+    epsilon=8.0,
+    per_class=4,
+    hidden=4,
+    num_samples=20,
   )
   distillation_config = fields.replace_all(
     DistillationConfig(),

@@ -21,11 +21,8 @@ from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import ftrl
-from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated_config
-from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.federated import described
@@ -107,10 +104,6 @@ def _choice(config: type, path: str) -> Section:
   return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
 
 
-def _words(where: str, table: Rows) -> Section:
-  return Section(where, lambda: table)
-
-
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
   return Section(where, lambda: {name: _line(value) for name, value in table.items()})
 
@@ -142,7 +135,7 @@ def _aggregators() -> Rows:
   return {name: line(name, value) for name, value in federated_config.AGGREGATORS.items()}
 
 
-def _samplers(where: str, table: Mapping[str, Any]) -> Section:
+def _samplers(where: str, purpose: str) -> Section:
   """Returns a section of samplers, each with its proved relations, and accountants for them."""
 
   def line(kind: type[sampling.Sampler]) -> str:
@@ -151,7 +144,8 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
     by = f"{', '.join(kind.relations)} by {by}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
-  return Section(where, lambda: {name: line(kind) for name, kind in table.items()})
+  kinds = sampling.used_for(purpose)
+  return Section(where, lambda: {name: line(kind) for name, kind in kinds.items()})
 
 
 def _accountants() -> Rows:
@@ -247,8 +241,8 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "data": (Section("--config.data.name of every launcher", _data_sets),),
   "models": (Section("--config.model.name of every launcher", _models),),
   "methods": (
-    _words("--config.privacy.method of launch.train", central.METHODS),
-    _words("--config.privacy.method of launch.federate", federated.METHODS),
+    _choice(TrainConfig, "privacy"),
+    _choice(FedConfig, "privacy"),
     _documented("--config.method of launch.relevance", {**_RADP, **pipeline.METHODS}),
   ),
   "clippings": (
@@ -256,15 +250,16 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _choice(FedConfig, "privacy.clipping"),
   ),
   "samplers": (
-    _samplers("--config.privacy.sampler of launch.train", central.SAMPLERS),
-    _samplers("--config.privacy.sampler of launch.federate", federated.SAMPLERS),
-    _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
+    _samplers("--config.privacy.sampler of dp_sgd", "examples"),
+    _samplers("--config.privacy.sampler of launch.federate", "clients"),
+    _samplers("--config.privacy.sampler of dp_ftrl", "correlated noise"),
   ),
   "scalings": (_choice(TrainConfig, "privacy.scaling"),),
+  "clip_schedules": (_choice(TrainConfig, "privacy.clip_schedule"),),
   "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
   "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),
-  "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
+  "correlations": (_choice(TrainConfig, "privacy.strategy"),),
   "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),
   "optimizers": (
     _choice(TrainConfig, "optimizer.rule"),
@@ -277,12 +272,17 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "compressions": (_choice(FedConfig, "compression"),),
   "secure_sums": (
     _choice(FedConfig, "secure_sum"),
-    _choice(SecureConfig, "protocol"),
+    _choice(SecureConfig, "task.protocol"),
   ),
   "secure_tasks": (_choice(SecureConfig, "task"),),
   "attacks": (
     _choice(AttackConfig, "attack"),
+    _choice(AttackConfig, "target"),
     Section("every attack that is known here (launch.attack --threats)", _threats),
   ),
-  "audits": (_documented("--config.audit.method", _BOUNDS),),
+  "audits": (
+    _choice(TrainConfig, "audit"),
+    _choice(FedConfig, "audit"),
+    _documented("--config.audit.method", _BOUNDS),
+  ),
 }

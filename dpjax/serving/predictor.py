@@ -104,7 +104,7 @@ class Predictor:
   >>> from dpjax.experiments.run import loop
   >>> config = TrainConfig(
   ...   data=DataConfig(name="digits", center=True), model=ModelConfig(name="mlp"),
-  ...   privacy=PrivacyConfig(epsilon=8.0), num_steps=1, eval_every=1)
+  ...   privacy=DpSgd(epsilon=8.0), num_steps=1, eval_every=1)
   >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
   ...   _ = loop.train(config, folder + "/run")
   ...   predictor = Predictor.load(folder + "/run")
@@ -428,7 +428,7 @@ def _rebuilt(
   statistics = None
   if normalization.releases_statistics(config):
     kind: Any = mechanisms.ChannelMoments
-    if isinstance(config.privacy.normalization, Whitened):
+    if isinstance(getattr(config.privacy, "normalization", None), Whitened):
       kind = mechanisms.Spread
     prefix = f"{normalization.RELEASED}/"
     try:

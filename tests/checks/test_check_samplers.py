@@ -23,7 +23,7 @@ def _subject(sampler, relation):
     "num_steps": 20,
     "privacy.sampler": sampler,
     "privacy.neighboring_relation": relation,
-    "privacy.capacity": 75 if sampler == "truncated_poisson" else None,
+    "privacy.sampler.capacity": 75 if sampler == "truncated_poisson" else None,
   }
   return of_config.subject(fields.replace_all(config, changes))
 

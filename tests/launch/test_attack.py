@@ -27,9 +27,9 @@ def get_config():
   kept = ("membership, epsilon 8", "dense layer first, none", "dense layer first, quantised")
   config.rows = {label: config.rows[label] for label in kept}
   config.beside = {kept[1]: ".82 / 76 %"}
-  small = {"train.num_steps": 6, "train.data.limit": 60, "train.model.name": "linear"}
-  small |= {"train.model.options": {}, "attack.num_shadows": 6, "federate.data.limit": 4}
-  return fields.replace_all(config, small | {"federate.partition.num_clients": 4})
+  small = {"target.num_steps": 6, "target.data.limit": 60, "target.model.name": "linear"}
+  small |= {"target.model.options": {}, "attack.num_shadows": 6, "target.data.limit": 4}
+  return fields.replace_all(config, small | {"target.partition.num_clients": 4})
 """
 _launch = functools.partial(commands.run, "launch.attack")
 
@@ -73,7 +73,7 @@ def test_a_flag_beside_the_threats_is_refused(more):
   ("arguments", "words"),
   [
     (["--config.attack.num_shadows=1"], "attack.num_shadows=1: must be an integer in"),
-    (["--config.federate.compression=zip"], "compression='zip': must be one of"),
+    (["--config.target.compression=zip"], "compression='zip': must be one of"),
     (["--config.beside={'z': '1'}"], "beside['z']: is no row"),
   ],
 )

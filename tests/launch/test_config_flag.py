@@ -155,7 +155,7 @@ def test_failing_file_names_its_line(folder):
     ("raise SystemExit(3)", "SystemExit: 3"),
     (
       "from dpjax.experiments.kinds.central.config import *\n"
-      "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
+      "def get_config():\n  return TrainConfig(privacy=DpSgd(epsilon='2'))",
       r"--config\.privacy\.epsilon='2': must be a number or none",
     ),
   ],

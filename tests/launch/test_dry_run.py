@@ -89,7 +89,7 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
       relation = (
         {"privacy.neighboring_relation": "replace_special"} if kind is CENTRAL else {}
       )
-      config = fields.replace_all(config, _NOISE | relation)
+      config = fields.replace_all(fields.replace_all(config, _NOISE), relation)
       plans.append(_lines(dry_run.report(kind, config, tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
@@ -117,7 +117,7 @@ def _loaded(flipped):
   [
     ({"num_steps": -1, "data.name": "nothing.npz"}, "num_steps=-1"),
     ({"privacy.epsilon_budget": 0.1}, "privacy.epsilon_budget=0.1"),
-    ({"privacy.capacity": 20}, "capacity=20"),
+    ({"privacy.sampler.capacity": 20}, "capacity=20"),
     ({"data.name": "nothing.npz"}, "nothing.npz"),
     ({"model.options": {"features": [0]}}, "features=0"),
   ],

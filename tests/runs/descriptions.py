@@ -22,6 +22,7 @@ from dpjax import accounting, data, federated, secure, training, trees, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release, patch_features
+from dpjax.experiments.kinds.central.config import LeastSquares
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.types import Example
 from dpjax.validate import UserError
@@ -290,7 +291,7 @@ def training_run(config: Any) -> Any:
   build.check(config)
   whole = build.run_keys(config)
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     loaded = build.load_data(config)
     work = one_release.started(config, loaded, random)
     guarantee = work.guarantee

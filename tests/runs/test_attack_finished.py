@@ -12,9 +12,9 @@ from dpjax import attacks
 from dpjax.experiments.kinds.attack import build, finished, members, table
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
   OptimizerConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
   config = TrainConfig(
     data=DataConfig(name="digits", limit=120),
     model=ModelConfig("linear"),
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
+    privacy=DpSgd(epsilon=None, noise_multiplier=2.0, sampling_prob=0.2),
     optimizer=OptimizerConfig(learning_rate=0.3),
     num_steps=6,
     seed=5,

@@ -55,7 +55,7 @@ def _config(folder, **overrides):
     "resident": False,
     "noise_seed": 0,
   }
-  return fields.replace_all(TrainConfig(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(TrainConfig(), small), overrides)
 
 
 def _threads():
@@ -84,9 +84,9 @@ def test_a_run_may_go_on_where_the_data_lie_elsewhere(folder, tmp_path, monkeypa
   [
     {"data.center": True, "data.limit": 70, "slices": 2},
     {"privacy.normalization": {"name": "private_statistics", "clip_norms": (1.0, 1.0)}},
-    {"augmentation": "shift", "audit.enabled": True, "audit.num_canaries": 30},
+    {"augmentation": "shift", "audit": "canaries", "audit.num_canaries": 30},
     {
-      "audit.enabled": True,
+      "audit": "canaries",
       "audit.num_canaries": 30,
       "privacy.neighboring_relation": "replace_special",
       "privacy.sampler": "truncated_poisson",

@@ -40,7 +40,7 @@ def _central(**more: Any) -> Any:
     "model.name": "linear", "model.options": {}, "data.limit": 300,
     "privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "noise_seed": 0,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), more)
 
 
 def _federated(**more: Any) -> Any:
@@ -50,7 +50,7 @@ def _federated(**more: Any) -> Any:
     "local.epochs": 1, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0,
     "noise_seed": 0,
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **more})
+  return fields.replace_all(fields.replace_all(fed_quickstart.get_config(), small), more)
 
 
 def _relevance(**more: Any) -> Any:

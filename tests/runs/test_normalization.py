@@ -46,7 +46,7 @@ _SMALL = {
 
 def _config(**changes):
   named = {name.replace("__", "."): value for name, value in changes.items()}
-  return fields.replace_all(quickstart.get_config(), _SMALL | named)
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), _SMALL), named)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_features_are_standardised_before_they_are_whitened_where_groups_are_giv
   for changes in ({}, {"model.options": {}}, {"privacy.normalization": "per_example"}):
     start = {"model.name": groups["name"], "model.options": groups["options"]}
     start["privacy.normalization"] = _WHITENED
-    config = fields.replace_all(quickstart.get_config(), start | changes)
+    config = fields.replace_all(fields.replace_all(quickstart.get_config(), start), changes)
     found.append(normalization.per_example(config))
   assert found == [True, False, True]
 
@@ -255,7 +255,7 @@ def test_canaries_are_part_of_what_is_fitted(loaded, monkeypatch):
     lambda self, key, x: seen.append((len(x), self.normalize_by)) or call(self, key, x),
   )
   audited = _config(
-    audit__enabled=True,
+    audit="canaries",
     audit__num_canaries=100,
     privacy__neighboring_relation="replace_special",
   )
@@ -283,10 +283,10 @@ def test_a_run_of_dp_ftrl_pays_for_them_and_goes_on_with_the_same(
 
 
 _FTRL = {
-  "privacy__method": "dp_ftrl",
+  "privacy": "dp_ftrl",
   "privacy__epsilon": 4.0,
   "privacy__sampling_prob": 0.5,
-  "privacy__ftrl__strategy": {"name": "banded", "bands": 2},
+  "privacy__strategy": {"name": "banded", "bands": 2},
   "privacy__normalization": {**_PRIVATE, "noise_multiplier": 8.0},
 }
 
@@ -359,8 +359,8 @@ class _HalfNoise(channel_statistics.ChannelStatistics):
   ("changes", "field"),
   [
     (
-      {"privacy__method": "sgd", "privacy__epsilon": None},
-      "privacy.normalization",
+      {"privacy": "sgd", "privacy__normalization": "private_statistics"},
+      "config.privacy.normalization",
     ),
     (
       {"model__name": "scatter_linear", "model__options": {"num_groups": 27}},
@@ -383,8 +383,8 @@ def test_what_does_not_go_together_is_one_line(changes, field, loaded):
 
 
 def test_attacks_whose_models_share_a_function_are_refused():
-  config = AttackConfig(train=_config(eval_every=100, checkpoint_every=100))
-  with refuses("train.privacy.normalization"):
+  config = AttackConfig(target=_config(eval_every=100, checkpoint_every=100))
+  with refuses("target.privacy.normalization"):
     check_attack(config)
 
 

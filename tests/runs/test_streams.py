@@ -18,11 +18,11 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
-  PrivacyConfig,
+  Sgd,
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, NoPrivacy
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -45,7 +45,7 @@ def _central(**overrides):
     "privacy.noise_multiplier": 2.0, "privacy.sampling_prob": 0.2,
     "data.name": "mine.npz", "data.num_examples": _ROWS,
   }  # fmt: skip
-  return fields.replace_all(quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(fields.replace_all(quickstart.get_config(), small), overrides)
 
 
 def _federated(**overrides):
@@ -55,7 +55,9 @@ def _federated(**overrides):
     "privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "model.name": "linear",
     "model.options": {},
   }  # fmt: skip
-  return fields.replace_all(fed_quickstart.get_config(), {**small, **overrides})
+  return fields.replace_all(
+    fields.replace_all(fed_quickstart.get_config(), small), overrides
+  )
 
 
 def _relevance(**overrides):
@@ -162,13 +164,13 @@ def test_without_privacy_every_algorithm_meets_the_same_cohorts():
     private = _federated(**{k: v for k, v in changes.items() if k != "privacy"})
     return federate_build.build(fields.replace_all(private, changes)).new_keys()
 
-  plain = {"privacy": FedPrivacyConfig(method="none")}
+  plain = {"privacy": NoPrivacy()}
   averaging = keys(**plain)
   assert averaging == keys(**plain, algorithm="fed_prox")
   assert averaging.sampler != keys(**plain, seed=1).sampler
   assert keys().sampler != keys().sampler
   config = _central(**{"data.num_examples": None})
-  config = dataclasses.replace(config, privacy=PrivacyConfig(method="sgd"))
+  config = dataclasses.replace(config, privacy=Sgd())
   assert build.build(config).new_keys() == build.build(config).new_keys()
 
 
@@ -419,8 +421,8 @@ def test_a_number_beyond_every_float_has_its_own_name():
     (PateConfig(), ""),
     (SynthesisConfig(), ""),
     (RelevanceConfig(), "data."),
-    (SecureConfig(), "train.data."),
-    (AttackConfig(), "train.data."),
+    (SecureConfig(task="infer"), "task.train.data."),
+    (AttackConfig(), "target.data."),
   ],
 )
 def test_where_data_lie_is_no_part_of_a_runs_name(config, section):

@@ -13,7 +13,7 @@ from dpjax.experiments.all_kinds import KINDS
 from dpjax.experiments.config import elsewhere, fields, optimizers
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import DpSgd, TrainConfig
 from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
@@ -111,7 +111,7 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
     fields.override(by_name, "privacy.clipping.gamma", "0.1"),
     fields.override(by_name, "privacy.clipping", '{"name": "automatic", "gamma": 0.1}'),
     fields.replace(TrainConfig(), "privacy.clipping", Automatic(0.1)),
-    TrainConfig(privacy=PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1})),
+    TrainConfig(privacy=DpSgd(clipping={"name": "automatic", "gamma": 0.1})),
   ]
   config = TrainConfig()
   config.privacy.clipping = {"name": "automatic", "gamma": 0.1}
@@ -162,7 +162,7 @@ def test_what_the_chosen_value_has_not_is_one_line(path, text, field):
 
 
 def test_a_value_of_no_row_is_refused_where_it_is_checked():
-  config = TrainConfig(privacy=PrivacyConfig(clipping=3))  # type: ignore[arg-type]
+  config = TrainConfig(privacy=DpSgd(clipping=3))  # type: ignore[arg-type]
   with refuses("config.privacy.clipping", value=3):
     fields.check(config, TrainConfig, "config")
 
@@ -194,7 +194,7 @@ class _Own(Automatic):
 
 @pytest.mark.parametrize("odd", [Flat, _Own(factor=9.0), None, ["flat"], {"gamma": 1.0}])
 def test_a_class_or_a_rule_of_ones_own_is_one_line(odd):
-  config = TrainConfig(privacy=PrivacyConfig(clipping=odd))
+  config = TrainConfig(privacy=DpSgd(clipping=odd))
   with refuses("config.privacy.clipping"):
     build.check(config)
   assert fields.replace(config, "privacy.clipping", "flat") == TrainConfig()
@@ -261,8 +261,8 @@ def test_a_typo_in_a_config_file_is_not_dropped(config, room, typo):
     (FedConfig, {"secure_sum": "committee"}, {"num_members": "3", "colluding": "1"}),
     (FedConfig, {"secure_sum": "committee"},
      {"num_members": "9", "colluding": "6", "packed": "3"}),
-    (SecureConfig, {"protocol": "committee"}, {"num_members": "2", "colluding": "1"}),
-    (SecureConfig, {"protocol": "plain"}, {"bits": "32", "largest": "4294967295"}),
+    (SecureConfig, {"task.protocol": "committee"}, {"num_members": "2", "colluding": "1"}),
+    (SecureConfig, {"task.protocol": "plain"}, {"bits": "32", "largest": "4294967295"}),
     (SecureConfig, {"task": "sum"}, {"num_clients": "30", "silent": "29"}),
     (RelevanceConfig, {"lrp": None}, {"low": "7", "high": "8"}),
     (AttackConfig, {"attack": "extraction"}, {"labels_only": "true", "decimals": "none"}),
@@ -273,7 +273,7 @@ def test_fields_are_checked_against_each_other_when_all_are_set(kind, chosen, fi
   texts = {f"{section}.{field}": text for field, text in fixed.items()}
   whole = {} if word is None else {section: word}
   results = [
-    fields.override_all(kind(), {**dict(order), **whole})[-1][1]
+    fields.override_all(kind(), {**dict(order), **whole})
     for order in itertools.permutations(texts.items())
   ]
   assert all(result == results[0] for result in results)
@@ -307,7 +307,7 @@ _OTHERS = {
     "sigma": "privacy.noise_multiplier", "noise_multiplier": "privacy.noise_multiplier",
     "secure_mode": "release", "lr": "optimizer.learning_rate", "epochs": "num_steps",
     "steps": "num_steps", "microbatches": "microbatch_size",
-    "strategy": "privacy.ftrl.strategy", "random_state": "seed",
+    "strategy": "privacy.strategy", "random_state": "seed",
     "noise": "privacy.noise_multiplier",
   },
   FedConfig: {
@@ -337,14 +337,14 @@ _OTHERS = {
     "max_grad_norm": "private.l2_clip_norm", "lr": "learning_rate",
   },
   AttackConfig: {
-    "batch_size": "federate.local.batch_size", "sigma": "train.privacy.noise_multiplier",
-    "noise": "train.privacy.noise_multiplier",
-    "lr": "train.optimizer.learning_rate", "fraction_fit": "federate.clients_per_round",
-    "strategy": "federate.algorithm",
+    "batch_size": "target.local.batch_size", "sigma": "target.privacy.noise_multiplier",
+    "noise": "target.privacy.noise_multiplier",
+    "lr": "target.optimizer.learning_rate", "fraction_fit": "target.clients_per_round",
+    "strategy": "target.algorithm",
   },
   SecureConfig: {
     "epochs": "task.epochs", "lr": "task.learning_rate", "eps": "task.epsilon",
-    "noise": "train.privacy.noise_multiplier",
+    "noise": "task.train.privacy.noise_multiplier",
   },
   SweepConfig: {"noise": "base.privacy.noise_multiplier", "epochs": "base.num_steps"},
 }  # fmt: skip

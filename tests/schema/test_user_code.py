@@ -46,13 +46,14 @@ def _with(config, **overrides):
 def _central(**overrides):
   small = {"num_steps": 4, "model__options": {}, "privacy__epsilon": None}
   small |= {"privacy__noise_multiplier": 1.0, "optimizer__learning_rate": 0.05}
-  return _with(quickstart.get_config(), **{"model__name": "mine:Net", **small, **overrides})
+  config = _with(quickstart.get_config(), **{"model__name": "mine:Net", **small})
+  return _with(config, **overrides)
 
 
 def _federated(**overrides):
   small = {"num_rounds": 2, "privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
   small |= {"data__limit": 100, "partition__num_clients": 20, "clients_per_round": 5.0}
-  return _with(fed_quickstart.get_config(), **{**small, **overrides})
+  return _with(_with(fed_quickstart.get_config(), **small), **overrides)
 
 
 class MeanOfTheBatch(nn.Module):
@@ -171,8 +172,8 @@ def test_an_event_needs_relations():
 
 
 def test_a_capacity_that_an_own_sampler_does_not_have_is_refused():
-  with refuses("privacy.capacity", value=700):
-    build.assemble(_central(privacy__sampler="mine:Halves", privacy__capacity=700))
+  with refuses("privacy.sampler.capacity", value=700):
+    build.assemble(_central(privacy__sampler="mine:Halves", privacy__sampler__capacity=700))
 
 
 @pytest.mark.slow
@@ -225,9 +226,7 @@ def test_a_whole_algorithm_is_refused_with_privacy_alone():
 
 
 def _without_privacy(config):
-  nothing = {"privacy__method": "none", "privacy__noise_multiplier": None}
-  defaults = {"privacy__epsilon": 8.0, "privacy__delta": 1e-5, "privacy__l2_clip_norm": 1.0}
-  return _with(config, **nothing, **defaults)
+  return _with(config, privacy="none")
 
 
 def test_an_own_aggregator_is_not_private_whatever_it_says():
@@ -264,15 +263,15 @@ def of_households(num_examples, sampling_prob):
 
 
 def test_users_may_take_turns_by_an_own_sampler_of_users():
-  ftrl = {"privacy__method": "dp_ftrl", "clients_per_round": 4.0}
+  ftrl = {"privacy": "dp_ftrl", "clients_per_round": 4.0}
   made = lambda name: federated_build.assemble(
-    _federated(**ftrl, privacy__ftrl__sampler=f"{__name__}:{name}")
+    _federated(**ftrl, privacy__sampler=f"{__name__}:{name}")
   )
   guarantee = made("of_users").guarantee
   assert (guarantee.kind, guarantee.unit) == ("claimed", "user")
   statement = guarantee.statement(2)
   assert "Unit: one user" in statement and "example" not in statement.split("Noise:")[1]
-  with refuses("privacy.ftrl.sampler"):
+  with refuses("privacy.sampler"):
     made("of_households")
 
 

@@ -247,7 +247,7 @@ def test_a_run_that_diverged_is_never_chosen(tmp_path, lost, monkeypatch):
     ({"law": {"mean_trials": 0.5}}, "selection.mean_trials"),
     ({"law": {"shape": -1.0}}, "selection.shape"),
     ({"law": {"better": "best"}}, "selection.better"),
-    ({"grid": {"audit.enabled": [True]}}, "audit.enabled"),
+    ({"grid": {"audit": ["canaries"]}}, "audit"),
     (
       {"grid": {"privacy.noise_multiplier": [2.0, 1.0], "privacy.epsilon": [None]}},
       "grid",

@@ -54,7 +54,7 @@ def config(mesh):
     "privacy.noise_multiplier": 1.0,
     "privacy.accountant": "rdp",
     "privacy.sampling_prob": 0.2,
-    "privacy.capacity": SLOTS,
+    "privacy.sampler.capacity": SLOTS,
     "privacy.delta": 1e-1,
     "noise_seed": 0,
   }

@@ -26,8 +26,8 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
+  DpSgd,
   ModelConfig,
-  PrivacyConfig,
   TrainConfig,
 )
 from dpjax.experiments.run import loop
@@ -264,7 +264,7 @@ def _config(path):
     model=ModelConfig("mlp", {"features": (4,)}),
     pretrained=str(path),
     trainable={"name": "head"},
-    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    privacy=DpSgd(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
 

@@ -80,7 +80,7 @@ _ROWS = (
   ),
   _Row("num_partitions num_supernodes min_available_clients", "partition.num_clients"),
   _Row("dirichlet_alpha", "partition.alpha"),
-  _Row("strategy", "algorithm privacy.ftrl.strategy"),
+  _Row("strategy", "algorithm privacy.strategy"),
   _Row("proximal_mu prox_mu proximal_strength", "algorithm.mu", "of algorithm=fed_prox"),
   _Row("secagg secure_aggregation", "secure_sum"),
   _Row("grad_sample_mode", "grad_method"),

@@ -21,6 +21,7 @@ from dpjax.experiments.config.choices import (
   annotations_of,
   choice_of,
   leaves,
+  name_of,
 )
 from dpjax.validate import UserError
 
@@ -239,7 +240,8 @@ class Described(NamedTuple):
 
 
 def described(config: Any) -> list[Described]:
-  """Returns every field of a config, in order, with its default, values and help.
+  """Returns every field of a config, in order, with its default, values and help. The fields that
+  only other values of a choice have follow it.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> rows = {row.path: row for row in described(TrainConfig())}
@@ -249,8 +251,22 @@ def described(config: Any) -> list[Described]:
   rows = []
   for leaf in leaves(config):
     hint = annotation_of(config, leaf.path)
+    rows.append(_described(leaf.path, leaf.default, hint))
     choice = choice_of(hint)
-    words = [" | ".join(choice.table)] if choice is not None else []
-    words += [rule.words for rule in rules_of(hint)]
-    rows.append(Described(leaf.path, leaf.default, ", ".join(words), help_of(hint)))
+    for field, owners in {} if choice is None else choice.owners().items():
+      kind = choice.table[owners[0]]
+      if leaf.value not in owners:
+        row = _described(
+          f"{leaf.path}.{field}", name_of(kind(), field), annotations_of(kind)[field]
+        )
+        rows.append(
+          row._replace(help=f"of {', '.join(owners)}: {row.help}".removesuffix(": "))
+        )
   return rows
+
+
+def _described(path: str, default: Any, hint: Any) -> Described:
+  choice = choice_of(hint)
+  words = [" | ".join(choice.table)] if choice is not None else []
+  words += [rule.words for rule in rules_of(hint)]
+  return Described(path, default, ", ".join(words), help_of(hint))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.validate import UserError
 
 Unused = dict[str, str]  # dotted field, or group of fields -> what it would need
@@ -45,24 +44,21 @@ def within(section: str, unused: Unused) -> Unused:
 
 
 def refuse(config: Any, unused: Unused, name: str = "") -> None:
-  """Raises one WouldBeIgnored for all fields that are set and would be ignored.
+  """Raises UserError for the first field that is set and would be ignored.
 
   >>> import dataclasses
   >>> config = dataclasses.make_dataclass("Config", [("num_steps", int, 200)])(3)
   >>> refuse(config, {"num_steps": "more"})
   Traceback (most recent call last):
   ...
-  dpjax...WouldBeIgnored: num_steps=3: would be ignored, it needs more; leave it at 200
+  dpjax.validate.UserError: num_steps=3: would be ignored, it needs more; leave it at 200
   """
-  faults = [
-    UserError(
-      f"would be ignored, it needs {what}",
-      field=f"{name}{path}",
-      value=value,
-      hint=f"leave it at {default!r}",
-    )
-    for path, (value, default) in fields.set_fields(config).items()
-    if (what := reason(path, unused)) is not None
-  ]
-  if faults:
-    raise WouldBeIgnored.joined(faults)
+  for path, (value, default) in fields.set_fields(config).items():
+    what = reason(path, unused)
+    if what is not None:
+      raise UserError(
+        f"would be ignored, it needs {what}",
+        field=f"{name}{path}",
+        value=value,
+        hint=f"leave it at {default!r}",
+      )

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from dpjax.experiments.config.unread import Unused
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -17,16 +15,11 @@ class Kind:
     config: dataclass of the configs.
     launcher: name of the module that runs a config, such as "launch.train".
     check: function that raises UserError for a config whose run would be refused.
-    unread: function from a config to the fields that its runs do not read, with the setting that
-      each field would need. By default all fields are read.
-    columns: names of the fields that say how several runs of a config differ, such as "rows".
   """
 
   config: type
   launcher: str
   check: Callable[[Any], object]
-  unread: Callable[[Any], Unused] = lambda config: {}
-  columns: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ import shutil
 from typing import Any
 
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.relevance import build
+from dpjax.experiments.kinds.relevance import build, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.sweeps import claims, engine, panels, unused
+from dpjax.experiments.sweeps import claims, engine, panels
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
@@ -150,6 +150,4 @@ RELEVANCE = Kind(
   config=RelevanceConfig,
   launcher="launch.relevance",
   check=points,
-  unread=unused.of_curves,
-  columns=("curves",),
 )

@@ -23,15 +23,14 @@ from typing import Annotated, Any
 
 from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switches, writers
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import Kind, RunKind
-from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
+from dpjax.experiments.sweeps import curve, curve_picture, engine, table
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
@@ -103,8 +102,7 @@ def points(config: SweepConfig) -> list[Point]:
 
   Raises:
     UserError: an empty grid, an unknown field, an ill-typed or repeated value, a repeated seed; a
-      run that would be refused, as far as this is known without its data; a field that all runs
-      would ignore; two equal runs.
+      run that would be refused, as far as this is known without its data; two equal runs.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]
@@ -115,9 +113,8 @@ def points(config: SweepConfig) -> list[Point]:
   kind = kind_of(config.base)
   all_points = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
-    check=kind.check, name="grid", where="variants", unread=kind.unread,
+    check=kind.check, name="grid", where="variants",
   )  # fmt: skip
-  unused.refuse(config, all_points)
   _check_alike(all_points)
   return all_points
 
@@ -153,7 +150,7 @@ def _check_alike(all_points: list[Point]) -> None:
 def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
-  if config.privacy.epsilon == math.inf:
+  if getattr(config.privacy, "epsilon", None) == math.inf:
     # The row keeps infinity as its epsilon. The config expresses it as clipping without noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
@@ -307,7 +304,7 @@ def _check_selection(config: SweepConfig) -> None:
 
 
 def _check_variants(config: SweepConfig) -> None:
-  if config.base.privacy.epsilon == math.inf:
+  if getattr(config.base.privacy, "epsilon", None) == math.inf:
     raise UserError(
       "must be finite; the grid or a variant may be not",
       field="base.privacy.epsilon",
@@ -316,7 +313,9 @@ def _check_variants(config: SweepConfig) -> None:
   for name, fixed in config.variants.items():
     # If the grid replaced a whole value, fields that a variant set inside it would be lost.
     varied = {"seed", *config.grid}
-    twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
+    twice = [
+      path for path in fixed if any(f"{path}.".startswith(f"{one}.") for one in varied)
+    ]
     if twice:
       raise UserError(
         f"sets {twice[0]!r}, which the grid varies", field=f"variants[{name!r}]"
@@ -337,7 +336,7 @@ def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     # Runs without a guarantee need no x: on an axis of epsilon, they are drawn as horizontal lines.
-    has_epsilon = point.config.is_private and point.config.privacy.noise_multiplier != 0
+    has_epsilon = getattr(point.config.privacy, "noise_multiplier", 0) != 0
     needed = value is not None or has_epsilon
     if not needed or (isinstance(value, int | float) and not isinstance(value, bool)):
       continue
@@ -379,25 +378,8 @@ def _config_axes(config: SweepConfig) -> list[str]:
   ]
 
 
-def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that nothing in the sweep reads, including fields of the base that every run
-  replaces."""
-  axes = {**config.grid, "seed": config.seeds}
-  variants = config.variants or {"": {}}
-  runs = engine.spread(
-    config.base, variants, lambda base: axes, name="grid", where="variants"
-  )
-  unread = kind_of(config.base).unread
-  tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
-  return unused.of_sweep(config) | within(
-    "base", switches.unread_by_all(config.base, tables)
-  )
-
-
 SWEEP = Kind(
   config=SweepConfig,
   launcher="launch.sweep",
   check=points,
-  unread=_unread_of_sweep,
-  columns=("variants", "grid"),
 )

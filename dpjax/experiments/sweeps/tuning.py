@@ -123,7 +123,7 @@ def planned(
   settings = points(config)
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
   cost = selection_cost(plan, config, assumptions)
-  budgets = [point.config.privacy.epsilon_budget for point in settings]
+  budgets = [getattr(point.config.privacy, "epsilon_budget", None) for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
     raise accounting.BudgetExceeded(
@@ -241,10 +241,10 @@ def _common_plan(
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
-    if point.config.audit.enabled:
+    if point.config.audit is not None:
       raise UserError(
         "must be false in a private selection, which keeps no verdict on a trial",
-        field="audit.enabled",
+        field="audit",
         value=True,
       )
   plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]

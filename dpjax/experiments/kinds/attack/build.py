@@ -18,7 +18,6 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
   AttackParts,
-  attacked_config,
   check,
   parts_of,
 )
@@ -36,7 +35,7 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """Loads (training data, test data) of the attacked run."""
-  loaded = named(config, LOADERS[config.attack.section], attacked_config(config))
+  loaded = named(config, LOADERS[config.attack.section], config.target)
   data_lib.needs_classes(loaded[0], "launch.attack")
   return loaded
 
@@ -49,8 +48,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   try:
     return call(*args)
   except UserError as error:
-    known = error.field.partition(".")[0] in to_dict(attacked_config(config))
-    raise (error.within(config.attack.section) if known else error) from error
+    known = error.field.partition(".")[0] in to_dict(config.target)
+    raise (error.within("target") if known else error) from error
 
 
 @bounds.names_fields
@@ -82,7 +81,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     data_name=config.data.name,
     data=lambda: data_lib.digest(read()[0]),
     start=start,
-    private=attacked_config(config).is_private,
+    private=config.target.is_private,
     noise_seed=config.noise_seed,
     weights=functools.partial(_weights, config),
   )
@@ -91,7 +90,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 def _weights(config: AttackConfig) -> dict[str, str]:
   """Returns the SHA-256 of each file of weights that the attack reads, by field."""
   files = {
-    "train.pretrained": config.train.pretrained,
+    "target.pretrained": getattr(config.target, "pretrained", None),
     "attack.target": getattr(config.attack, "target", None),
   }
   # The target of a label flip is a class, no file.
@@ -107,7 +106,7 @@ def _schedule(
 ) -> RunOutcome:
   state = train_phase(parts.phase(config, attacked)).state
   measured = parts.measured(config, attacked, state)
-  attacked_run = attacked_config(config)
+  attacked_run = config.target
   num_steps = (
     attacked_run.num_rounds
     if isinstance(attacked_run, FedConfig)
@@ -119,7 +118,7 @@ def _schedule(
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": attacked_run.privacy.method,
+    "method": name_of(attacked_run, "privacy"),
     "num_steps": num_steps,
     **measured.result,
   }

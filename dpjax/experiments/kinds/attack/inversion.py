@@ -19,6 +19,7 @@ from jax import flatten_util
 
 from dpjax import attacks, trees
 from dpjax.attacks import recovery
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
@@ -102,9 +103,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # With privacy.method="both" the stated epsilon comes from the server's noise alone. The server
+  # With privacy="both" the stated epsilon comes from the server's noise alone. The server
   # sees messages without this noise, so the note applies.
-  hidden = federate.privacy.method in privacy.SUMMED
+  hidden = name_of(federate, "privacy") in privacy.SUMMED
   return Victims(
     truths=seen,
     params=params,

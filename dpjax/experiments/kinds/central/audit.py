@@ -9,7 +9,7 @@ import optax
 
 from dpjax import auditing
 from dpjax.experiments.kinds import audits
-from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import CanaryAudit, TrainConfig
 from dpjax.plan import Plan
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
@@ -21,11 +21,9 @@ NOTE = (
 )
 
 
-def check(config: AuditConfig) -> None:
+def check(config: CanaryAudit) -> None:
   """Raises UserError for wrong or incompatible settings of an audit; needs no data."""
   audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
-  if not config.enabled:
-    return
   if (config.kind == "gradient") != (score(config) == "sums"):
     raise UserError(
       "must be 'sums' with audit.kind='gradient', whose canaries have a "
@@ -41,7 +39,7 @@ def check(config: AuditConfig) -> None:
     )
 
 
-def score(config: AuditConfig) -> str:
+def score(config: CanaryAudit) -> str:
   """Returns the name of the score. "auto" means "sums" for kind "gradient", else "loss"."""
   if config.score != "auto":
     return config.score
@@ -50,7 +48,7 @@ def score(config: AuditConfig) -> str:
 
 def in_gradients(config: TrainConfig) -> bool:
   """Returns whether the canaries are gradients, for which the model gets extra parameters."""
-  return config.audit.enabled and config.audit.kind == "gradient"
+  return config.audit is not None and config.audit.kind == "gradient"
 
 
 def beside(
@@ -60,7 +58,7 @@ def beside(
 
   `apply` then reads only the model's parameters, under the key "model".
   """
-  if not in_gradients(config):
+  if config.audit is None or not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
   return whole, lambda params, x: apply(params["model"], x)
@@ -112,15 +110,17 @@ def facts(
     state: last training state; it holds the noisy sums along canaries that are gradients.
     epsilon: epsilon of the steps that ran; None: nothing is claimed.
   """
+  asked = config.audit
+  assert asked is not None
   scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
   if in_gradients(config):
     scores = auditing.sum_scores(state, canaries)
   else:
-    scores = scored[score(config.audit)](loss_fn, before, after, canaries)
+    scores = scored[score(asked)](loss_fn, before, after, canaries)
   return audits.facts(
-    config.audit,
+    asked,
     scores,
-    score=score(config.audit),
+    score=score(asked),
     claim=audits.AuditClaim.of_plan(plan),
     included=canaries.included,
     delta=config.privacy.delta,

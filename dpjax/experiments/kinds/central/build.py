@@ -27,12 +27,11 @@ from dpjax import (
 from dpjax import (
   parallel as processes,
 )
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import audits, bounds, data_section, unused
+from dpjax.experiments.kinds import audits, bounds, data_section
 from dpjax.experiments.kinds.central import (
   audit,
   facts,
@@ -45,6 +44,7 @@ from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   DataConfig,
   HeadFirst,
+  LeastSquares,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
@@ -142,12 +142,12 @@ def check(config: TrainConfig) -> None:
   """Raises UserError if the config is wrong; loads no data."""
   bounds.typed(config)
   bounds.training(config)
-  privacy.check_names(config.privacy)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
     )
-  audit.check(config.audit)
+  if config.audit is not None:
+    audit.check(config.audit)
   if config.loss == CONTRASTIVE:
     # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
@@ -155,7 +155,7 @@ def check(config: TrainConfig) -> None:
     embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     from dpjax.experiments.kinds.central import one_release  # no other method needs it
 
     one_release.check(config)
@@ -165,7 +165,23 @@ def check(config: TrainConfig) -> None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
-  unread_lib.refuse(config, unused.of_training(config))
+  _check_read(config)
+
+
+# Fields that only a loss of one example reads.
+_OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
+_OF_ONE_EXAMPLE += ("augmult",)
+
+
+def _check_read(config: TrainConfig) -> None:
+  """Raises UserError for a field that is set although this run would not read it."""
+  read = functools.partial(bounds.read_if, config)
+  read(config.is_private, "a private method (--config.privacy=dp_sgd)", "noise_seed")
+  read(False, "users that the data name (launch.federate)", "data.num_users")
+  # Private statistics may replace the model's own groups, which then have no use.
+  grouped = normalization.per_example(config)
+  read(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
+  read(config.loss != CONTRASTIVE, "a loss of one example", *_OF_ONE_EXAMPLE)
 
 
 def _check_schedule_free(config: TrainConfig) -> None:
@@ -207,7 +223,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   train, test = data_section.load(
     config.data, max_length=config.data.max_length, resident=config.resident
   )
-  unread_lib.refuse(config, unused.of_dataset(train))
+  bounds.read_if(config, train.vocab_size is not None, "text", "data.max_length")
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded
 
@@ -373,9 +389,9 @@ def assemble(
     random: keys; None: those of a new run (`run_keys`).
   """
   check(config)
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     reason = "has no steps, which are needed here; 'dp_sgd' has"
-    raise UserError(reason, field="privacy.method", value=config.privacy.method)
+    raise UserError(reason, field="privacy", value=name_of(config, "privacy"))
   train, test = load_data(config) if loaded is None else loaded
   write_inputs = inputs_writer(config.data, config.model, test)
   random = run_keys(config) if random is None else random
@@ -449,7 +465,7 @@ def assemble(
           guarantee.of_plan(
             plan,
             num_examples,
-            budget=config.privacy.epsilon_budget,
+            budget=getattr(config.privacy, "epsilon_budget", None),
             note=guarantee.asked(attack_of(config.privacy), plan.delta),
             release=config.release,
           ),
@@ -513,7 +529,7 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   started: Callable[..., Phase] = lambda *parts: phase(config, assemble(config, *parts))
-  if config.privacy.method == "least_squares":
+  if isinstance(config.privacy, LeastSquares):
     from dpjax.experiments.kinds.central import one_release
 
     started = functools.partial(one_release.started, config)

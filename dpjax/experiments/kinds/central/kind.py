@@ -3,14 +3,12 @@
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.features import featured
-from dpjax.experiments.kinds.unused import of_training
 from dpjax.experiments.run.kind import RunKind
 
 CENTRAL = RunKind(
   config=TrainConfig,
   launcher="launch.train",
   check=build.check,
-  unread=of_training,
   load_data=build.load_data,
   build=build.build,
   featured=featured,

@@ -18,8 +18,14 @@ from flax import linen as nn
 
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, named_data, public_pool
-from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
+from dpjax.experiments.kinds.distillation.config import (
+  DistillationConfig,
+  Joint,
+  PublicImages,
+  check,
+)
 from dpjax.experiments.run import guarantee, left_out, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.run_keys import RunKeys
@@ -71,12 +77,12 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
     train, public = loaded or load_data(config)
     named_data.check_images(config, train, "distillation")
     named_data.check_pool(config, public)
-    if config.method == "public":
+    if isinstance(config.method, PublicImages):
       public_pool.check(config, train, public)
     return train, public
 
   def read_digest() -> bytes:
-    if config.method == "joint":
+    if isinstance(config.method, Joint):
       # The student of "joint" reads no pool, so its training does not depend on public data.
       return data_lib.digest(read()[0])
     return public_pool.digest(config, *read())
@@ -121,7 +127,7 @@ class _Run:
       epochs=config.epochs,
       l2_clip_norm=config.l2_clip_norm,
     )
-    make = self._public if config.method == "public" else self._joint
+    make = self._public if isinstance(config.method, PublicImages) else self._joint
     self.init, self.step = make()
 
   # --- losses
@@ -150,11 +156,12 @@ class _Run:
 
   def _public(self) -> tuple[Any, Any]:
     config = self.config
+    method = config.method
     pool = jnp.asarray(np.asarray(self.public.x[: config.num_pool]))
 
     def inputs(rows: Array, teacher: Any, key: Array) -> Array:
       del teacher
-      chosen = jax.random.randint(key, (config.student_batch,), 0, config.num_pool)
+      chosen = jax.random.randint(key, (method.student_batch,), 0, config.num_pool)
       return rows[chosen]
 
     both = recipes.distillation(
@@ -174,7 +181,7 @@ class _Run:
       update = lambda _, state: both.student_step(state)
       # `both.step` makes the first update of the student. The loop makes the other updates, and is
       # compiled only once.
-      return jax.lax.fori_loop(1, config.student_updates, update, state), info
+      return jax.lax.fori_loop(1, method.student_updates, update, state), info
 
     return both.init, step
 
@@ -211,7 +218,7 @@ class _Run:
 
   def networks(self, state: Any) -> dict[str, Any]:
     """Returns a dict from "teacher" and "student" to the parameters of each network."""
-    if self.config.method == "joint":
+    if isinstance(self.config.method, Joint):
       return state.params
     return {"teacher": state.teacher.params, "student": state.student}
 
@@ -241,13 +248,13 @@ class _Run:
     plan = self.plan
     # `Plan.for_data` has refused data whose number of records is secret and not declared.
     assert self.stated_size is not None
-    note = _NOTES[config.method].format(pool=config.num_pool)
+    note = _NOTES[name_of(config, "method")].format(pool=config.num_pool)
     promised = guarantee.noted(
       guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
       paragraph(note),
     )
     promised = guarantee.repeated(promised, config.noise_seed)
-    if config.method == "public":
+    if isinstance(config.method, PublicImages):
       promised = public_pool.noted(promised, config, self.public)
     return Phase(
       num_steps=plan.num_steps,
@@ -263,7 +270,7 @@ class _Run:
       planned=lambda: {
         "task": "distillation",
         "dataset": config.dataset,
-        "method": config.method,
+        "method": name_of(config, "method"),
         "noise_multiplier": plan.noise_multiplier,
         "batch_size": config.batch_size,
         "l2_clip_norm": config.l2_clip_norm,

@@ -13,9 +13,8 @@ import optax
 from dpjax import data as data_lib
 from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
-from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.fields import leaves_out, name_of
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import features as features_lib
@@ -32,12 +31,14 @@ from dpjax.experiments.kinds.federated import (
   secure_sums,
 )
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
-from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.config import (
   ALGORITHMS,
   NATURAL,
+  Both,
   FedConfig,
+  Local,
+  ServerNoise,
   aggregators_that,
   algorithm_of,
   algorithms_that,
@@ -51,6 +52,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.names import is_path
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -80,7 +82,7 @@ class FedRun(NamedTuple):
   # a client's {"wrap", "memory"} if the algorithm wraps clients. `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
-  mechanism: secure.SkellamSum | None = None  # for privacy.method="distributed"
+  mechanism: secure.SkellamSum | None = None  # for privacy="distributed"
 
 
 @bounds.names_fields
@@ -93,7 +95,6 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
   bounds.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
-  validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
   if name_of(config, "partition") in NATURAL:
@@ -110,7 +111,30 @@ def check(config: FedConfig, *, draws_cohorts: bool = True) -> None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
-  unread_lib.refuse(config, fed_unused.of_federation(config))
+  _check_read(config)
+
+
+def _check_read(config: FedConfig) -> None:
+  """Raises UserError for a field that is set although this run would not read it."""
+  read = functools.partial(bounds.read_if, config)
+  algorithm = algorithm_of(config)
+  read(config.is_private, "privacy (--config.privacy)", "noise_seed")
+  read(False, "a guarantee of one example, not of one user", "data.num_examples")
+  dealt = hasattr(config.partition, "num_clients")
+  read(not dealt, "users that the data name", "data.num_users")
+  fields_of_clients = ("partition.client_id", "partition.max_examples")
+  read(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
+  for field in ("algorithm", "aggregator"):
+    others = f"another {field} than {name_of(config, field)!r}"
+    read(False, others, *leaves_out(getattr(config, field)))
+  keeping = algorithms_that(lambda row: row.keeps_state)
+  keeps = algorithm.keeps_state or name_of(config, "compression") == "top_k"
+  read(
+    keeps,
+    f"clients that keep something (algorithm={keeping}, compression='top_k')",
+    "client_state",
+  )
+  read(False, "a client that does not start afresh", "client_optimizer.schedule")
 
 
 def _knows_cohorts(config: FedConfig) -> bool:
@@ -154,7 +178,7 @@ def _check_stop(config: FedConfig) -> None:
   validate.probability(stop_at_accuracy=target)
   if config.is_private:
     raise UserError(
-      "needs privacy.method='none'; a private run pays for its num_rounds, which "
+      "needs privacy='none'; a private run pays for its num_rounds, which "
       "must not depend on what it sees",
       field="stop_at_accuracy",
       value=target,
@@ -165,10 +189,10 @@ def _check_combination(config: FedConfig) -> None:
   algorithm = algorithm_of(config)
   aggregator = name_of(config, "aggregator")
   means = aggregators_that(lambda row: row.is_mean)
-  if config.privacy.method in privacy.CENTRAL and aggregator not in means:
+  if isinstance(config.privacy, ServerNoise) and aggregator not in means:
     raise UserError(
       f"must be {' or '.join(map(repr, means))} with "
-      f"privacy.method={config.privacy.method!r}: no epsilon "
+      f"privacy={name_of(config, 'privacy')!r}: no epsilon "
       "is proved for it",
       field="aggregator",
       value=aggregator,
@@ -187,7 +211,7 @@ def _check_combination(config: FedConfig) -> None:
       "keeps every entry; must be below 1", field="compression.share", value=1.0
     )
   compressed = compression != "none"
-  wraps = compressed or config.privacy.method in ("local", "both")
+  wraps = compressed or isinstance(config.privacy, Local | Both)
   if wraps and not algorithm.wraps_clients:
     known = algorithms_that(lambda row: row.wraps_clients)
     raise UserError(
@@ -207,7 +231,7 @@ def _check_secure_sum(config: FedConfig) -> None:
     ),
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
-    "privacy.method": (config.privacy.method, privacy.SUMMED),
+    "privacy": (name_of(config, "privacy"), privacy.SUMMED),
     "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if is_dpjax else ()),
     "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
   }
@@ -268,7 +292,7 @@ def secure_aggregator(
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
   # A Poisson cohort may hold every client, and the modulus must exceed the sum of its messages.
-  most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
+  most = num_clients if config.privacy.sampler.name != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
 
@@ -282,7 +306,7 @@ def _aggregator(
 ) -> federated.Aggregator:
   if _is_summed(config):
     return secure_aggregator(config, plan, key, num_clients, mechanism)
-  if config.privacy.method in privacy.CENTRAL:
+  if isinstance(config.privacy, ServerNoise):
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
     return own_parts.aggregator(config.aggregator).drawn_by(plan)
@@ -319,12 +343,13 @@ def _wrapping(
   noise = privacy.local_noise(config)
   if guessed and noise is not None:
     noise = 0.0
+  clip_norm = getattr(config.privacy, "l2_clip_norm", 0.0)
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     client = audit.hidden(audited, client)
     if noise is not None:
       client = federated.client_noise(
-        client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
+        client, l2_clip_norm=clip_norm, noise_multiplier=noise
       )
     if compressor is None:
       return client

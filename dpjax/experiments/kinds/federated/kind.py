@@ -3,14 +3,12 @@
 from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.kinds.federated import build
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.unused import of_federation
 from dpjax.experiments.run.kind import RunKind
 
 FEDERATED = RunKind(
   config=FedConfig,
   launcher="launch.federate",
   check=build.check,
-  unread=of_federation,
   load_data=build.load_data,
   build=build.build,
   featured=featured,

@@ -18,11 +18,12 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
+from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
-from dpjax.experiments.kinds.pate.config import PateConfig, check
+from dpjax.experiments.kinds.pate.config import PateConfig, Pixels, check
 from dpjax.experiments.run import guarantee, left_out, pieces, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
@@ -114,11 +115,11 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
   """Returns features [n, d]. Each row depends only on one example and on public constants."""
-  if config.features == "pixels":
+  if isinstance(config.features, Pixels):
     # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
     shape = (len(dataset), math.prod(dataset.x.shape[1:]))
     return np.reshape(np.asarray(dataset.x, np.float32), shape)
-  options = {"num_groups": config.num_groups}
+  options = {"num_groups": config.features.num_groups}
   model = ModelConfig(name="scatter_linear", options=options)
   seen = features_lib.featured(model, dataset, kept=data_lib.cache.folder())
   return np.reshape(np.asarray(seen.x), (len(dataset), math.prod(seen.x.shape[1:])))
@@ -293,8 +294,8 @@ def _queries_phase(
       values |= _not_private(config, sides, counts)
     if config.data_dependent:
       values |= vote_costs.of_votes(config, counts, labels >= 0)
-    if config.publish_cost:
-      values |= vote_costs.published(config, counts, random.noise)
+    if config.cost is not None:
+      values |= vote_costs.published(config, config.cost, counts, random.noise)
     return values
 
   return Phase(
@@ -312,8 +313,8 @@ def _queries_phase(
     planned=lambda: {
       "task": "pate",
       "dataset": config.dataset,
-      "method": config.aggregator,
-      "model": config.features,
+      "method": name_of(config, "aggregator"),
+      "model": name_of(config, "features"),
     },
     describe=describe,
   )

@@ -15,7 +15,11 @@ from dpjax import accounting
 from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.pate.config import (
+  ConfidentQueries,
+  PateConfig,
+  PublishedCost,
+)
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.key_uses import KeyUse, key_for
@@ -38,13 +42,13 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   relation = config.neighboring_relation
   if isinstance(mechanism, ConfidentGNMax):
     check = mechanism.event(relation, num_checks=1, num_answers=0)
-    answers = mechanism.votes.event(relation, num_queries=config.max_answers)
+    answers = mechanism.votes.event(relation, num_queries=config.most_answers)
     events = [accounting.joined([check, answers])] + [check] * (config.num_queries - 1)
   else:
     events = [mechanism.event(relation)] * config.num_queries
-  if config.publish_cost:
+  if config.cost is not None:
     published = accounting.SmoothSensitivityDpEvent(
-      config.cost_beta, config.cost_noise, relation
+      config.cost.beta, config.cost.noise, relation
     )
     events[-1] = accounting.joined([events[-1], published])
   return events
@@ -57,7 +61,7 @@ def promised(config: PateConfig, num_records: int | None) -> Guarantee:
     num_records: public size of the private data; None: it is a secret.
   """
   events = step_events(config)
-  accountant = "rdp" if config.publish_cost else "pld"
+  accountant = "pld" if config.cost is None else "rdp"
   relation = config.neighboring_relation
   whole = guarantee.of_event(
     accounting.joined(events),
@@ -108,10 +112,10 @@ def _words(config: PateConfig) -> str:
     "guarantee is of the published labels, of which of them were given, and of everything that "
     "is computed from these and from public examples. It does not depend on the votes."
   )
-  if config.aggregator == "confident_gnmax":
+  if isinstance(config.aggregator, ConfidentQueries):
     text += (
       f" Each of {config.num_queries} queries is charged with a check of the largest count, "
-      f"sensitivity 1, answered or not. {config.max_answers} answers are charged, used or not."
+      f"sensitivity 1, answered or not. {config.most_answers} answers are charged, used or not."
     )
   if config.release:
     step = source.grid_step(float(config.aggregate.std), 7)
@@ -151,7 +155,9 @@ def of_votes(
   return {"not_private/epsilon_data_dependent": _epsilon(orders, total, config.delta)}
 
 
-def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[str, Any]:
+def published(
+  config: PateConfig, cost: PublishedCost, counts: np.ndarray, key: jax.Array
+) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
   The number estimates a private quantity and is not a guarantee. The epsilon of the run is a
@@ -162,16 +168,16 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
     counts: votes for each of K classes, [num_queries, K]; all queries were answered.
     key: noise key of the run.
   """
-  order = config.cost_order
+  order = cost.order
   std = config.aggregate.std
   num_classes = counts.shape[1]
   if not votes.conditions_hold(std=std, num_classes=num_classes, order=order):
     raise UserError(
       f"smooth sensitivity is not proved there at std={std:g}",
-      field="cost_order",
+      field="cost.order",
       value=order,
     )
-  cost = 0.0
+  spent = 0.0
   local = np.zeros(config.num_teachers + 1)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
   for row in counts:
@@ -184,15 +190,15 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
         row, num_teachers=config.num_teachers, std=std, order=order
       )
       known[name] = (single, sensitivity)
-    cost += known[name][0]
+    spent += known[name][0]
     local += known[name][1]
-  release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
+  release = votes.SmoothSensitivity(cost.beta, cost.noise)
   smooth = release.sensitivity(local)
   of_cost = key_for(KeyUse.VOTE_COST, key)
   # The noise is multiplied by a private scale. If the noise were on a grid, the spacing of the
   # products would reveal this scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
-  noisy = cost + smooth * config.cost_noise * drawn
+  noisy = spent + smooth * cost.noise * drawn
   # The sum is rounded to a public grid, far coarser than the spacing of floats. So the set of
   # numbers that can be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
@@ -204,7 +210,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
       "order": order,
       "rdp": rdp,
       "epsilon_at_this_order": epsilon,
-      "noise_std_in_smooth_sensitivities": config.cost_noise,
+      "noise_std_in_smooth_sensitivities": cost.noise,
       "what_it_is": "a noisy estimate of what these votes cost, no guarantee",
     }
   }

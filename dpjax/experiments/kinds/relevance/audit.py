@@ -86,7 +86,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
     attacks["U2"] = lambda c: _shared_noise(config, job, outcome, c)
   elif outcome.noise is not None:
     attacks["U1"] = lambda c: _features(config, job, outcome, c)
-  if config.audit.canary_runs:
+  if config.audit is not None and config.audit.canary_runs:
     # With public labels the guarantee covers features only, so U3, on wrong labels, is left out.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:

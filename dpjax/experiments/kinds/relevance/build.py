@@ -372,7 +372,7 @@ def _result(
   # The public data of model 1 influence everything that is computed after model 1.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
-  return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
+  return result | (audit.facts(config, job, outcome) if config.audit else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from dpjax import models, relevance
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config.common import COUNT
-from dpjax.experiments.config.ignored import WouldBeIgnored
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
@@ -20,10 +20,9 @@ _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 
 @dataclasses.dataclass
-class RelevanceAuditConfig:
+class RelevanceAudit:
   """Attacks on each run; all bounds hold together at 95 % (Bonferroni over the attacks)."""
 
-  enabled: Annotated[bool, "attack every point"] = False
   num_trials: Annotated[
     int, _DRAWS, "of U1 (the features' noise) and U2 (shared noise), on each side"
   ] = 1000
@@ -33,8 +32,11 @@ class RelevanceAuditConfig:
   canary_runs: Annotated[bool, "U3 and U4, which train the method once more each"] = True
 
 
+AUDITS: dict[str, type] = {"none": type(None), "attacks": RelevanceAudit}
+
+
 @dataclasses.dataclass
-class RelevanceConfig:
+class RelevanceConfig(WithChoices):
   """Configuration of an experiment with the methods of `dpjax.relevance`.
 
   `curves` maps a label to fields that differ from this config, by dotted name, such as
@@ -87,7 +89,9 @@ class RelevanceConfig:
   relevance_records: Annotated[
     int | None, COUNT, "average the relevance over the first so many; none: all"
   ] = None
-  audit: RelevanceAuditConfig = dataclasses.field(default_factory=RelevanceAuditConfig)
+  audit: Annotated[
+    RelevanceAudit | None, Choice(AUDITS), "attack every point; short: --audit"
+  ] = None
   title: Annotated[str, "of the picture"] = ""
 
   @property
@@ -133,7 +137,7 @@ def _check_models(config: RelevanceConfig) -> None:
   reduced = config.rigorous_model or ModelConfig()
   for name in ("mirrored", "colours"):
     if (value := getattr(reduced, name)) != getattr(ModelConfig(), name):
-      raise WouldBeIgnored(
+      raise UserError(
         "would be ignored, it is of scattering features",
         field=f"rigorous_model.{name}",
         value=value,

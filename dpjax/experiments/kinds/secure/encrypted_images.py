@@ -34,8 +34,8 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
-  with bounds.within("train"):
-    loaded = central.load_resident(config.train)
+  with bounds.within("task.train"):
+    loaded = central.load_resident(config.task.train)
     data_lib.needs_classes(loaded[0], "launch.secure")
     return loaded
 
@@ -50,14 +50,14 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
   Raises UserError if there are fewer test images than `task.num_images`.
   """
-  with bounds.within("train"):
-    run = central.assemble(config.train, loaded, random)
+  with bounds.within("task.train"):
+    run = central.assemble(config.task.train, loaded, random)
     run = run._replace(guarantee=repeated(run.guarantee, config.noise_seed))
     count = config.task.num_images
   if count > len(run.test):
     raise UserError(
       f"must be at most {len(run.test)}, the test images of "
-      f"train.data.name={config.train.data.name!r}",
+      f"task.train.data.name={config.task.train.data.name!r}",
       field="task.num_images",
       value=count,
     )
@@ -67,7 +67,9 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Returns the outcome: trains the model, then queries it about batches of encrypted images."""
-  trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
+  trained = train_phase(
+    central.phase(config.task.train, ready.run)._replace(subfolder="model")
+  )
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee
   net = inference.network_of(params)
@@ -87,7 +89,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; "
     f"{seconds / count:.3f} s and {sent / count / 1e3:.0f} kB an image",
     hides=_HIDES,
-    num_steps=config.train.num_steps,
+    num_steps=config.task.train.num_steps,
     params=params,
     facts=guarantee.facts(trained.ledger, trained.final_epsilon),
     more={

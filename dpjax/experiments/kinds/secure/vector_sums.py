@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.loop import TrainPhase
@@ -33,7 +33,7 @@ def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
   """Returns the clients' vectors. They are drawn on request, so that memory does not grow with the
   number of clients."""
   task = config.task
-  bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
+  bits = getattr(task.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
     # Each client has its own generator, so that any vector can be drawn again alone.
@@ -52,7 +52,8 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> str:
   """Returns a description of the random vectors, since a sum reads no data."""
-  return repr(config.task)
+  held = to_dict(config.task)
+  return repr({name: value for name, value in held.items() if name != "protocol"})
 
 
 def data_digest(loaded: str) -> bytes:
@@ -79,7 +80,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   }
 
   def add() -> Arrays:
-    summed = config.protocol.sum(ready.vectors, ready.drops)
+    summed = task.protocol.sum(ready.vectors, ready.drops)
     return {
       "total": np.asarray(summed.total),
       "cost": np.array(summed.cost[:4], np.int64),
@@ -90,7 +91,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   state = {k: np.asarray(v) for k, v in train_phase(once(add, like, "sums")).state.items()}
   error = _error(state["total"], ready, range(task.num_clients - task.silent))
   client, server, expansions, operations = (int(n) for n in state["cost"])
-  name = name_of(config, "protocol")
+  name = name_of(task, "protocol")
   silent = f", {task.silent} silent" if task.silent else ""
   return Computed(
     protocol=name,

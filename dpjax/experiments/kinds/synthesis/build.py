@@ -141,26 +141,27 @@ class _Run(SampledRun):
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     super().__init__(config, train, test, random)
-    self.embedding: Embedding = config.embedding(train.x.shape[1:])
-    self.mechanism = config.mechanism(train.num_classes)
+    method = config.method
+    self.embedding: Embedding = method.embedding(train.x.shape[1:], config.seed)
+    self.mechanism = method.mechanism(config, train.num_classes)
     self.synthesis = Synthesis(
       self.embedding,
       train.num_classes,
-      num_steps=config.num_steps,
+      num_steps=method.num_steps,
       per_class=config.per_class,
       learning_rate=config.learning_rate,
       num_latents=config.num_latents,
       hidden=config.hidden,
     )
     # `at_once` divides the number of updates, so all steps after the release run the same program.
-    self.at_once = math.gcd(config.num_steps, _AT_ONCE)
+    self.at_once = math.gcd(method.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
 
   @property
   def num_steps(self) -> int:
     """Returns the number of steps: one for the release, and the steps of the generator."""
-    return 1 + self.config.num_steps // self.at_once
+    return 1 + self.config.method.num_steps // self.at_once
 
   @functools.cached_property
   def updates(self) -> Any:
@@ -249,7 +250,7 @@ class _Run(SampledRun):
         "noise_multiplier": self.mechanism.noise_multiplier,
         "features": self.embedding.width,
         "feature_weights": self.embedding.weights,
-        "updates": config.num_steps,
+        "updates": config.method.num_steps,
       },
       describe=self.describe,
     )
