@@ -37,17 +37,17 @@ from dpjax.experiments.run import (
   run_keys,
   writers,
 )
-from dpjax.experiments.run import job as job_lib
+from dpjax.experiments.run import experiment as experiments
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.experiment import Job as Job
+from dpjax.experiments.run.experiment import Phase as Phase
+from dpjax.experiments.run.experiment import Result, Scores
+from dpjax.experiments.run.experiment import RunOutcome as RunOutcome
+from dpjax.experiments.run.experiment import Schedule as Schedule
+from dpjax.experiments.run.experiment import TrainPhase as TrainPhase
+from dpjax.experiments.run.experiment import every as every
+from dpjax.experiments.run.experiment import single as single
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.job import Job as Job
-from dpjax.experiments.run.job import Phase as Phase
-from dpjax.experiments.run.job import Result, Scores
-from dpjax.experiments.run.job import RunOutcome as RunOutcome
-from dpjax.experiments.run.job import Schedule as Schedule
-from dpjax.experiments.run.job import TrainPhase as TrainPhase
-from dpjax.experiments.run.job import every as every
-from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.left_out import Tally
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
@@ -99,7 +99,7 @@ def job_of(config: Config, data: object = None) -> Job:
       value=Verbatim(type(config).__name__),
     ) from None
   arguments = () if data is None else (data,)
-  return job_lib.checked(build_module.build(config, *arguments))
+  return experiments.checked(build_module.build(config, *arguments))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
@@ -137,7 +137,7 @@ def run(
       the state is saved.
     PeerLost: another process of this run has ended.
   """
-  with fields.own_names(job_lib.checked(job).config):
+  with fields.own_names(experiments.checked(job).config):
     return _run(job, pathlib.Path(workdir), on_save)
 
 
@@ -155,7 +155,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   optional.check("runs")
   admission = admitted(job, folder, meta)
   random = admission.random
-  schedule = job_lib.started(job, random)
+  schedule = experiments.started(job, random)
   # The modules that the config names are imported by now.
   starts = [*(meta or {}).get(STARTS, []), provenance.start()]
 
@@ -235,7 +235,7 @@ class Admission(NamedTuple):
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> Admission:
   """Returns the keys and the identity of a run. Raises UserError if `meta`, the record that the
   folder holds of its run, belongs to another run."""
-  data = job_lib.data_of(job)
+  data = experiments.data_of(job)
   weights = job.weights()
   # The processes compare a value derived from the digest. No message shows the digest.
   processes.same(data=data.hex(), weights=str(weights))
@@ -258,14 +258,14 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   done = owner.finished(folder, job.config)
   # If `meta` is empty, the checkpoints were removed, and nothing tells which data were used.
   if done is not None and meta:
-    data = job_lib.data_of(job)
+    data = experiments.data_of(job)
     run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
     run_keys.check_weights(meta, job.weights(), workdir=folder)
-  if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
+  if done is not None and isinstance(done.get(experiments.STEPS_ARE), str):
     # Imported here: only the end of a run needs the plotting library.
     from dpjax.experiments.run import report
 
-    report.redraw(folder, done[job_lib.STEPS_ARE])
+    report.redraw(folder, done[experiments.STEPS_ARE])
   return done
 
 
@@ -424,10 +424,10 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, trainer: _Trainer):
-    self.phase = job_lib.checked_phase(phase)
+    self.phase = experiments.checked_phase(phase)
     self.trainer = trainer
     self.metrics = None
-    self.state = job_lib.begun(phase)
+    self.state = experiments.begun(phase)
     self.ledger = Ledger()
     self.step = 0
     self.scored: tuple[int, Scores] | None = None  # a step, and the scores of its state
@@ -558,7 +558,7 @@ class Running:
   def scores(self) -> Scores:
     """Returns the scores of the state. They are computed once for a step."""
     if self.scored is None or self.scored[0] != self.step:
-      self.scored = self.step, job_lib.scored(self.phase, self.state)
+      self.scored = self.step, experiments.scored(self.phase, self.state)
     return dict(self.scored[1])
 
   def _measured(self) -> Scores:
@@ -613,7 +613,7 @@ class Running:
       return
     with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
       for draw in draws:
-        self.state, info = job_lib.stepped(phase, self.state, draw)
+        self.state, info = experiments.stepped(phase, self.state, draw)
         # The step is charged before the row and the checkpoint, so that no shown or saved epsilon
         # lacks it.
         self.charge()
