@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, guarantee, job, loop, run_keys, writers
+from dpjax.experiments.run import checkpoint, experiment, guarantee, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.refuses import refuses
@@ -113,7 +113,7 @@ def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed)
   fitted: Any = types.SimpleNamespace(
     ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
   )
-  job._write_curve(phase, fitted, tmp_path)
+  experiment._write_curve(phase, fitted, tmp_path)
   assert stated.kind == ("claimed" if assumed else "proved")
   assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
 

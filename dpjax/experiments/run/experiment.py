@@ -8,9 +8,10 @@ that names the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
+from dpjax.data import digest
 from dpjax.experiments.run import run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import NONE, Guarantee
@@ -108,6 +110,8 @@ class TrainedPhase(Protocol):
 
 
 TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
+# A run as a generator: it yields a phase, gets the trained phase, and returns the outcome.
+Story = Generator[Phase, TrainedPhase, RunOutcome]
 Schedule = Callable[[TrainPhase], RunOutcome]  # trains the phases of a run, in a row
 
 
@@ -135,6 +139,126 @@ class Job(NamedTuple):
     )
 
 
+C = TypeVar("C", bound=Any)  # type of the config of a kind of run
+
+
+class Experiment(Generic[C]):
+  """One run of a config: what its kind knows of it. `loop.run` does the rest.
+
+  A kind of run derives from this class. It defines `data` and `train`, and what is not as here.
+  """
+
+  over_processes = False  # whether several processes may share the steps
+
+  def __init__(self, config: C):
+    self.config = config
+
+  def check(self) -> None:
+    """Raises UserError if the config is wrong; loads no data."""
+
+  def data(self) -> Any:
+    """Loads the data. Several runs may share what this function returns."""
+    raise NotImplementedError
+
+  def check_data(self, data: Any) -> None:
+    """Raises UserError if nothing can be trained on these data, loaded or given."""
+
+  def train(self, data: Any, keys: RunKeys) -> Story:
+    """Yields the phases of the run, each of which comes back trained, and returns its outcome.
+
+    All that comes before the first phase is checked before the run's folder is claimed.
+    """
+    raise NotImplementedError
+
+  def line(self, result: Result) -> str:
+    """Returns one line about a finished run: its scores, its guarantee and its time."""
+    # Imported here, since only the end of a run of a launcher needs it.
+    from dpjax.experiments.run import guarantee
+
+    return (
+      f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
+      f"{guarantee.summary(result)}{writers.took(result)}"
+    )
+
+  def digest(self, data: Any) -> bytes:
+    """Returns 32 bytes that identify what is trained on: `dpjax.data.digest`, or a SHA-256."""
+    return digest(data[0])
+
+  def weights(self) -> dict[str, str]:
+    """Returns the SHA-256 of each file of weights that the config names, by field."""
+    return {}
+
+  @property
+  def data_name(self) -> str:
+    """Returns the name of the data, for messages."""
+    config: Any = self.config
+    return config.data.name if hasattr(config, "data") else getattr(config, "dataset", "")
+
+  @property
+  def is_private(self) -> bool:
+    """Returns whether the run has a guarantee. Then its keys are secret: they come from the
+    operating system."""
+    return getattr(self.config, "is_private", True)
+
+  @property
+  def release(self) -> bool:
+    """Returns whether the model is to be published; see docs/release.md."""
+    return getattr(self.config, "release", False)
+
+  @property
+  def noise_seed(self) -> int | None:
+    """Returns the seed of noise and sampling in place of secret keys; None: there is none."""
+    return getattr(self.config, "noise_seed", None)
+
+  def new_keys(self) -> RunKeys:
+    """Returns the keys of a run that begins now."""
+    return run_keys.drawn(
+      self.config.seed,
+      private=self.is_private,
+      noise_seed=self.noise_seed,
+      release=self.release,
+    )
+
+
+def job_of(experiment: Experiment[Any], loaded: Any = None) -> Job:
+  """Returns an experiment as a job."""
+  experiment.check()
+
+  @functools.cache
+  def read() -> Any:
+    data = experiment.data() if loaded is None else loaded
+    experiment.check_data(data)
+    return data
+
+  def start(random: RunKeys) -> Schedule:
+    story = experiment.train(read(), random)
+    read.cache_clear()
+    first = next(story)
+
+    def schedule(train_phase: TrainPhase) -> RunOutcome:
+      phase = first
+      while True:
+        try:
+          phase = story.send(train_phase(phase))
+        except StopIteration as end:
+          return end.value
+
+    return schedule
+
+  return Job(
+    config=experiment.config,
+    seed=experiment.config.seed,
+    data_name=experiment.data_name,
+    data=lambda: experiment.digest(read()),
+    start=start,
+    private=experiment.is_private,
+    noise_seed=experiment.noise_seed,
+    release=experiment.release,
+    over_processes=experiment.over_processes,
+    weights=experiment.weights,
+  )
+
+
 def every(count: int, step: int, num_steps: int) -> int | None:
   """Returns `step` if it is a multiple of `count` or the last step, else None (for `row_at`).
 
@@ -142,6 +266,13 @@ def every(count: int, step: int, num_steps: int) -> int | None:
   [None, 2, None, 4, 5]
   """
   return step if step % count == 0 or step == num_steps else None
+
+
+def told(phase: Phase) -> Story:
+  """Returns the story of a run with one phase, or the end of a story; see `single`."""
+  schedule = single(phase)
+  trained = yield phase
+  return schedule(lambda phase: trained)
 
 
 def single(phase: Phase) -> Schedule:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 from dpjax.experiments.config.unread import Unused
+from dpjax.experiments.run.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,3 +44,27 @@ class RunKind(Kind):
   load_data: Callable[..., tuple[Any, Any]]
   build: Callable[..., Any]
   featured: Callable[[Any, Any], Any]
+
+
+# Class of a config (its module and name) -> its experiment.
+EXPERIMENTS: dict[str, type[Experiment[Any]] | str] = {
+  f"dpjax.experiments.kinds.{config}": f"dpjax.experiments.kinds.{experiment}"
+  for config, experiment in {
+    "pate.config:PateConfig": "pate.build:Pate",
+    "distillation.config:DistillationConfig": "distillation.build:Distillation",
+    "synthesis.config:SynthesisConfig": "synthesis.build:PrivateSynthesis",
+  }.items()
+}
+
+
+def _name(config: type) -> str:
+  return f"{config.__module__}:{config.__qualname__}"
+
+
+def experiment_of(config: Any) -> Experiment[Any] | None:
+  """Returns one run of a config."""
+  found = EXPERIMENTS.get(_name(type(config)))
+  if isinstance(found, str):
+    home, _, name = found.partition(":")
+    found = getattr(importlib.import_module(home), name)
+  return None if found is None else found(config)

@@ -33,6 +33,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.run import (
   checkpoint,
   config_names,
+  kind,
   provenance,
   run_keys,
   writers,
@@ -85,6 +86,9 @@ def job_of(config: Config, data: object = None) -> Job:
     data: data that the function `load_data` of the same module returned. Several runs may share
       them. None: the function `build` loads the data.
   """
+  experiment = kind.experiment_of(config)
+  if experiment is not None:
+    return experiments.job_of(experiment, data)
   package, _, _ = type(config).__module__.rpartition(".")
   try:
     build_module = importlib.import_module(f"{package}.build" if package else "build")
