@@ -21,6 +21,7 @@ from absl import flags
 
 from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
+from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
@@ -30,13 +31,18 @@ from launch import app
 flags.disclaim_key_flags()
 
 _WIDTH = 96  # of --help
-_KINDS: dict[str, Kind] = {}  # flag name -> the kind of config that its file must return
+# Flag name -> the kind of config that its file must return; None: any kind.
+_KINDS: dict[str, Kind | None] = {}
+# Beginning of the default name of a workdir, by the command of the config's kind.
+PREFIXES = {"federate": "fed_", "synthesize": "synthesis_"} | {
+  name: f"{name}_" for name in ("pate", "distill", "secure", "attack")
+}
 
 
 def define(
   name: str = "config",
   *,
-  kind: Kind,
+  kind: Kind | None,
   default: str | None = None,
   help: str = "config file: a Python file whose get_config() returns the config.",
 ) -> None:
@@ -56,11 +62,13 @@ def define(
     flags.mark_flag_as_required(name)
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
+  if kind is not None and any(
+    arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]
+  ):
     # absl prints the docstring of the program for --help, with the program's name in place
     # of %s.
     main = sys.modules["__main__"]
-    text = _fields_in_words(kind.config(), name).replace("%", "%%")
+    text = _fields_in_words(kind.config_class(), name).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
@@ -78,7 +86,9 @@ def get(name: str = "config", **more: Any) -> Any:
       an ill-typed value; one line that names the flag.
   """
   flag_text = str(flags.FLAGS[name].value)
-  file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
+  kind = _KINDS[name]
+  wanted = None if kind is None else kind.config_class
+  file = config = load(flag_text, wanted, name=f"--{name}")
   texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
   steps = fields.override_all(config, texts, name=f"--{name}")
   if steps:
@@ -86,7 +96,7 @@ def get(name: str = "config", **more: Any) -> Any:
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))
-  config, line = switches.of_command_line(file, steps, _KINDS[name])
+  config, line = switches.of_command_line(file, steps, kind or kinds.of(config))
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:
@@ -102,7 +112,7 @@ def meant(word: str) -> str:
   from dpjax.experiments.config import elsewhere  # a mistake alone needs it
 
   for name, kind in _KINDS.items():
-    place = fields.place_of(kind.config(), word)
+    place = None if kind is None else fields.place_of(kind.config_class(), word)
     if place is not None:
       return validate.question(f"--{name}.{place[0]}", place[1])
   # Launchers without a config, such as launch.account, have flags for some fields.
@@ -151,14 +161,13 @@ def _fields_in_words(config: Any, name: str) -> str:
   return "\n".join(lines)
 
 
-def asked(prefix: str = "") -> tuple[Any, str]:
-  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file.
-
-  `prefix`: beginning of the default name of the workdir."""
-  audit = flags.FLAGS["audit"]
-  more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
+def asked() -> tuple[Any, str]:
+  """Returns (config, workdir) of a run. --audit and --noaudit override the audit in the file."""
+  more = dict[str, Any]()
+  if "audit" in flags.FLAGS and flags.FLAGS["audit"].present:
+    more["audit.enabled"] = flags.FLAGS["audit"].value
   config = get("config", **more)
-  return config, workdir(prefix)
+  return config, workdir(PREFIXES.get(kinds.command_of(config), ""))
 
 
 def workdir(prefix: str = "") -> str:
@@ -171,9 +180,9 @@ def workdir(prefix: str = "") -> str:
   return folder_flag
 
 
-def load(path: str, kind: type, *, name: str = "--config") -> Any:
+def load(path: str, kind: type | None, *, name: str = "--config") -> Any:
   """Returns the result of a Python file's `get_config()`. Raises UserError if the file fails, or if
-  the result is no well-typed `kind`.
+  the result is no well-typed `kind` (None: of any kind of run).
 
   A file of configs/ that the current directory lacks is read from the installation of dpjax.
   """
@@ -183,6 +192,8 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   if not callable(get_config):
     raise UserError(f"{at}: the file must define get_config()")
   config = _guarded(get_config, path, at)
+  if kind is None:
+    kind = kinds.of(config).config_class
   if not isinstance(config, kind):
     type_name = type(config).__name__
     raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "

@@ -17,12 +17,12 @@ from configs import mnist_cnn
 from configs.attack import quickstart as attacks
 from configs.radp import proved_mnist
 from configs.sweeps import quickstart as sweep
-from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields, unread
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DataConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import kind as kinds
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.sweeps import (
   attack_table,
@@ -60,7 +60,7 @@ def _command(config, **flags):
     path = path.replace("__", ".")
     now = fields.override(now, path, text)
     steps.append((path, now))
-  return switches.of_command_line(config, steps, all_kinds.of(config))
+  return switches.of_command_line(config, steps, kinds.of(config))
 
 
 def _again(config):
@@ -73,7 +73,7 @@ def _again(config):
 def _words(name, path):
   """What the refusal of a nonsense word offers."""
   config = _CONFIGS[name]
-  return leaf_walk.choices(config, path, all_kinds.of(config).check)
+  return leaf_walk.choices(config, path, kinds.of(config).check)
 
 
 def _walk(name):
@@ -93,7 +93,7 @@ def _faults(error):
 
 def _switch(name, path, word):
   """The switch alone; what it drops changes nothing that runs."""
-  config, check = _CONFIGS[name], all_kinds.of(_CONFIGS[name]).check
+  config, check = _CONFIGS[name], kinds.of(_CONFIGS[name]).check
   try:
     found, line = _command(config, **{path: word})
     check(found)
@@ -106,7 +106,7 @@ def _switch(name, path, word):
   if type(config) in _DESCRIBED:
     again = _again(found)
     assert fields.to_dict(again) == fields.to_dict(found)
-    assert switches.of_command_line(again, [(path, again)], all_kinds.of(again)) == (
+    assert switches.of_command_line(again, [(path, again)], kinds.of(again)) == (
       again,
       "",
     )
@@ -165,7 +165,7 @@ def test_a_switch_of_any_published_config_runs_or_names_what_lacks(name):
 def _refused(field, config, **flags):
   with refuses(field) as caught:
     found, _ = _command(config, **flags)
-    all_kinds.of(found).check(found)
+    kinds.of(found).check(found)
   return str(caught.value)
 
 

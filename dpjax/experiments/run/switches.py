@@ -206,10 +206,10 @@ def of_command_line(
     UserError: one line: a switch makes a field of the file's rows, variants or curves meaningless.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
-  >>> from dpjax.experiments.kinds.central.kind import CENTRAL
+  >>> from dpjax.experiments.run.kind import KINDS
   >>> file = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0))
   >>> plain = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0, method="sgd"))
-  >>> config, line = of_command_line(file, [("privacy.method", plain)], CENTRAL)
+  >>> config, line = of_command_line(file, [("privacy.method", plain)], KINDS["train"])
   >>> config == TrainConfig(privacy=PrivacyConfig(method="sgd"))
   True
   >>> print(line)

@@ -22,9 +22,7 @@ from dpjax.experiments.kinds.attack.config import (
   other,
   unread,
 )
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run.kind import Kind
-from dpjax.experiments.run.loop import Job
+from dpjax.experiments.run.kind import Several
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, listed
@@ -96,18 +94,14 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   Raises:
     UserError: a wrong config; also the errors of `labelled.run_all`.
   """
-  loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
   # Central and federated runs share one cache, so that it holds only one data set at a time.
-  last = engine.LastData(lambda attacked: loader(attacked)(attacked))
-
-  def job(run: AttackConfig) -> Job:
-    return build.build(run, build.named(run, last, attacked_config(run)))
+  last = engine.LastData(build.load_attacked)
 
   return labelled.run_all(
     config,
     points(config),
     workdir,
-    job=job,
+    load=lambda run: build.named(run, last, attacked_config(run)),
     write=table.write,
     tell=table.summary,
     unreleased=cost.NOT_RELEASED,
@@ -129,10 +123,25 @@ def _unread_of_table(config: AttackConfig) -> Unused:
   return rows | ({"beside": "a row of that name"} if strange else {})
 
 
-ATTACK = Kind(
-  config=AttackConfig,
-  launcher="launch.attack",
-  check=points,
-  unread=_unread_of_table,
-  columns=("rows",),
-)
+class AttackTable(Several[AttackConfig]):
+  """All attacks of a config: its rows, or the one that it describes."""
+
+  columns = ("rows",)
+
+  def check(self) -> None:
+    points(self.config)
+
+  def unread(self) -> Unused:
+    return _unread_of_table(self.config)
+
+  def run(self, workdir: str) -> list[Row]:
+    return run_all(self.config, workdir)
+
+  def report(self, workdir: str, rows: list[Row]) -> str:
+    table = (pathlib.Path(workdir) / "attacks.md").read_text()
+    return f"{table}wrote {workdir}/attacks.md, attacks.csv, attacks.png"
+
+  def alarm(self, rows: list[Row]) -> str:
+    above = [row["name"] for row in rows if is_above(row)]
+    names = ", ".join(above)
+    return f"above the line that a guarantee allows: {names}" if above else ""

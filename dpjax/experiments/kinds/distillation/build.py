@@ -17,10 +17,11 @@ from flax import linen as nn
 
 from dpjax import data as data_lib
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds, named_data, public_pool
-from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
+from dpjax.experiments.kinds.distillation.config import DistillationConfig, check, unread
 from dpjax.experiments.run import guarantee, left_out, sizes, writers
-from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, told
+from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
 from dpjax.types import Array
@@ -57,6 +58,9 @@ class Distillation(Experiment[DistillationConfig]):
   def check(self) -> None:
     check(self.config)
 
+  def unread(self) -> Unused:
+    return unread(self.config)
+
   def data(self) -> tuple[Any, Any]:
     """Returns (private data, public data)."""
     return named_data.load(self.config)
@@ -82,7 +86,7 @@ class Distillation(Experiment[DistillationConfig]):
     )
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    return told(_phase(self.config, *data, keys))
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.

@@ -18,13 +18,14 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
+from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
-from dpjax.experiments.kinds.pate.config import PateConfig, check
+from dpjax.experiments.kinds.pate.config import PateConfig, check, unread
 from dpjax.experiments.run import guarantee, left_out, pieces, sizes, writers
-from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, told
+from dpjax.experiments.run.experiment import Experiment, Phase, Scores, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
@@ -50,6 +51,9 @@ class Pate(Experiment[PateConfig]):
 
   def check(self) -> None:
     check(self.config)
+
+  def unread(self) -> Unused:
+    return unread(self.config)
 
   def data(self) -> tuple[data_lib.Dataset, data_lib.Dataset]:
     """Returns (private data, public data) without features."""
@@ -83,7 +87,7 @@ class Pate(Experiment[PateConfig]):
     counts = np.asarray(votes.state["counts"])
     student = _Student(config, sides, public)
     queries = _queries_phase(config, sides, counts, keys, promised, student)
-    return (yield from told(queries))
+    return (yield from single(queries))
 
 
 def _guarantee(config: PateConfig, sides: _Sides) -> Guarantee:

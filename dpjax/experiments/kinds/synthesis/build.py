@@ -20,15 +20,17 @@ from dp_accounting import NoOpDpEvent
 
 from dpjax.accounting import DpEvent
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
   WassersteinGan,
   check,
+  unread,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee, left_out, writers
-from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, told
+from dpjax.experiments.run.experiment import Experiment, Phase, Story, every, single
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.key_uses import KeyUse, key_for
@@ -47,6 +49,9 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
   def check(self) -> None:
     check(self.config)
 
+  def unread(self) -> Unused:
+    return unread(self.config)
+
   def data(self) -> tuple[Any, Any]:
     """Returns (private data, public test data)."""
     return named_data.load(self.config)
@@ -61,7 +66,7 @@ class PrivateSynthesis(Experiment[SynthesisConfig]):
     )
 
   def train(self, data: Any, keys: RunKeys) -> Story:
-    return told(_phase(self.config, *data, keys))
+    return single(_phase(self.config, data[0], data[1], keys))
 
 
 # Some errors arise only with the data. The decorator makes them name the config's fields.
