@@ -30,11 +30,21 @@ from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import checkpoint, kind, writers
-from dpjax.experiments.run import experiment as experiments
 from dpjax.experiments.run.experiment import Experiment as Experiment
 from dpjax.experiments.run.experiment import Outcome as Outcome
 from dpjax.experiments.run.experiment import Phase as Phase
-from dpjax.experiments.run.experiment import Result, Scores, Trained
+from dpjax.experiments.run.experiment import (
+  Result,
+  Scores,
+  Trained,
+  begun,
+  begun_story,
+  checked,
+  checked_phase,
+  digest_of,
+  scored,
+  stepped,
+)
 from dpjax.experiments.run.experiment import Story as Story
 from dpjax.experiments.run.experiment import every as every
 from dpjax.experiments.run.experiment import single as single
@@ -106,7 +116,7 @@ def run(
     PeerLost: another process of this run has ended.
   """
   with fields.own_names(getattr(experiment, "config", None)):
-    experiments.checked(experiment)
+    checked(experiment)
     _check_processes(experiment)
     folder = Folder(experiment, pathlib.Path(workdir), on_save)
     if folder.result is None:
@@ -117,13 +127,13 @@ def run(
       # The checkpoints were removed, and nothing tells which data were used.
       return folder.finished()
     loaded = experiment.data() if data is None else data
-    digest = experiments.digest_of(experiment, loaded)
+    digest = digest_of(experiment, loaded)
     keys = folder.admit(digest, experiment.weights())
     if keys is None:
       return folder.finished()
     # A run that is refused before its first phase claims no folder.
     loaded = experiment.with_features(loaded) if data is None else loaded
-    story, phase = experiments.begun_story(experiment, loaded, keys)
+    story, phase = begun_story(experiment, loaded, keys)
     # What the story reads no more, such as the inputs behind features, may leave the memory.
     del loaded
     with folder.taken():
@@ -270,10 +280,10 @@ class Running:
   """A running phase: its state, ledger, step, metrics and checkpoints."""
 
   def __init__(self, phase: Phase, folder: Folder):
-    self.phase = experiments.checked_phase(phase)
+    self.phase = checked_phase(phase)
     self.folder = folder
     self.metrics = None
-    self.state = experiments.begun(phase)
+    self.state = begun(phase)
     self._structure = jax.tree.structure(self.state)
     self.ledger = Ledger()
     self.step = 0
@@ -395,7 +405,7 @@ class Running:
 
   def take(self, returned: Any) -> Any:
     """Takes over what `Phase.step` returned, (state, info). Returns info."""
-    self.state, info = experiments.stepped(returned, self._structure)
+    self.state, info = stepped(returned, self._structure)
     return info
 
   def charge(self) -> None:
@@ -416,7 +426,7 @@ class Running:
     """Returns the scores, and epsilon of the steps so far unless there is no guarantee. Epsilon
     takes as long to compute as for a whole run."""
     phase = self.phase
-    row = experiments.scored(phase, self.state)
+    row = scored(phase, self.state)
     self.scored = self.step, dict(row)
     if phase.guarantee is None or phase.guarantee.kind == "none":
       return row
