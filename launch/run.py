@@ -59,6 +59,8 @@ def main(*words: str) -> None:
   if "target" in flags.FLAGS:
     app.refuse_given(("target",), "--dry_run")
   if isinstance(whole, Several):
+    if many is not None:
+      raise UserError("--coordinator: must be of a config of one run, not of several")
     return _several(whole, workdir)
   saved = list[int]()
 
